@@ -201,7 +201,7 @@ def test_an_interrupted_sweep_keeps_its_measurements() -> None:
 
 def test_unknown_layers_and_damaged_files_are_refused(tmp_path: Path) -> None:
     for layers in (["bixt", "mamba"], []):
-        with pytest.raises(UsageError, match="layers must be some of bixt, vit, vit-explicit"):
+        with pytest.raises(UsageError, match="layers must be one or more of bixt, vit, vit-explicit"):
             begin("BiXT", layers, setting=SETTING, call=CALL, limits=LIMITS, bars={})
     path = tmp_path / "bixt.json"
     path.write_text("{")

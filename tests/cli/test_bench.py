@@ -129,9 +129,9 @@ def test_interrupted_it_keeps_and_shows_what_was_measured(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sizes", "196;784"], "positive integers, separated by commas"),
+        (["--sizes", "196;784"], "positive integers separated by commas"),
         (["--sizes", "0"], "positive integers"),
-        (["--against", "mamba"], "layers must be some of bixt, vit, vit-explicit, not mamba"),
+        (["--against", "mamba"], "layers must be one or more of bixt, vit, vit-explicit, not mamba"),
         (["--repeats", "0"], "--repeats"),
         (["--out", "bixt.png"], "--out must end in .json"),
     ],

@@ -128,8 +128,8 @@ def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([path, tmp_path / "o.pth"], 2, "ends in .safetensors"),
         ([path, tmp_path / "folder.safetensors", *HOST, "--overwrite"], 2, "is a folder; pass a file name"),
         ([path, path / "o.safetensors", *HOST], 1, "a.pth.tar"),
-        ([tmp_path / "none.pth", out], 2, "no such file of weights"),
-        ([tmp_path / "empty.pth", out], 1, "empty.pth holds no named tensors"),
+        ([tmp_path / "none.pth", out], 2, "no such file; pass a weights file"),
+        ([tmp_path / "empty.pth", out], 1, "empty.pth has no weights of a host: no named tensors"),
         ([trap, out], 1, "trap.pth contains Python objects besides tensors (pathlib."),
     ):
         assert run(["convert", *arguments]) == code, message

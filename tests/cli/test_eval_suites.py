@@ -117,7 +117,7 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--limit", 3], 2, "--limit needs --suite"),
         (["--suite", "noise", "--weights", "ema"], 1, "keeps no moving average"),
         (["--suite", "noise", "--data", tmp_path / "nowhere"], 1, "nowhere"),
-        (["--suite", "noise="], 2, "give a folder after the ="),
+        (["--suite", "noise="], 2, "the folder after = is missing"),
     ):
         assert call("eval", run, *arguments) == code
         shown = capsys.readouterr()

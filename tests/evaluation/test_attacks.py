@@ -97,10 +97,10 @@ def test_the_gradient_of_a_sure_model_does_not_vanish_under_autocast() -> None:
 @pytest.mark.parametrize(
     ("pixels", "epsilon", "steps", "message"),
     [
-        (torch.full((1, 3), 2.0), 0.1, 1, "unnormalized"),
-        (torch.full((1, 3), torch.nan), 0.1, 1, "unnormalized"),
-        (torch.rand(1, 3), -0.1, 1, "0 or more"),
-        (torch.rand(1, 3), 0.1, 0, "steps=0"),
+        (torch.full((1, 3), 2.0), 0.1, 1, "before normalization"),
+        (torch.full((1, 3), torch.nan), 0.1, 1, "before normalization"),
+        (torch.rand(1, 3), -0.1, 1, "must not be negative"),
+        (torch.rand(1, 3), 0.1, 0, "steps must be at least 1"),
     ],
 )
 def test_what_cannot_be_attacked(pixels: Tensor, epsilon: float, steps: int, message: str) -> None:

@@ -47,13 +47,13 @@ def test_patches_that_score_highest_go() -> None:
 @pytest.mark.parametrize(
     ("patch", "scores", "share", "message"),
     [
-        (5, (1, 4), 0.5, "images of 8 x 8 are not divisible into patches"),
-        (4, (1, 5), 0.5, "do not match 2 x 2 patches of 1 images"),
+        (5, (1, 4), 0.5, "8 x 8 is not divisible by the patch size"),
+        (4, (1, 5), 0.5, "for 2 x 2 patches of 1 images"),
         (4, (1, 4), 1.5, "between 0 and 1"),
     ],
 )
 def test_what_cannot_be_dropped(patch: int, scores: tuple[int, int], share: float, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         drop_patches(torch.rand(1, 3, 8, 8), torch.rand(scores), share=share, patch=patch)
-    with pytest.raises(UsageError, match="side=2"):
+    with pytest.raises(UsageError, match="side must be between 0 and 1"):
         hide_center(torch.rand(1, 3, 8, 8), side=2)

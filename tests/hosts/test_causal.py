@@ -113,14 +113,14 @@ def test_bi_directional_attention_is_refused_with_the_reason(reader: Reader, spe
     where = "blocks.1" if "blocks.1" in spec else "blocks.0"
     with pytest.raises(
         attngraft.HostError,
-        match=f"{where}.*must not see later ones, and the softmax over queries does; horizontal and vertical",
+        match=f"{where}.*must not see later ones, but the softmax over queries does; use horizontal or vertical",
     ):
         verb(reader, spec)
     assert_same_host(reader, before)
 
 
 def test_averages_are_refused_too(reader: Reader) -> None:
-    with pytest.raises(attngraft.HostError, match="must not see later ones, and this averages over all"):
+    with pytest.raises(attngraft.HostError, match="must not see later ones, but this graft averages over all"):
         attngraft.graft(reader, "cb(at=attention)")
 
 

@@ -282,9 +282,9 @@ def test_initial_values() -> None:
     ("variant", "reason"),
     [
         ({"weight": 1.5}, "weight \\(lambda\\)"),
-        ({"weight": 0.0, "learned": True}, "never 0"),
+        ({"weight": 0.0, "learned": True}, "cannot start at weight=0"),
         ({"identity": True, "norm": True}, "mutually exclusive"),
-        ({"identity": True, "weight": 0.0}, "weight=0 has none"),
+        ({"identity": True, "weight": 0.0}, "weight=0 omits"),
         ({"separate": True, "weight": 0.0}, "leaves nothing of the host's attention"),
         ({"order": "inverse_then_self", "identity": True}, "identity .* does not mix them"),
         ({"order": "self_then_inverse", "weight": 0.3}, "weight .* does not mix them"),
@@ -304,5 +304,5 @@ def test_choices_that_do_not_go_together(variant: dict[str, Any], reason: str) -
 def test_widths_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="the width 12 is not divisible by 5 heads"):
         BidirectionalAttention(12, 5)
-    with pytest.raises(UsageError, match="do not make the width 12"):
+    with pytest.raises(UsageError, match="do not add up to the width 12"):
         BidirectionalAttention(12, 2, value_dim=5, variant=Variant(order="self_then_inverse"))

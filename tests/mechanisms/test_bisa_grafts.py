@@ -111,10 +111,10 @@ def test_notes_say_what_batch_norm_makes_of_a_variant() -> None:
     def notes(geometry: AttentionGeometry, **options: Any) -> str:
         return " ".join(kind.notes(geometry, "mix", kind.Options(**options)))
 
-    assert "running statistics blend both" in notes(normed, order="self_then_inverse")
+    assert "running statistics mix both" in notes(normed, order="self_then_inverse")
     assert "running statistics" not in notes(plain, order="self_then_inverse") + notes(normed)
     assert "with a zero hypernetwork" in notes(plain, identity=True, separate=True)
-    assert "zero norm behind the branch's own projection" in notes(normed, identity=True, separate=True)
+    assert "zero norm after the branch's own projection" in notes(normed, identity=True, separate=True)
 
 
 def test_the_running_statistics_of_an_order_blend_both_branches() -> None:
@@ -175,9 +175,9 @@ def test_the_graft_on_a_shifted_swin_block_is_the_layer_of_the_vector() -> None:
     ("changes", "reason"),
     [
         ({"causal": True}, "must not see later ones"),
-        ({"padded": True}, "hold padding"),
-        ({"cross": True}, "choose sites of self-attention"),
-        ({"query_tokens": 4}, "subsamples"),
+        ({"padded": True}, "contain padding"),
+        ({"cross": True}, "choose self-attention sites"),
+        ({"query_tokens": 4}, "subsampled"),
     ],
 )
 def test_sites_that_refuse(name: str, changes: dict[str, Any], reason: str) -> None:

@@ -82,7 +82,9 @@ def test_a_class_token_is_needed(name: str, options: dict[str, str]) -> None:
 def test_causal_and_padded_hosts_are_refused(name: str, kind: str) -> None:
     site = MlpGeometry(dim=32, hidden=128, prefix=CLASS, **{kind: True})
     graft_type = graft_types()[name]
-    assert "horizontal and vertical mix no tokens" in graft_type.refusal(site, "mlp.end", graft_type.Options())
+    assert "use horizontal or vertical, which do not mix tokens" in graft_type.refusal(
+        site, "mlp.end", graft_type.Options()
+    )
 
 
 def test_a_class_token_alone_is_its_own_context() -> None:

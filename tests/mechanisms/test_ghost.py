@@ -121,7 +121,7 @@ def test_what_windows_hide_stays_hidden() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("ghost(parts=0)", "parts must be 1 or more"), ("ghost(mul=0, add=0)", "leaves nothing of the ghost head")],
+    [("ghost(parts=0)", "parts must be 1 or more"), ("ghost(mul=0, add=0)", "disables the ghost head")],
 )
 def test_options_that_make_no_sense_are_refused(spec: str, reason: str) -> None:
     with pytest.raises(GraftSpecError, match=reason):
@@ -129,7 +129,7 @@ def test_options_that_make_no_sense_are_refused(spec: str, reason: str) -> None:
 
 
 def test_sites_that_cannot_take_it_say_why() -> None:
-    with pytest.raises(HostError, match="3 ghost heads cannot share the 8 channels of a head"):
+    with pytest.raises(HostError, match="the 8 channels of a head are not divisible by parts=3"):
         attngraft.graft(vit(), "ghost(parts=3)")
     size = {"img_size": 24, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 3}
     with pytest.raises(HostError, match="its heads are mixed after the softmax"):

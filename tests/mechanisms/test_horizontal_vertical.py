@@ -165,7 +165,7 @@ def test_attention_refuses() -> None:
         Attention(24, 5)
     with pytest.raises(UsageError, match="fused=False"):
         attention(fused=True)(x, x)
-    with pytest.raises(UsageError, match="not causal"):
+    with pytest.raises(UsageError, match="causal=False"):
         attention()(x, x, causal=True)
 
 
@@ -179,7 +179,7 @@ def test_decoder_layer_looks_back_and_at_memory() -> None:
     padding[0, 4:] += 1
     assert torch.equal(layer(later, memory, memory_visible=visible, causal=True)[:, :3], out[:, :3])
     torch.testing.assert_close(layer(x, padding, memory_visible=visible, causal=True), out)
-    with pytest.raises(UsageError, match="a decoder layer takes memory"):
+    with pytest.raises(UsageError, match="a decoder layer requires memory"):
         layer(x)
 
 

@@ -19,7 +19,7 @@ def test_one_name() -> None:
     assert found.attention == "Attention"
     assert found.takes == ("horizontal", "bisa")
     assert list(found.reasons) == ["bisa"]
-    assert "it subsamples" in found.reasons["bisa"]
+    assert "queries are subsampled" in found.reasons["bisa"]
 
 
 def test_names_that_do_not_attend_are_not_counted() -> None:

@@ -52,7 +52,9 @@ def test_an_unknown_tag_lists_the_known_ones() -> None:
 
 def test_a_model_without_weights_lists_similar_ones_with_weights() -> None:
     name = "vit_relpos_small_patch16_rpn_224"
-    with pytest.raises(HostError, match=rf"has no weights for {name} \(it has some for vit_relpos_small_patch16_224"):
+    with pytest.raises(
+        HostError, match=rf"has no weights for {name} \(but it has weights for vit_relpos_small_patch16_224"
+    ):
         attngraft.create_model(name, pretrained=True)
 
 

@@ -30,7 +30,7 @@ def test_sites_hook_points_and_grafts() -> None:
     assert "windows" in attention.missing["attn.window"]
     assert found.grafts is not None
     assert found.grafts["bisa"].taken == ("stages.0.blocks.0.attn", "stages.1.blocks.0.attn")
-    assert "subsamples" in found.grafts["bisa"].refused["stages.1.downsample.attn_downsample"]
+    assert "subsampled" in found.grafts["bisa"].refused["stages.1.downsample.attn_downsample"]
     assert str(found.grafts["horizontal"]) == "3 of 3"
     assert not found.unread
 

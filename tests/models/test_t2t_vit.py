@@ -250,7 +250,7 @@ def test_intermediates() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"splits": [[3, 2, 1]]}, "three times"),
+        ({"splits": [[3, 2, 1]]}, "three entries"),
         ({"token_attention": "performers"}, "'performer' or 'transformer'"),
         ({"token_width": 5}, "even number"),
         ({"img_size": 1, "splits": ((3, 2, 0),) * 3}, "too small"),

@@ -175,7 +175,9 @@ class Trap:
 
 def test_a_pickle_that_holds_more_than_tensors_is_not_read(tmp_path: Path) -> None:
     torch.save({"state_dict": {}, "extra": Trap()}, tmp_path / "trap.pth")
-    with pytest.raises(HostError, match=r"could run any code, so it is refused.*torch\.save\(model\.state_dict\(\)"):
+    with pytest.raises(
+        HostError, match=r"could run arbitrary code, so it is refused.*torch\.save\(model\.state_dict\(\)"
+    ):
         read_weights(tmp_path / "trap.pth")
     torch.save(make(), tmp_path / "model.pth")
     with pytest.raises(HostError, match="Python objects besides tensors"):
@@ -194,7 +196,7 @@ def test_a_pickle_that_holds_more_than_tensors_is_not_read(tmp_path: Path) -> No
         ("a.pth", b"PK\x03\x04 and no more", r"a\.pth is damaged, or not a torch file"),
         ("a.bin", b"<html>404 not found</html>", r"a\.bin is damaged, or not a torch file|besides tensors"),
         ("a.txt", b"text", r"cannot read weights from \.txt files, only from \.safetensors"),
-        ("a.pth", None, "no such file of weights"),
+        ("a.pth", None, "no such file; pass a weights file"),
     ],
 )
 def test_files_that_are_no_weights(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
@@ -214,7 +216,7 @@ def test_torch_files_without_named_tensors(tmp_path: Path, value: Any) -> None:
 def test_folders_stand_for_the_weights_in_them(tmp_path: Path) -> None:
     run, model = tmp_path / "run", make(seed=1)
     (run / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"run is a folder without checkpoints/best\.safetensors or"):
+    with pytest.raises(UsageError, match=r"run has no checkpoints/best\.safetensors or"):
         read_weights(run)
     saved(model, run / "other.safetensors")
     with pytest.raises(UsageError, match=r"it contains other\.safetensors: pass one of them"):
@@ -240,7 +242,7 @@ def test_grafts_in_a_file_must_match(tmp_path: Path) -> None:
             load(path, graft=other)
     only = {name: value for name, value in model.state_dict().items() if ".grafts." in name}
     safetensors.torch.save_file(only, tmp_path / "grafts.safetensors")
-    with pytest.raises(HostError, match=r"holds only grafts \(attngraft\.load_grafts reads such a file\)"):
+    with pytest.raises(HostError, match=r"has no weights of a host: only grafts; use attngraft\.load_grafts"):
         read_weights(tmp_path / "grafts.safetensors")
 
 

@@ -132,7 +132,7 @@ def test_pretrained_is_shared_and_a_file_of_weights_is_not(tmp_path: Path) -> No
     assert host_of({}, pretrained=True)["pretrained"] is True
     assert host_of({"pretrained": False}, pretrained=True)["pretrained"] is False
     assert host_of({"weights": "b.pth"}, pretrained=True) == {**DEIT, "pretrained": False, "weights": "b.pth"}
-    with pytest.raises(ConfigError, match=r"deit_tiny_patch16_224: the study's own starts from a\.pth.*`weights:`"):
+    with pytest.raises(ConfigError, match=r"deit_tiny_patch16_224: the study's host starts from a\.pth.*`weights:`"):
         host_of({}, weights="a.pth")
     assert host_of({"pretrained": False}, weights="a.pth")["weights"] is None
     assert host_of({"weights": "b.pth"}, weights="a.pth")["weights"] == "b.pth"
@@ -155,7 +155,10 @@ def test_weights_of_another_host_are_fitted_before_anything_trains(tmp_path: Pat
             "the variant other: there is no model 'deit_tony_patch16_224'.*deit_tiny_patch16_224",
         ),
         ({**DEIT, "args": {"depth": -1, "dept": 3}}, "the variant other: timm cannot create deit_tiny.*dept"),
-        ("deit_tiny_patch16_224", r"other takes inputs of 3x224x224.* of 3x16x16.*\{img_size: 16\}.*\[3, 16, 16\]"),
+        (
+            "deit_tiny_patch16_224",
+            r"other takes inputs of 3x224x224.* inputs of 3x16x16.*\{img_size: 16\}.*\[3, 16, 16\]",
+        ),
         ({**DEIT, "args": {**DEIT["args"], "in_chans": 1}}, r"of 1x16x16, .* of 3x16x16.*\{in_chans: 3\}"),  # type: ignore[dict-item]
         (HOST, "baseline and other are the same model"),
     ],
@@ -229,14 +232,14 @@ def test_a_host_that_changed_under_its_name_is_no_run_of_the_study(tmp_path: Pat
     begun = len(trainer.calls)
     for changed in (against(2), against(1, "cb_s")):
         with pytest.raises(
-            TrainingError, match=r"other.seed0: the run .* another recipe: (host\.args\.depth \(1 -> 2\)|graft)"
+            TrainingError, match=r"other.seed0: the run .* a different recipe: (host\.args\.depth \(1 -> 2\)|graft)"
         ):
             compare(changed, tools=tools(trainer))
         with pytest.raises(
-            TrainingError, match=r"other.seed0: this run is of deit_tiny.*depth: 1.*--report-only --out"
+            TrainingError, match=r"other.seed0: this run trained deit_tiny.*depth: 1.*--report-only --out"
         ):
             report_only(changed, tools=tools(trainer))
-    with pytest.raises(TrainingError, match=r"other.seed0: this run is of deit_tiny.*variant other is cb_s: report"):
+    with pytest.raises(TrainingError, match=r"other.seed0: this run trained deit_tiny.*variant other is cb_s; report"):
         report_only(study(tmp_path, grafts=[{"name": "other", "spec": "cb_s"}]), tools=tools(trainer))
     assert len(trainer.calls) == begun
     assert report_only(against(1), tools=tools(trainer)).variants[1].host == DEIT

@@ -166,13 +166,13 @@ def test_an_interruption_is_exit_code_130(
         (["--graft", "cb_s", "--out", "x", "--host-arg", "depth"], "--host-arg"),
         (["--report-only", "--out", "nowhere"], "study.yaml"),
         (["--study", "nowhere.yaml"], "nowhere.yaml"),
-        (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs: at least 1"),
+        (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs must be at least 1"),
         (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "mutually exclusive"),
         (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "require --ray"),
         (["--graft", "cb_s", "--out", "x", "--retries", "1"], "--jobs or --ray"),
         (["--against", "3", "--out", "x"], "--against 3: write HOST"),
         ([*HOST, "--against", "resnet10", "--data", "digits", "--out", "x"], "the variant resnet10: there is no model"),
-        (["--graft", "cb_s", "--out", "x", "--halving", "1"], "halving: expected a factor from 2 on"),
+        (["--graft", "cb_s", "--out", "x", "--halving", "1"], "halving: expected a factor of at least 2"),
     ],
 )
 def test_usage_errors_are_exit_code_2(

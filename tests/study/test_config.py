@@ -143,5 +143,5 @@ def test_weights_of_the_recipes_host_fit_no_other(tmp_path: Path) -> None:
 
 def test_both_kinds_of_weights_are_refused(tmp_path: Path) -> None:
     config = study(tmp_path, host={"weights": "mine.pth", "pretrained": True})
-    with pytest.raises(ConfigError, match=r"host\.weights: excludes pretrained: true"):
+    with pytest.raises(ConfigError, match=r"host\.weights: cannot be combined with pretrained: true"):
         config.recipe_of(config.variants[0], 0)

@@ -129,7 +129,7 @@ def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weight
             1,
             "blocks.0.mlp.fc1.weight (96, 24) where (48, 24) fits",
         ),
-        (("--weights", "{weights}", "--pretrained"), 2, "host.weights: excludes pretrained: true"),
+        (("--weights", "{weights}", "--pretrained"), 2, "host.weights: cannot be combined with pretrained: true"),
         (
             ("--weights", "{weights}", "--train", "grafts"),
             2,

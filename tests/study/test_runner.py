@@ -133,12 +133,12 @@ def test_a_time_budget_decides_the_epochs_and_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_time_budget_that_is_too_small(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not suffice for one epoch: 6 runs of one epoch take about 18 s"):
+    with pytest.raises(UsageError, match="is too short for one epoch: 6 runs of one epoch take about 18 s"):
         compare(study(tmp_path, time_budget="15s"), tools=tools(FakeTrainer(), epoch_seconds=2.0))
 
 
 def test_only_one_process_works_on_a_study(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(TrainingError, match="at work in this folder"):
+    with locked(tmp_path), pytest.raises(TrainingError, match="another run is using this folder"):
         compare(study(tmp_path), tools=tools(FakeTrainer()))
 
 

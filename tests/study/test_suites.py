@@ -211,13 +211,13 @@ def test_calibration_by_brute_force() -> None:
 
 def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path: Path) -> None:
     trainer = FakeTrainer()
-    with pytest.raises(UsageError, match="there is no suite 'fgms'.*did you mean fgsm"):
+    with pytest.raises(UsageError, match="unknown suite 'fgms'.*did you mean fgsm"):
         study(tmp_path, suites=["fgms"])
     with pytest.raises(DataError, match="suite v2: download imagenetv2-matched-frequency"):
         compare(study(tmp_path, suites=["v2"]), tools=tools(trainer))
-    with pytest.raises(DataError, match="there is no such folder"):
+    with pytest.raises(DataError, match="no such folder"):
         compare(study(tmp_path, suites=[f"a={tmp_path / 'nowhere'}"]), tools=tools(trainer))
-    with pytest.raises(DataError, match="suite clean=.*nowhere: there is no such folder or file"):
+    with pytest.raises(DataError, match="suite clean=.*nowhere: no such folder or file"):
         compare(study(tmp_path, suites=[f"clean={tmp_path / 'nowhere'}"]), tools=tools(trainer))
     assert trainer.calls == []
 

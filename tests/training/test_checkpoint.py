@@ -42,7 +42,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="cannot be read"):
         load_weights(path, nn.Linear(2, 2))
     save_weights(path, nn.Linear(2, 3).state_dict(), {})
-    with pytest.raises(TrainingError, match="of another model"):
+    with pytest.raises(TrainingError, match="belong to a different model"):
         load_weights(path, nn.Linear(2, 2))
     path.write_bytes(path.read_bytes()[:-3])
     with pytest.raises(TrainingError, match="cannot be read"):

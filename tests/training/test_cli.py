@@ -115,9 +115,9 @@ def test_what_a_run_starts_from_and_what_it_trains(
     ("arguments", "code", "message"),
     [
         (("--set", "optimizer.lrr=1"), 2, "did you mean lr?"),
-        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file of weights"),
-        (("--weights", "a.pth", "--pretrained"), 2, "host.weights: excludes pretrained: true"),
-        (("--train", "grafts"), 2, "train.parameters: is grafts, and there is no graft to train"),
+        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file; pass a weights file"),
+        (("--weights", "a.pth", "--pretrained"), 2, "host.weights: cannot be combined with pretrained: true"),
+        (("--train", "grafts"), 2, "train.parameters: is grafts, but the recipe has no graft to train"),
         (("--recipe", "digitz"), 2, "did you mean digits?"),
         (("--data", "./nowhere"), 1, "nowhere"),
         (("--graft", "cbs"), 2, "did you mean"),

@@ -63,7 +63,5 @@ def test_the_host_says_how_large_the_images_are(name: str, size: int, crop: floa
 def test_fine_tuning_needs_maps() -> None:
     recipe = load_recipe("elsa-volo-384", ["task.token_labels.maps=null", "task.data.source=digits"])
     section = {name: value for name, value in recipe.task.items() if name != "name"}
-    with pytest.raises(
-        ConfigError, match=re.escape("task.token_labels.with_ground_truth: mixes label maps with labels")
-    ):
+    with pytest.raises(ConfigError, match=re.escape("task.token_labels.with_ground_truth: requires label maps")):
         load_task(recipe.task["name"]).from_config(section, seed=0)

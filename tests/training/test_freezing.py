@@ -132,17 +132,23 @@ def test_nothing_to_train_is_said(sections: dict[str, Any], message: str) -> Non
     [
         (
             {"train": {"parameters": "grafts"}},
-            r"train\.parameters: is grafts, and there is no graft.*use grafts\+head",
+            r"train\.parameters: is grafts, but the recipe has no graft.*use grafts\+head",
         ),
-        ({"train": {"first": {"parameters": "grafts"}}}, r"train\.first\.parameters: is grafts, and there is no graft"),
+        (
+            {"train": {"first": {"parameters": "grafts"}}},
+            r"train\.first\.parameters: is grafts, but the recipe has no graft",
+        ),
         (
             {"train": {"parameters": "head", "first": {"parameters": "head"}}},
-            r"train\.first\.parameters: must be fewer than train\.parameters \(head\), is head",
+            r"train\.first\.parameters: must be fewer than train\.parameters \(head\); got head",
         ),
-        ({"train": {"first": {"epochs": 2}}}, r"train\.first\.epochs: must be less than schedule\.epochs \(2\), is 2"),
+        ({"train": {"first": {"epochs": 2}}}, r"train\.first\.epochs: must be less than schedule\.epochs \(2\); got 2"),
         ({"train": {"first": {"epochs": 0}}}, r"train\.first\.epochs: must be at least 1"),
         ({"train": {"parameters": "heads"}}, r"train\.parameters: 'heads' is not a choice.*did you mean head"),
-        ({"host": {"pretrained": True, "weights": "a.pth"}}, r"host\.weights: excludes pretrained: true"),
+        (
+            {"host": {"pretrained": True, "weights": "a.pth"}},
+            r"host\.weights: cannot be combined with pretrained: true",
+        ),
     ],
 )
 def test_choices_that_make_no_sense_are_refused(sections: dict[str, Any], message: str) -> None:

@@ -68,7 +68,7 @@ class TestWithoutLocksOfTheSystem:
 
     def test_other_hosts_are_asked_about(self, tmp_path: Path) -> None:
         leave(tmp_path, process=DEAD, host="elsewhere")
-        with pytest.raises(FolderBusy, match=r"host elsewhere was at work .* delete .*\.lock"), locked(tmp_path):
+        with pytest.raises(FolderBusy, match=r"host elsewhere was using .* delete .*\.lock"), locked(tmp_path):
             pass
 
 

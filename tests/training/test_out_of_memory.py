@@ -43,7 +43,7 @@ def test_the_largest_micro_batch_that_fits_is_named(tmp_path: Path, memory: Memo
     with pytest.raises(
         OutOfMemory,
         match=r"a batch of 16 examples .* update \(CUDA out of memory\. Tried to allocate 2\.00 GiB\.\)\. "
-        r"4 fit: use --set train\.accumulate=4, which leaves updates as they are, or --auto-batch",
+        r"4 fit: use --set train\.accumulate=4, which does not change updates, or --auto-batch",
     ) as caught:
         train(toy_recipe(), tmp_path, progress=Silent())
     assert caught.value.fits == {"accumulate": 4}
@@ -98,9 +98,9 @@ def test_a_lack_in_mid_run_goes_on_from_the_last_checkpoint(tmp_path: Path, memo
 
 def test_a_begun_run_may_be_let_choose(tmp_path: Path, memory: Memory) -> None:
     memory(training=5, call=6)
-    with pytest.raises(OutOfMemory, match=r"4 fit \(train\.accumulate=4, .*\): repeat the command with --auto-batch"):
+    with pytest.raises(OutOfMemory, match=r"4 fit \(train\.accumulate=4, .*\): rerun the command with --auto-batch"):
         train(toy_recipe(), tmp_path, progress=Silent())
-    with pytest.raises(TrainingError, match=r"another recipe: train\.accumulate \(1 -> 4\)"):
+    with pytest.raises(TrainingError, match=r"a different recipe: train\.accumulate \(1 -> 4\)"):
         train(toy_recipe(train={"accumulate": 4}), tmp_path, progress=Silent())
     train(toy_recipe(train={"auto_batch": True}), tmp_path, progress=Silent())
     assert read_run(tmp_path).recipe.train.accumulate == 4

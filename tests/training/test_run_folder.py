@@ -47,7 +47,7 @@ def test_only_what_has_saved_something_keeps_its_recipe(tmp_path: Path) -> None:
     run.write_metrics([])
     run.refuse_other_recipe(other)
     run.write_metrics([{"epoch": 1, "seconds": 1.0}])
-    with pytest.raises(TrainingError, match=r"another recipe: optimizer\.lr"):
+    with pytest.raises(TrainingError, match=r"a different recipe: optimizer\.lr"):
         run.refuse_other_recipe(other)
 
 
@@ -86,7 +86,10 @@ def test_predictions_hold_plain_arrays(tmp_path: Path) -> None:
 
 def test_a_lock_keeps_others_of_this_process_out_and_is_given_back(tmp_path: Path) -> None:
     with locked(tmp_path):
-        with pytest.raises(TrainingError, match="another run is at work"), locked(tmp_path / "." / "x" / ".."):
+        with (
+            pytest.raises(TrainingError, match="another run is using this folder"),
+            locked(tmp_path / "." / "x" / ".."),
+        ):
             pass
         (tmp_path / "other").mkdir()
         with locked(tmp_path / "other"):

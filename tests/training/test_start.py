@@ -137,7 +137,7 @@ def test_evaluating_first_changes_nothing_and_a_resumed_run_does_not_need_the_fi
     left, right = final_state(tmp_path / "whole")["model"], final_state(tmp_path / "parts")["model"]
     assert all(torch.equal(left[name], right[name]) for name in left)
     assert json.loads((tmp_path / "parts" / "start.json").read_text()) == begun
-    with pytest.raises(AttngraftError, match="no such file of weights"):
+    with pytest.raises(AttngraftError, match="no such file; pass a weights file"):
         train(recipe, tmp_path / "new", progress=Silent())
 
 
@@ -158,7 +158,7 @@ def test_from_random_values_nothing_is_written_and_a_frozen_host_is_warned_of(
 def test_weights_of_a_run_whose_host_is_another_say_which(trained: Path, tmp_path: Path) -> None:
     host = {"name": "vit_tiny_patch16_224", "args": {}}
     with pytest.raises(
-        HostError, match=r"Their run has --host toy_vit --host-arg drop_rate=0\.1 --host-arg proj_drop_rate=0\.1$"
+        HostError, match=r"are from a run with --host toy_vit --host-arg drop_rate=0\.1 --host-arg proj_drop_rate=0\.1$"
     ):
         train(from_weights(trained, host=host), tmp_path, progress=Silent())
 
@@ -176,11 +176,15 @@ def test_heads_of_all_variants_start_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"host": {"weights": "{missing}"}}, AttngraftError, "no such file of weights"),
+        ({"host": {"weights": "{missing}"}}, AttngraftError, "no such file; pass a weights file"),
         ({"host": {"name": "toy_vit", "args": {"depth": 3}, "weights": "{good}"}}, HostError, r"lacks blocks\.2\."),
         ({"host": {"name": "toy_vit", "weights": "{grafted}"}}, HostError, "trained with other grafts.*without grafts"),
-        ({"set": ["train.parameters=grafts"]}, ConfigError, r"train\.parameters: is grafts, and there is no graft"),
-        ({"host": {"weights": "{good}", "pretrained": True}}, ConfigError, "excludes pretrained: true"),
+        (
+            {"set": ["train.parameters=grafts"]},
+            ConfigError,
+            r"train\.parameters: is grafts, but the recipe has no graft",
+        ),
+        ({"host": {"weights": "{good}", "pretrained": True}}, ConfigError, "cannot be combined with pretrained: true"),
     ],
 )
 def test_a_study_that_cannot_start_says_so_before_it_trains(

@@ -151,9 +151,9 @@ def test_another_teacher_is_refused_where_a_run_goes_on(teacher: Path, tmp_path:
         TrainingError, match=r"teacher's weights have changed since this run began \(distill\.teacher: "
     ):
         train(recipe, tmp_path / "run", progress=Silent())
-    with pytest.raises(TrainingError, match=r"has another recipe: distill\.alpha \(None -> 2\.0\)"):
+    with pytest.raises(TrainingError, match=r"has a different recipe: distill\.alpha \(None -> 2\.0\)"):
         train(digits(taught_by(mine, alpha=2.0)), tmp_path / "run", progress=Silent())
-    with pytest.raises(TrainingError, match=r"has another recipe: distill "):
+    with pytest.raises(TrainingError, match=r"has a different recipe: distill "):
         train(digits(), tmp_path / "run", progress=Silent())
 
 
@@ -218,16 +218,16 @@ def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_
 @pytest.mark.parametrize(
     ("distill", "message"),
     [
-        ({}, r"distill\.teacher: which teacher\? --set distill\.teacher\.name=NAME"),
+        ({}, r"distill\.teacher: no teacher is given; use --set distill\.teacher\.name=NAME"),
         (
             {"teacher": {"weights": "{seven}"}},
             r"neither a run's folder nor .* give its model: distill\.teacher\.name",
         ),
         (
             {"teacher": {"name": "lcnet_035", "weights": "{seven}"}},
-            r"safetensors is for 7 classes, and the data have 10",
+            r"safetensors is for 7 classes, but the data have 10",
         ),
-        ({"teacher": {"name": "local-dir:{hub}"}}, r"was made for 7 classes, and the data have 10"),
+        ({"teacher": {"name": "local-dir:{hub}"}}, r"was made for 7 classes, but the data have 10"),
         (
             {"teacher": {"name": "local-dir:{hub}", "args": {"num_classes": 10}}},
             r"a new head: for 10 classes instead of 7",
@@ -319,7 +319,7 @@ def test_a_two_headed_host_may_follow_with_the_mean_of_its_heads(teacher: Path, 
     recipe = digits(
         taught_by(teacher), host={"name": "levit_128s", "args": args}, schedule={"epochs": 1}, train={"batch_size": 128}
     )
-    with pytest.raises(ConfigError, match="a grayscale teacher cannot read color images"):
+    with pytest.raises(ConfigError, match="a grayscale teacher cannot be used with color images"):
         open_teacher(recipe)
     train(digits(host={"args": COLOR}, schedule={"epochs": 1}), tmp_path / "color", progress=Silent())
     record = train(
@@ -367,11 +367,11 @@ def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("distill.alpha=0", r"distill\.alpha: must be positive, is 0\.0"),
+        ("distill.alpha=0", r"distill\.alpha: must be positive; got 0\.0"),
         ("distill.kind=tokens", r"distill\.kind: 'tokens' is not a choice \(did you mean token\?\)"),
         ("distill.teacher.arg=1", r"distill\.teacher\.arg: unknown field"),
-        ("distill.teacher.args={depth: 2}", r"distill\.teacher\.args: belong to a name"),
-        ("distill={hard: true, temperature: 2}", r"distill\.temperature: changes nothing with hard: true"),
+        ("distill.teacher.args={depth: 2}", r"distill\.teacher\.args: require a teacher name"),
+        ("distill={hard: true, temperature: 2}", r"distill\.temperature: has no effect with hard: true"),
     ],
 )
 def test_mistakes_in_the_section_are_named(override: str, message: str) -> None:

@@ -47,7 +47,7 @@ def _real(bench: Bench) -> str:
     cut = (*LARGE, "--set", f"train.accumulate={count}")
     words = bench.goes_on(cut, out, SHORT, total=STEPS)
     chosen = bench.run((*LARGE, "--auto-batch"), auto, SHORT)
-    expect(chosen, code=0, says=f"{size} fit.*Resuming with that")
+    expect(chosen, code=0, says=f"{size} fit.*Resuming with this size")
     assert f"accumulate: {count}" in (auto / "recipe.yaml").read_text()
     found_too = differences(bench.whole(cut), auto)
     assert not found_too, found_too
@@ -59,7 +59,7 @@ def _evaluation(bench: Bench) -> str:
     lack = FromTheStart(action=LackOfMemory(evaluation=100))
     ended = bench.run(RUN, out, lack)
     expect(
-        ended, code=1, says=r"a batch of 360 examples .* evaluation .* 90 fit .*: repeat the command with --auto-batch"
+        ended, code=1, says=r"a batch of 360 examples .* evaluation .* 90 fit .*: rerun the command with --auto-batch"
     )
     assert updates(out) == 8
     return f"{ended}; the advice taken: {bench.goes_on(AUTO, out, lack, whole=EVALUATED_BY_90)}"

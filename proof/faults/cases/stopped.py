@@ -45,7 +45,7 @@ def _stopped(
 def _before(bench: Bench) -> str:
     out = bench.folder()
     here = out.with_name("here")
-    running = bench.start(RUN, out, OnCall(target="attngraft.training.loop:prepare", action=Stand(here)))
+    running = bench.start(RUN, out, OnCall(target="attngraft.training.loop:prepare_run", action=Stand(here)))
     running.reach(here)
     ended = running.stop(signal.SIGTERM, grace=GRACE)
     expect(ended, code=-signal.SIGTERM)

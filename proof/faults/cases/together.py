@@ -20,7 +20,7 @@ def _two_runs(bench: Bench) -> str:
     first = bench.start(RUN, out, OnCall(target=STEP, call=18, action=Stand(here, go)))
     first.reach(here)
     second = bench.run(RUN, out)
-    expect(second, code=1, says=r"another run is at work in this folder \(process \d+ on this machine")
+    expect(second, code=1, says=r"another run is using this folder \(process \d+ on this machine")
     go.touch()
     ended = first.finish()
     expect(ended, code=0)
@@ -35,7 +35,7 @@ def _two_studies(bench: Bench) -> str:
     first = bench.start(STUDY, out, OnCall(target=STEP, call=27, action=Stand(here, go)))
     first.reach(here)
     second = bench.run(STUDY, out)
-    expect(second, code=1, says=r"another run is at work in this folder \(process \d+ on this machine")
+    expect(second, code=1, says=r"another run is using this folder \(process \d+ on this machine")
     go.touch()
     ended = first.finish()
     expect(ended, code=0)
@@ -67,10 +67,10 @@ def _no_locks(bench: Bench) -> str:
     expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=3, action=kill)), code=-9)  # its own dead process
     note = (out / ".lock").read_text()
     (out / ".lock").write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname()}))
-    expect(bench.run(RUN, out, unknown), code=1, says="another run is at work in this folder")
+    expect(bench.run(RUN, out, unknown), code=1, says="another run is using this folder")
     (out / ".lock").write_text(json.dumps(json.loads(note) | {"host": "elsewhere"}))
     ended = bench.run(RUN, out, unknown)
-    expect(ended, code=1, says=r"host elsewhere was at work .* if it is not, delete .*\.lock")
+    expect(ended, code=1, says=r"host elsewhere was using .* if the process has ended, delete .*\.lock")
     (out / ".lock").unlink()
     return f"{ended}; {bench.goes_on(RUN, out)}"
 
@@ -79,7 +79,7 @@ CASES = (
     Case(
         name="two-runs",
         fault="A second process in the folder of a run",
-        happens="it fails and names the process and host that is at work there",
+        happens="it fails and names the process and host that are using it",
         kept="the first continues undisturbed",
         remedy="wait, or choose another folder",
         run=_two_runs,
@@ -88,7 +88,7 @@ CASES = (
     Case(
         name="two-studies",
         fault="The same in the folder of a study",
-        happens="it fails and names the process and host that is at work there",
+        happens="it fails and names the process and host that are using it",
         kept="the first continues undisturbed",
         remedy="wait, or choose another folder",
         run=_two_studies,

@@ -12,7 +12,7 @@ from attngraft.bench.result import BenchResult, Measurement, to_json, write_resu
 
 
 def options(description: str, *, pairs: int) -> argparse.ArgumentParser:
-    """Return a parser with the options of every benchmark; scripts may add others."""
+    """Return a parser with the options common to all benchmarks; scripts may add others."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--pairs", type=int, default=pairs, help="interleaved pairs (30 or more for published results)")
     parser.add_argument("--out", type=Path, default=None, help="write the result as JSON (benchmarks/NAME.json)")
@@ -33,7 +33,7 @@ def finish(result: BenchResult, *, out: Path | None, as_json: bool) -> int:
 
 
 def render(result: BenchResult) -> Table:
-    """Render a table of value, interval, bar, pass or fail."""
+    """Render `result` as a table: value, interval, bar, pass or fail."""
     environment = result.environment
     facts = (
         f"{environment.get('device_name')}, {environment.get('threads')} threads",

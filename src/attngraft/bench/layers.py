@@ -1,6 +1,6 @@
 """Layers for scaling benchmarks: stacks of equal layers, and their inputs.
 
-All are `WIDTH` wide with `HEADS` heads and feed-forward networks four times as wide, so that curves are comparable.
+All have width `WIDTH`, `HEADS` heads, and feed-forward networks four times as wide, so that their curves are comparable.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,8 +43,9 @@ class BiXTStack(nn.Module):
 def vit(depth: int, *, explicit: bool = False) -> nn.Module:
     """Create timm's ViT blocks.
 
-    PyTorch's fused attention takes time quadratic in the number of tokens, but not memory, so its curve ends by time. With
-    `explicit`, attention stores N x N maps, as in the original ViT, and the curve ends by memory.
+    PyTorch's fused attention takes quadratic time in the number of tokens but not quadratic memory, so its curve ends at
+    the time limit. With `explicit`, attention stores N x N maps, as in the original ViT, and the curve ends at the memory
+    limit.
     """
     blocks = [Block(WIDTH, HEADS, qkv_bias=True) for _ in range(depth)]
     for block in blocks:
@@ -62,7 +63,7 @@ def latents_and_tokens(count: int) -> tuple[Tensor, ...]:
 
 #: name -> kind of layer; a mechanism's benchmark adds a line here and a command in `cli/bench.py`
 LAYERS: Mapping[str, BenchLayer] = {
-    "bixt": BenchLayer(  # enough to take the same code path as a million
+    "bixt": BenchLayer(  # enough tokens to take the same code path as a million
         title="BiXT layer", stack=BiXTStack, inputs=latents_and_tokens, checked=2**15
     ),
     "vit": BenchLayer(title="ViT block, fused attention", stack=vit, inputs=tokens_alone),

@@ -4,9 +4,9 @@ The process checks the layer's outputs against the reference backend, creates th
 the growth of resident memory up to the peak of that call, without inputs and weights. Then it times further calls. A new
 process has no memory left over from an earlier size.
 
-Memory is limited by the growth of the address space (`RLIMIT_AS`) from before the inputs are created. Where that limit
+Memory is limited by `RLIMIT_AS`, the growth of the address space, counted from before the inputs are created. If that limit
 is not supported (Windows, macOS) or not set, the system ends processes that need too much. Time is limited by the
-process's own clock, from the same moment on.
+process's own clock, from the same moment.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class MeasuringError(AttngraftError):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeTask:
-    """Task of one process."""
+    """Measurement to be made by one process."""
 
     layer: str  #: a name of `LAYERS`
     tokens: int
@@ -48,9 +48,9 @@ class SizeTask:
     backward: bool
     cpu_time: bool  #: measure CPU seconds of the process, which other processes affect little, instead of wall time
     threads: int
-    repeats: int  #: minimum number of timed calls; fewer if time runs out
-    seconds: float  #: limit
-    memory: int | None  #: limit in bytes
+    repeats: int  #: minimum number of timed calls, unless time runs out
+    seconds: float  #: time limit
+    memory: int | None  #: memory limit in bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,8 @@ class SizeResult:
     """Result of one process."""
 
     outcome: Outcome
-    seconds: tuple[float, ...] = ()  #: of each timed call; of the first call if there was no time for more
-    memory: int | None = None  #: bytes
+    seconds: tuple[float, ...] = ()  #: seconds of each timed call, or of the first call if there was no time for more
+    memory: int | None = None  #: growth of resident memory up to its peak, in bytes
     message: str = ""
 
 
@@ -67,7 +67,7 @@ def measure_size(task: SizeTask) -> SizeResult:
     """Measure in a new process, which is ended on interruption.
 
     Raises:
-        MeasuringError: outputs differ from the reference, or the process failed; contains its message.
+        MeasuringError: outputs differ from the reference, or the process failed; includes the message of the process.
     """
     command = [sys.executable, "-m", __name__, json.dumps(dataclasses.asdict(task))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -112,7 +112,7 @@ def main(text: str) -> NoReturn:
 
 
 class _Answer:
-    """Collects results; prints them once and ends the process, when all is measured or time is over."""
+    """Collect results; print them once and end the process, when all is measured or time is over."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -130,12 +130,12 @@ class _Answer:
         result = {"outcome": outcome, "seconds": seconds, "memory": self.memory, "message": message}
         try:
             print(json.dumps(result), flush=True)  # noqa: T201
-        finally:  # also without memory for the message, since nothing else ends the process
+        finally:  # also if there is no memory for the message, since nothing else ends the process
             os._exit(0)
 
 
 def _check(task: SizeTask, stack: torch.nn.Module) -> None:
-    """Check outputs; also warms up libraries and threads, so that their memory is not counted."""
+    """Check outputs, which also warms up libraries and threads, so that their memory is not counted."""
     inputs = LAYERS[task.layer].inputs(min(task.tokens, LAYERS[task.layer].checked))
     with torch.no_grad():
         with reference_backend():

@@ -1,4 +1,4 @@
-"""Results of benchmarks, with machine, versions, load and command, as JSON; and the check of outputs before timing."""
+"""Benchmark results as JSON, with machine, versions, load and command; and the check of outputs before timing."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ def check_outputs(candidate: Any, reference: Any, *, what: str, rtol: float = 1e
     """Compare two (nested) outputs before timing; with both tolerances 0 they must be equal bit for bit.
 
     Raises:
-        WrongOutputsError: they differ in structure, shape, type or value; reports where and how much.
+        WrongOutputsError: they differ in structure, shape, type or value; the message reports where and by how much.
     """
     try:
         torch.testing.assert_close(candidate, reference, rtol=rtol, atol=atol)
@@ -92,7 +92,7 @@ def measurement(name: str, measured: PairedRatio | Duration, *, bar: float | Non
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Machine and command of a benchmark; created before the first sample, since measuring causes load."""
+    """Machine, load and command of a benchmark; created before the first sample, since measuring causes load."""
 
     environment: Mapping[str, Any]
     load: list[float]
@@ -130,7 +130,7 @@ def read_benchmark(path: Path, kind: type[ResultT], *, remedy: str = "measure ag
     """Read a result of the dataclass `kind`, as `write_result` writes it.
 
     Raises:
-        ConfigError: not JSON, unknown or missing fields, or an unknown format.
+        ConfigError: the file is not JSON, has unknown or missing fields, or an unknown format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

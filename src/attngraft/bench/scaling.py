@@ -1,9 +1,9 @@
 """Scaling of time and memory with the number of tokens: one curve per kind of layer, each size in a separate process.
 
-    time ~ N^a,  memory ~ N^b         fitted over sizes of `FIT_FROM` tokens and more, on logarithms
+    time ~ N^a,  memory ~ N^b         fitted on logarithms, over sizes of at least `FIT_FROM` tokens
 
 A curve ends where memory runs out or a size takes too long; larger sizes are not tried. Earlier measurements are kept, so
-that an interrupted sweep can be resumed.
+an interrupted sweep can be resumed.
 """
 
 import math
@@ -23,9 +23,9 @@ from attngraft.timing.paired import median_interval
 
 #: grids of 14, 28, 56, 112, 224, 448 and 1,024 tokens a side
 SIZES = (196, 784, 3136, 12544, 50176, 200704, 1048576)
-FIT_FROM = 3136  #: below, the constant cost of a call dominates
+FIT_FROM = 3136  #: minimum size of the fit; below it, the constant cost of a call dominates
 FREE_SHARE = 0.8  #: share of free memory that is the default limit
-TOLERANCE = 0.1  #: maximum difference of an exponent from its bar
+TOLERANCE = 0.1  #: maximum difference between an exponent and its bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Exponent:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """One kind of layer."""
+    """Measurements of one kind of layer."""
 
     layer: str
     title: str
@@ -78,7 +78,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one size."""
+    """Limits for the measurement of one size."""
 
     seconds: float
     memory: int | None  #: bytes; None: `FREE_SHARE` of the memory that is free at the start of a size
@@ -86,7 +86,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """The measured call; results can be joined only if it is equal."""
+    """Settings of the measured call; results can be joined only if these are equal."""
 
     depth: int
     backward: bool
@@ -120,11 +120,11 @@ def begin(
     """Create a sweep without measurements.
 
     Raises:
-        UsageError: an unknown layer, or none.
+        UsageError: `layers` is empty or contains an unknown layer.
     """
     unknown = [name for name in layers if name not in LAYERS]
     if unknown or not layers:
-        raise UsageError(f"layers must be some of {', '.join(LAYERS)}, not {', '.join(unknown) or 'none'}")
+        raise UsageError(f"layers must be one or more of {', '.join(LAYERS)}, not {', '.join(unknown) or 'none'}")
     return ScalingResult(
         title=title,
         command=setting.command,
@@ -141,7 +141,7 @@ def resumed(result: ScalingResult, known: ScalingResult, *, path: Path) -> Scali
     """Copy the measurements of `known` (from `path`) to the empty `result`; ended curves continue if limits differ.
 
     Raises:
-        UsageError: `known` is of another call, machine or version; names the difference.
+        UsageError: `known` is of another call, machine or version; the message names the difference.
     """
     pairs = {
         **{name: (value, getattr(known.call, name)) for name, value in vars(result.call).items()},
@@ -182,7 +182,7 @@ def sweep(
     """Add the missing measurements of `layers` and `sizes` to `result`, in order of increasing size.
 
     Args:
-        starting: called with the layer's title and the size before each size, measured already or not.
+        starting: called with the layer's title and the size before each size, even if it is already measured.
         done: called with the result after each new point or end.
 
     Raises:
@@ -228,7 +228,7 @@ def _extended(curve: Curve, task: SizeTask, result: SizeResult, *, bar: float | 
 
 
 def exponent(points: Sequence[tuple[int, float]], *, bar: float | None = None) -> Exponent | None:
-    """Fit the exponent of a quantity over sizes of `FIT_FROM` tokens and more; None for fewer than three."""
+    """Fit the exponent of a quantity over sizes of at least `FIT_FROM` tokens; None for fewer than three sizes."""
     fitted = [(math.log(tokens), math.log(value)) for tokens, value in points if tokens >= FIT_FROM]
     if len(fitted) < 3:
         return None
@@ -238,9 +238,9 @@ def exponent(points: Sequence[tuple[int, float]], *, bar: float | None = None) -
 
 
 def read_scaling(path: Path) -> ScalingResult:
-    """Read a sweep, as `write_result` writes it.
+    """Read a sweep that `write_result` wrote.
 
     Raises:
-        ConfigError: it is not a sweep, or of an unknown format.
+        ConfigError: the file is not a sweep, or has an unknown format.
     """
     return read_benchmark(path, ScalingResult, remedy="pass another --out, or delete that file")

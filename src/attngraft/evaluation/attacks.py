@@ -7,28 +7,28 @@ from torch import Tensor
 
 from attngraft.errors import UsageError
 
-#: from pixels (B, ...) between 0 and 1 to the loss that the attack increases, summed over the images
+#: function of pixels (B, ...) between 0 and 1 that returns the loss to increase, summed over the images
 Loss = Callable[[Tensor], Tensor]
 
 
 def fgsm(loss: Loss, pixels: Tensor, *, epsilon: float) -> Tensor:
-    """One step of the fast gradient sign method: clamp(x + epsilon sign(dL/dx), 0, 1) (Goodfellow et al. 2015).
+    """Apply the fast gradient sign method: clamp(x + epsilon sign(dL/dx), 0, 1) (Goodfellow et al. 2015).
 
         normalize = torchvision.transforms.v2.Normalize(mean, std)
         attacked = fgsm(
             lambda x: F.cross_entropy(model(normalize(x)), labels, reduction="sum"), pixels, epsilon=1 / 255
         )
 
-    The model should be in eval mode. `torch.autocast` around the call is disabled for the gradient, which would underflow in
-    fp16 where the model is confident; autocast within `loss` is not affected. Gradients of parameters do not change.
+    The model should be in eval mode. An enclosing `torch.autocast` is disabled, because gradients of confident predictions
+    would underflow in fp16; autocast within `loss` is not affected. The `grad` of parameters does not change.
 
     Args:
-        loss: of the images, for any task (one label, several, one per pixel).
+        loss: loss as a function of the images, for any task (one label, several labels, one label per pixel).
         pixels: images between 0 and 1.
-        epsilon: largest change of a pixel, on the same scale; not stated in CB's Table 8, 1/255 to 8/255 are usual.
+        epsilon: largest change of a pixel, on the same scale; usually 1/255 to 8/255 (CB's Table 8 does not state it).
 
     Raises:
-        UsageError: pixels lie outside of 0 to 1, or epsilon is negative.
+        UsageError: pixels are not between 0 and 1, or epsilon is negative.
     """
     _check(pixels, epsilon)
     return (pixels + epsilon * _uphill(loss, pixels)).clamp(0, 1)
@@ -44,7 +44,7 @@ def pgd(
     generator: torch.Generator | None = None,
     start: Tensor | None = None,
 ) -> Tensor:
-    """Projected gradient descent, in the largest norm (Madry et al. 2018):
+    """Apply projected gradient descent with the L-infinity norm (Madry et al. 2018).
 
         x_0 = clamp(x + u, 0, 1);  x_t+1 = clamp(x + clamp(x_t + step sign(dL/dx_t) - x, -epsilon, epsilon), 0, 1)
 
@@ -52,17 +52,17 @@ def pgd(
         loss: as in `fgsm`.
         pixels: images between 0 and 1.
         epsilon: largest change of a pixel.
-        step: per pixel; default: 2.5 epsilon / steps, which can reach every corner.
+        step: step size; default: 2.5 epsilon / steps, with which every corner of the epsilon box can be reached.
         steps: number of steps.
-        generator: of the random start u, uniform between -epsilon and epsilon; None: u = 0.
-        start: u / epsilon, instead of a generator, for starts that do not depend on the batch.
+        generator: random generator for the start u, uniform between -epsilon and epsilon; None: u = 0.
+        start: u / epsilon, to use instead of a generator if the start must not depend on the batch.
 
     Raises:
-        UsageError: as `fgsm`, or no steps.
+        UsageError: as `fgsm`, or `steps` is less than 1.
     """
     _check(pixels, epsilon)
     if steps < 1:
-        raise UsageError(f"steps={steps}: give one or more")
+        raise UsageError(f"steps must be at least 1, got {steps}")
     step = 2.5 * epsilon / steps if step is None else step
     moved = pixels if start is None else (pixels + epsilon * start.to(pixels)).clamp(0, 1)
     if generator is not None:
@@ -75,7 +75,7 @@ def pgd(
 
 
 def _uphill(loss: Loss, pixels: Tensor) -> Tensor:
-    """Signs of the loss's gradient, in full precision."""
+    """Return the sign of the loss's gradient, computed without autocast."""
     with torch.enable_grad(), torch.autocast(pixels.device.type, enabled=False):
         moved = pixels.detach().clone().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(moved).sum(), moved)
@@ -85,10 +85,10 @@ def _uphill(loss: Loss, pixels: Tensor) -> Tensor:
 def _check(pixels: Tensor, epsilon: float) -> None:
     if epsilon < 0:
         raise UsageError(
-            f"epsilon={epsilon}: give a number of 0 or more, on pixels between 0 and 1 (1/255, for example)"
+            f"epsilon must not be negative, got {epsilon}; it refers to pixels between 0 and 1, for example 1/255"
         )
     low, high = pixels.aminmax()
     if not (low >= 0 and high <= 1):
         raise UsageError(
-            f"pixels lie between {float(low):g} and {float(high):g}; attacks take images between 0 and 1, unnormalized"
+            f"pixels must be between 0 and 1, got {float(low):g} to {float(high):g}; use images before normalization"
         )

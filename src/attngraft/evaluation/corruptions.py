@@ -1,9 +1,9 @@
 """Corruptions in five severities, with the settings of ImageNet-C (Hendrycks and Dietterich 2019, "Benchmarking neural
 network robustness to common corruptions and perturbations").
 
-The settings are for images of about 224 pixels: a blur of 6 pixels is meaningless on images of 32. `apply` takes any level
-(CB's Table 12: Gaussian noise of 5/255 and 10/255, blurs of 1 and 2 pixels). ImageNet-C's files were saved as JPEG; here
-only corruptions that do so round values, so scores are close to those on its files, not equal.
+The settings are meant for images of about 224 pixels: a blur of 6 pixels is meaningless on images of 32. `apply` accepts any
+level (CB's Table 12: Gaussian noise of 5/255 and 10/255, blurs of 1 and 2 pixels). Scores are close to those on ImageNet-C
+but not equal, because its files were saved as JPEG, whereas here values are only rounded by corruptions that do so.
 """
 
 import io
@@ -21,7 +21,7 @@ from attngraft.suggest import did_you_mean
 
 SEVERITIES = 5
 
-#: from image (channels, H, W) between 0 and 1, level and generator to the corrupted image before clamping
+#: function of image (channels, H, W) between 0 and 1, level and generator; returns the corrupted image before clamping
 Change = Callable[[Tensor, float, torch.Generator], Tensor]
 
 
@@ -30,39 +30,38 @@ class Corruption:
     """A kind of corruption in five severities."""
 
     name: str
-    levels: tuple[float, ...]  #: by severity, from 1 to 5
-    unit: str  #: of the levels
-    random: bool  #: depends on the generator
+    levels: tuple[float, ...]  #: levels of the severities 1 to 5
+    unit: str  #: unit of the levels
+    random: bool  #: whether results depend on the generator
     change: Change
 
     def __call__(self, image: Tensor, severity: int, generator: torch.Generator) -> Tensor:
         """Corrupt an image (channels, H, W) between 0 and 1.
 
-        Seed the generator by a seed and the image's index, so that results depend neither on the order of images nor on the
-        number of processes.
+        Seed the generator from a seed and the image's index, so that results depend neither on the order of images nor on
+        the number of processes.
 
         Raises:
-            UsageError: unknown severity.
+            UsageError: the severity does not exist.
         """
         if not 1 <= severity <= len(self.levels):
-            raise UsageError(f"severity {severity}: {self.name} has severities 1 to {len(self.levels)}")
+            raise UsageError(f"{self.name}: severity must be 1 to {len(self.levels)}, got {severity}")
         return self.apply(image, self.levels[severity - 1], generator)
 
     def apply(self, image: Tensor, level: float, generator: torch.Generator) -> Tensor:
-        """Corrupt an image at any level, in `unit`; computed in float32 on the CPU, where `generator` must be.
+        """Corrupt an image at any level, given in `unit`.
+
+        The computation is in float32 on the CPU, and `generator` must be on the CPU.
 
         Raises:
-            UsageError: the image has values outside of 0 to 1, or is not of floats.
+            UsageError: the image is not a float tensor with values between 0 and 1.
         """
         if not image.is_floating_point() or image.ndim != 3:
-            raise UsageError(
-                f"corruptions take an image of floats (channels, H, W), not {image.dtype} {tuple(image.shape)}"
-            )
+            raise UsageError(f"image must be a float tensor (channels, H, W), got {image.dtype} {tuple(image.shape)}")
         low, high = image.aminmax()
         if not (low >= 0 and high <= 1):
             raise UsageError(
-                f"pixels lie between {float(low):g} and {float(high):g}; corruptions take images between 0 and 1, "
-                "unnormalized"
+                f"pixels must be between 0 and 1, got {float(low):g} to {float(high):g}; use images before normalization"
             )
         return self.change(image.float().cpu(), level, generator).clamp(0, 1).to(image)
 
@@ -71,7 +70,7 @@ def corruption(name: str) -> Corruption:
     """Return the corruption of this name.
 
     Raises:
-        UsageError: unknown name.
+        UsageError: the name is unknown.
     """
     if name not in CORRUPTIONS:
         raise UsageError(
@@ -99,12 +98,12 @@ def _speckle_noise(image: Tensor, level: float, generator: torch.Generator) -> T
 
 
 def _gaussian_blur(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
-    """Truncated at 4 sigma, padded with the border's pixels."""
+    """Blur with a kernel truncated at 4 sigma; the border is padded by replication."""
     return torch.from_numpy(ndimage.gaussian_filter(image.numpy(), level, mode="nearest", truncate=4.0, axes=(1, 2)))
 
 
 def _brightness(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
-    """Raises V of HSV; hue and saturation do not change."""
+    """Increase V of HSV without changing hue and saturation."""
     value = image.amax(0)
     raised = (value + level).clamp(max=1)
     return torch.where(value > 0, image * (raised / torch.where(value > 0, value, 1)), raised)
@@ -131,10 +130,10 @@ def _jpeg(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
 
 
 def _to_pil(image: Tensor) -> Image.Image:
-    """8-bit image of one channel or three."""
+    """Convert to an 8-bit image with one or three channels."""
     pixels = (image * 255).round().byte().movedim(0, -1).numpy()
     if pixels.shape[-1] not in (1, 3):
-        raise UsageError(f"an image of {pixels.shape[-1]} channels cannot be a JPEG or be resized; give 1 or 3")
+        raise UsageError(f"images must have 1 or 3 channels for JPEG and resizing, got {pixels.shape[-1]}")
     return Image.fromarray(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels)
 
 

@@ -98,7 +98,5 @@ def kind_of(hook_point: HookPoint) -> Literal["attention", "mlp"]:
 
 def _refusal(site: Site, hook_point: HookPoint, term: Term) -> str | None:
     if hook_point not in site.targets:
-        return site.missing.get(
-            hook_point, _DEFAULT_REASONS.get(hook_point, f"the site has no hook point {hook_point}")
-        )
+        return site.missing.get(hook_point, _DEFAULT_REASONS.get(hook_point, f"there is no hook point {hook_point}"))
     return graft_types()[term.name].refusal(site.geometry, hook_point, term.options)

@@ -79,7 +79,7 @@ class ShapeProbe:
 def structure(model: nn.Module) -> object | None:
     """Return a comparable key of everything that determines the shapes in a host: classes, sizes, settings; no grafts.
 
-    Returns None if a module's forward was replaced, so that the key would be incomplete.
+    Returns None if a module's forward was replaced, because the key would then be incomplete.
     """
     found: list[object] = []
     for path, module in model.named_modules():

@@ -11,8 +11,11 @@ InitRule = Literal["trunc_normal", "xavier_uniform", "torch"]
 
 
 def init_matrix(matrix: Tensor, rule: InitRule) -> None:
-    """Fill `matrix` (out, in) in place: truncated normal of std 0.02 (ViT, Swin, T2T), Xavier's uniform (translation,
-    captions), or as `torch.nn.Linear` does (LeViT)."""
+    """Initialize `matrix` (out, in) in place.
+
+    The rules are a truncated normal of std 0.02 (ViT, Swin, T2T), Xavier uniform (translation, captions), and the
+    initialization of `torch.nn.Linear` (LeViT).
+    """
     if rule == "trunc_normal":
         nn.init.trunc_normal_(matrix, std=0.02)
     elif rule == "xavier_uniform":
@@ -22,8 +25,10 @@ def init_matrix(matrix: Tensor, rule: InitRule) -> None:
 
 
 def empty_heads(side: Tensor, values: Tensor) -> Tensor:
-    """Return an empty (B, H, N, width) that is (B, N, H, width) in memory, so that heads join to tokens without a copy:
-    B, H and N of `side`, width and dtype of `values` (..., width)."""
+    """Return empty heads (B, H, N, width) that are (B, N, H, width) in memory, to be merged to tokens without a copy.
+
+    B, H and N are those of `side`, width and dtype those of `values` (..., width).
+    """
     batch, heads, tokens = side.shape[:3]
     return values.new_empty(batch, tokens, heads, values.shape[-1]).transpose(1, 2)
 
@@ -37,10 +42,10 @@ def attention_geometry(geometry: Geometry) -> AttentionGeometry:
     """Return the geometry of an attention site.
 
     Raises:
-        TypeError: it is another site's.
+        TypeError: the site is not an attention site.
     """
     if not isinstance(geometry, AttentionGeometry):
-        raise TypeError(f"this graft needs an attention site, not one of {type(geometry).__name__}")
+        raise TypeError(f"this graft needs an attention site, got {type(geometry).__name__}")
     return geometry
 
 
@@ -48,7 +53,7 @@ def check_odd(name: str, value: int) -> None:
     """Check an option that must be odd.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the value is even.
     """
     if value < 1 or value % 2 == 0:
         raise ValueError(f"{name} must be odd, not {value}")
@@ -58,7 +63,7 @@ def check_positive(name: str, value: int | None) -> None:
     """Check an option that must be 1 or more; None passes.
 
     Raises:
-        ValueError: it is less.
+        ValueError: the value is less than 1.
     """
     if value is not None and value < 1:
         raise ValueError(f"{name} must be 1 or more, not {value}")

@@ -1,8 +1,8 @@
-"""Functions that the attention kernels share: reading and writing operands (B, H, N, width) by tiles, and softmaxes.
+"""Functions shared by the attention kernels: reading and writing operands (B, H, N, width) by tiles, and softmaxes.
 
-An operand is a tuple: its pointer, then the strides of batch, heads and tokens; its channels are next to each other.
-Scores, exponentials and sums are float32, and so are float32 operands' products ("ieee", not TF32).
-Import this module only where an operation has no obstacle to Triton.
+An operand is a tuple (pointer, batch stride, head stride, token stride); its channels are contiguous. Scores, exponentials
+and sums are float32, and so are products of float32 operands ("ieee", not TF32).
+Import this module only if Triton is available.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -22,7 +22,7 @@ INTERPRETED = tl.constexpr(INTERPRETING)
 
 
 def operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """Return the tensor and its strides for a kernel; a copy only where channels are not contiguous."""
+    """Return the tensor and its strides for a kernel; the tensor is copied only if its channels are not contiguous."""
     if tensor is None:
         return None
     tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
@@ -31,7 +31,7 @@ def operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
 
 @triton.jit
 def pointers_at(operand, batch, head, rows, count, lane, width):
-    """Return pointers to lanes of rows of an operand, and whether they lie within `count` rows and `width` channels."""
+    """Return pointers to channels `lane` of `rows`, and whether they lie within `count` rows and `width` channels."""
     first = operand[0] + batch * operand[1] + head * operand[2]
     pointers = first + rows[:, None].to(tl.int64) * operand[3] + lane[None, :]
     return pointers, (rows[:, None] < count) & (lane[None, :] < width)
@@ -39,14 +39,14 @@ def pointers_at(operand, batch, head, rows, count, lane, width):
 
 @triton.jit
 def pointers_to(operand, batch, head, rows, count, WIDTH: tl.constexpr):
-    """Return pointers to all WIDTH channels: as many lanes, rounded up to a power of two that tl.dot accepts."""
+    """Return pointers to all WIDTH channels of `rows`, WIDTH rounded up to a power of two that tl.dot accepts."""
     lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))
     return pointers_at(operand, batch, head, rows, count, lane, WIDTH)
 
 
 @triton.jit
 def load_rows(operand, batch, head, rows, count, WIDTH: tl.constexpr):
-    """Load rows of an operand, zeros outside."""
+    """Load all channels of `rows` of an operand; zeros out of range."""
     pointers, inside = pointers_to(operand, batch, head, rows, count, WIDTH)
     return tl.load(pointers, mask=inside, other=0.0)
 
@@ -59,7 +59,7 @@ def store_rows(operand, value, batch, head, rows, count, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_line(pointer, entry, index, count):
-    """Load part of a contiguous (B, H, count), zeros beyond it."""
+    """Load entries `index` of one row of a contiguous tensor (B, H, count); zeros out of range."""
     return tl.load(pointer + entry * count + index, mask=index < count, other=0.0)
 
 
@@ -72,24 +72,24 @@ def matmul(a, b):
 
 @triton.jit
 def program_index(tiles, heads):
-    """Return the tile of this program, the entry (batch and head as one), the batch and the head."""
+    """Return this program's tile, entry (batch * heads + head), batch index and head index."""
     entry = (tl.program_id(0) // tiles).to(tl.int64)
     return tl.program_id(0) % tiles, entry, entry // heads, entry % heads
 
 
 @triton.jit
 def finite(highest):
-    """Return a maximum that can be subtracted: 0 where everything is -inf."""
+    """Return the maximum, or 0 where it is -inf, so it can be subtracted."""
     return tl.where(highest == -float("inf"), 0.0, highest)
 
 
 @triton.jit
 def nonzero(total):
-    """Return a sum that can be a divisor: 1 where it is 0."""
+    """Return the sum, or 1 where it is 0, so it can be a divisor."""
     return tl.where(total == 0.0, 1.0, total)
 
 
 @triton.jit
 def softmax_gradient(weight, gradient, value, dot):
-    """Return the gradient of a softmax's scores: weight (gradient value^T - dot)."""
+    """Return the gradient of a softmax's input, weight * (gradient value^T - dot), from its output `weight`."""
     return weight * (matmul(gradient, tl.trans(value)) - dot)

@@ -1,4 +1,4 @@
-"""Our own networks and variants of timm's, registered with timm on import (so that `timm.create_model` finds them)."""
+"""Our own networks and variants of timm's models, registered with timm on import for `timm.create_model`."""
 
 from attngraft.models import bixt, elsa, t2t_vit, transformers_classifier, variants
 from attngraft.models.create import create_model

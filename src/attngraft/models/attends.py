@@ -36,8 +36,8 @@ class Attends:
     """A module that computes a softmax."""
 
     path: str
-    module: str  #: its class
-    #: fused: torch's scaled dot product attention; softmax: an explicit one; not run: its code names one of them
+    module: str  #: name of its class
+    #: fused: torch's scaled dot product attention; softmax: an explicit softmax; not run: the module's code names one
     how: Literal["fused", "softmax", "not run"]
     over: str = "tokens"  #: axis of the softmax
 
@@ -47,14 +47,14 @@ class Attends:
 
 
 class _Enough(Exception):
-    """Ends the forward pass at the first attention over tokens."""
+    """Raised to end the forward pass at the first attention over tokens."""
 
 
 def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) -> list[Attends]:
     """Return the modules of `model` that compute a softmax on `inputs` (fused attention included), in order, each once.
 
-    The forward pass is run as it is; on the meta device it computes nothing. A softmax counts as one over tokens except
-    in the classes in `NOT_OVER_TOKENS`; for `nn.Softmax` the module around it is returned.
+    The forward pass runs on the model's device; on the meta device nothing is computed. Every softmax counts as one over
+    tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that contains it is returned.
 
     With `first`, the pass ends at the first softmax over tokens, which is then the last in the list.
     """
@@ -138,5 +138,5 @@ def _mentions(kind: type[nn.Module]) -> bool:
 def _source(module: str) -> str:
     try:
         return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # no source file: the forward pass decides
+    except (KeyError, OSError, TypeError):  # no source file: only the forward pass can tell
         return "softmax"

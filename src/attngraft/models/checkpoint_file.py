@@ -1,4 +1,4 @@
-"""Reading of checkpoint files without running code."""
+"""Reader of checkpoint files that never runs code in them."""
 
 import argparse
 import io
@@ -51,11 +51,11 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
         average: True: the moving average; False: the weights themselves; None: the average if there is one.
 
     Raises:
-        UsageError: there is no such file, it is of another kind, or has no weights of the requested kind.
-        HostError: it is damaged, or contains other objects; no code in it was run.
+        UsageError: the file does not exist, is of another kind, or has no weights of the requested kind.
+        HostError: the file is damaged or contains other objects; none of its code was run.
     """
     if not path.is_file():
-        raise UsageError(f"{path}: no such file of weights; pass the path of a {', '.join(SUFFIXES)}")
+        raise UsageError(f"{path}: no such file; pass a weights file ({', '.join(SUFFIXES)})")
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"{path}: cannot read weights from {path.suffix or 'such'} files, only from {', '.join(SUFFIXES)}"
@@ -77,7 +77,7 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
 
 
 def _opened(path: Path) -> tuple[str, IO[bytes]]:
-    """Open the file, or the one in a zip (with its name there). torch's own files are zips too, with a data.pkl."""
+    """Open the file, or the weights file in a zip (returned with its name there); torch's files are zips with a data.pkl."""
     if not zipfile.is_zipfile(path):
         return "", path.open("rb")
     with zipfile.ZipFile(path) as archive:
@@ -89,7 +89,7 @@ def _opened(path: Path) -> tuple[str, IO[bytes]]:
         if len(chosen) != 1:
             listed = ", ".join(str(name) for name in chosen[:5]) or "none"
             raise UsageError(
-                f"{path}: a zip must contain one file of weights, this one has {listed}; unpack it and pass one of them"
+                f"{path}: a zip must contain one weights file, this one has {listed}; unpack it and pass one of them"
             )
         return str(chosen[0]), io.BytesIO(archive.read(str(chosen[0])))
 
@@ -98,7 +98,7 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
     """Load a torch file without running code.
 
     Raises:
-        HostError: it contains other objects than tensors and plain values.
+        HostError: the file contains objects other than tensors and plain values.
     """
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -109,7 +109,7 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise HostError(
             f"{path} contains Python objects besides tensors{f' ({named[1]})' if named else ''}; reading those could run "
-            "any code, so it is refused. If you trust it, load it with torch and save only its state dict "
+            "arbitrary code, so it is refused. If you trust it, load it with torch and save only its state dict "
             "(torch.save(model.state_dict(), FILE), or safetensors)"
         ) from error
 
@@ -117,7 +117,7 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
 def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
     if average:
         raise UsageError(
-            f"{path}: a safetensors file has one set of weights and does not tell whether it is an average"
+            f"{path}: a safetensors file has one set of weights, not marked as an average; leave out --ema (average=True)"
         )
     with safetensors.safe_open(path, framework="pt") as file:
         try:  # what `convert` wrote, if anything
@@ -140,7 +140,7 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
 
 def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -> CheckpointFile:
     if not isinstance(values, Mapping):
-        raise HostError(f"{path} holds no named tensors (but a {type(values).__name__}), not the weights of a host")
+        raise HostError(f"{path} contains a {type(values).__name__}, not the named tensors of a host's weights")
     present = [name for name in (*AVERAGES, *PLAIN) if isinstance(values.get(name), Mapping)]
     entry = _chosen(path, present, average)
     held = values if entry is None else values[entry]
@@ -171,10 +171,10 @@ def _chosen(path: Path, present: list[str], average: bool | None) -> str | None:
 
 
 def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Remove wrappers' prefixes from names; returns the tensors and the removed prefixes.
+    """Remove wrappers' prefixes from names; returns the renamed tensors and the removed prefixes.
 
     Raises:
-        HostError: two tensors would have one name, or a tensor is sparse or quantized.
+        HostError: two tensors would have the same name, or a tensor is sparse or quantized.
     """
     found: dict[str, Tensor] = {}
     stripped: dict[str, None] = {}
@@ -188,7 +188,7 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
                 f"{path} has two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; save it again"
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise HostError(f"{path}: {bare} is sparse or quantized, but weights must be plain tensors; save it as one")
+            raise HostError(f"{path}: {bare} is sparse or quantized, but weights must be dense tensors; save it as one")
         found[bare] = tensor
     return found, tuple(stripped)
 

@@ -25,8 +25,8 @@ class Converted:
     checkpoint: CheckpointFile
     out: Path
     size: int  #: of the written file, in bytes
-    architecture: str | None  #: name of the model; None: not known, so the weights were not checked
-    fitted: Fitted | None  #: how the weights fit it
+    architecture: str | None  #: name of the model; None: unknown, so the weights were not checked
+    fitted: Fitted | None  #: how the weights fit this model
 
     @property
     def numbers(self) -> int:
@@ -55,7 +55,7 @@ def convert_checkpoint(
         overwrite: replace an existing file at `out`.
 
     Raises:
-        UsageError: `out` exists or does not end in `.safetensors`; or as `read_checkpoint`, `create_host`.
+        UsageError: `out` exists or does not end in `.safetensors`; or as in `read_checkpoint` and `create_host`.
         HostError: the checkpoint cannot be read, contains no weights, or does not fit its model; all misfits are listed.
         StorageError: the file cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Coverage: how many of timm's models, counted by name, take which grafts."""
+"""Coverage: the number of timm models, counted by name, that accept each graft."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from attngraft.hosts.adapter import random_images
 from attngraft.hosts.unread import why_unread
 from attngraft.models.attends import attends
 
-#: the counted grafts: one that reweights heads, and one that replaces the mix of queries, keys and values
+#: the counted grafts: one reweights heads, the other replaces the mix of queries, keys and values
 COUNTED = ("horizontal", "bisa")
 
 
@@ -28,8 +28,8 @@ class Covered:
     family: str  #: the timm file that defines it
     attention: str | None  #: class of the first module that attends over tokens; None: not counted
     host: str | None = None  #: the adapter that supports it
-    refusal: str | None = None  #: why no adapter does
-    takes: tuple[str, ...] = ()  #: grafts that at least one of its sites takes
+    refusal: str | None = None  #: why no adapter supports it
+    takes: tuple[str, ...] = ()  #: grafts that at least one of its sites accepts
     reasons: Mapping[str, str] = field(default_factory=dict)  #: graft -> why a site refuses it
 
 
@@ -39,7 +39,7 @@ class FamilyCoverage:
 
     family: str
     names: tuple[str, ...]
-    takes: Mapping[str, tuple[str, ...]]  #: graft -> names of models with at least one site that takes it
+    takes: Mapping[str, tuple[str, ...]]  #: graft -> names of models with at least one site that accepts it
     hosts: tuple[str, ...]  #: the adapters that support them
     why: tuple[str, ...]  #: reasons of refusals, each with its number of names
 
@@ -99,10 +99,10 @@ def by_family(found: Iterable[Covered], grafts: Sequence[str] = COUNTED) -> list
 
 
 def shares(rows: Iterable[FamilyCoverage], grafts: Sequence[str] = COUNTED) -> dict[str, float]:
-    """Return graft -> share of names that take it, among all that attend over tokens.
+    """Return graft -> share of names that accept it, among all that attend over tokens.
 
     Raises:
-        ValueError: there are none.
+        ValueError: no model attends over tokens.
     """
     rows = list(rows)
     total = sum(len(row.names) for row in rows)

@@ -1,4 +1,4 @@
-"""`create_model`: a timm model with grafts, and errors with remedies."""
+"""`create_model`: creation of timm models with grafts, with errors that name the remedy."""
 
 import difflib
 import os
@@ -16,7 +16,7 @@ from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_arguments, folder_classes, transformers_folder
 from attngraft.models.weights import read_weights
 
-#: names of errors of huggingface_hub, urllib and the HTTP clients below them, which change between releases
+#: names of errors of huggingface_hub, urllib and their HTTP clients, which differ between releases
 _GATED = {"GatedRepoError"}
 _ABSENT = {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}
 _NETWORK = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "HfHubHTTPError"}
@@ -30,23 +30,23 @@ def create_model(
     weights: str | os.PathLike[str] | None = None,
     **timm_kwargs: Any,
 ) -> nn.Module:
-    """`timm.create_model`, then `attngraft.graft`.
+    """Create a model with `timm.create_model`, then graft it.
 
         model = attngraft.create_model("vit_tiny_patch16_224", graft="cb_s@blocks.6-11 + horizontal", num_classes=10)
 
-    The host is initialized before it is grafted, so that it has the same initial values as the plain host of the same seed.
+    The host is initialized before it is grafted, so it has the same initial values as a plain host with the same seed.
 
     Args:
         name: any timm model, including ours (importing this package registers them).
         graft: a specification; None or "none" for the plain host.
         pretrained: load timm's weights for the host; grafts are always new (`load_grafts` loads them).
         weights: load this file instead (`models.weights` lists the formats), including the grafts' values if it has any. The
-            head stays new if the file's has another number of classes. For `transformers_classifier` a folder of
+            head stays new if the file's head has another number of classes. For `transformers_classifier` pass a folder of
             transformers, which also determines the model's arguments.
-        timm_kwargs: for `timm.create_model`.
+        timm_kwargs: further arguments of `timm.create_model`.
 
     Raises:
-        UsageError: there is no model of this name (lists similar names) or no such file; or both `pretrained` and `weights`.
+        UsageError: there is no such model (lists similar names) or file, or both `pretrained` and `weights` are passed.
         GraftSpecError, HostError: as `graft` does, before any weights are downloaded if the text is invalid; or timm cannot
             create the model with these arguments, its weights are not available, or the file does not fit.
     """
@@ -67,10 +67,10 @@ def create_model(
 
 
 def create_host(name: str, *, pretrained: bool = False, **timm_kwargs: Any) -> nn.Module:
-    """`timm.create_model`, with errors that name the remedy.
+    """Create a model with `timm.create_model`, with errors that name the remedy.
 
     Raises:
-        UsageError, HostError: as `create_model`.
+        UsageError, HostError: as in `create_model`.
     """
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
@@ -96,7 +96,7 @@ def why_no_weights(name: str, error: Exception) -> str | None:
         return f"timm has no weights {tag!r} for {architecture}; available: {', '.join(available) or 'none'}"
     if "No pretrained weights exist" in text:
         near = difflib.get_close_matches(name, list_pretrained(), n=3, cutoff=0.5)
-        hint = f" (it has some for {', '.join(near)})" if near else ""
+        hint = f" (but it has weights for {', '.join(near)})" if near else ""
         return f"timm {timm.__version__} has no weights for {name}{hint}; train without, or pass a file of weights"
     kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     repository = _repository(name)

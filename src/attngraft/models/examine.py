@@ -1,4 +1,4 @@
-"""Examination of a model: its sites and hook points, which grafts fit where, and further attention without a site."""
+"""Examination of a model: its sites and hook points, the grafts that fit, and attention outside of sites."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from attngraft.models.attends import Attends, attends, may_attend
 
 @dataclass(frozen=True)
 class FoundSite:
-    """A site, described for readers."""
+    """A site in readable form."""
 
     path: str
     kind: str
@@ -37,7 +37,7 @@ class Unread:
     path: str
     module: str
     how: str  #: "fused", "softmax" (with the axis, unless it runs over tokens) or "not run"
-    arguments: tuple[str, ...]  #: of its forward
+    arguments: tuple[str, ...]  #: arguments of its forward
     children: tuple[str, ...]
 
 
@@ -45,7 +45,7 @@ class Unread:
 class Examination:
     """Results of `attngraft doctor --host`."""
 
-    model: str  #: class
+    model: str  #: name of its class
     adapter: str | None
     refusal: str | None  #: why no adapter supports it
     sites: tuple[FoundSite, ...] = ()
@@ -57,11 +57,11 @@ class Examination:
 def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examination:
     """Examine `model` without changing it; on the meta device nothing is computed.
 
-    Attention is detected in a forward pass. Where the model cannot be run (its inputs are not known), modules whose code
+    Attention is detected in a forward pass. If the model cannot be run (its inputs are not known), modules whose code
     names a softmax or an attention function are returned instead, and `not_run` has the reason.
 
     Args:
-        inputs: of the model's forward; None: those of its adapter, or else an image.
+        inputs: inputs of the model's forward; None: the adapter's example inputs, or an image without an adapter.
     """
     name = plain_class(model).__name__
     try:
@@ -89,7 +89,7 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
 
 
 def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[list[Attends], str | None]:
-    """Return the modules that compute attention, and why the model was not run, if guessed inputs made it fail."""
+    """Return the modules that compute attention, and why the model was not run (guessed inputs may not fit)."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()  # keeps running statistics unchanged

@@ -44,7 +44,7 @@ class Grouper(nn.Module):
         neighbors: k.
 
     Raises:
-        ValueError: sizes below 1 or an unknown `normalize`; on a call, a cloud of fewer points than S or k, or shapes that
+        ValueError: sizes are below 1 or `normalize` is unknown; on a call, a cloud has fewer points than S or k, or shapes
             do not fit.
     """
 
@@ -111,7 +111,7 @@ class Stage(nn.Module):
         y_s = pos(max_j pre(group_sj))
 
     Shapes: points (B, N, 3) and features (B, N, channels) to anchors (B, S, 3) and features (B, S, out_channels). The
-    paper's model has four of them, each with half of the points and twice the channels.
+    paper's model has four stages, each with half the points and twice the channels of the one before.
 
     Args:
         pre_blocks: residual blocks before the maximum.
@@ -190,7 +190,7 @@ class PointMap(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """`relu(x + norm(W2 relu(norm(W1 x))))` at every point: (B, C, N) to the same."""
+    """`relu(x + norm(W2 relu(norm(W1 x))))` at every point: (B, C, N) to the same shape."""
 
     def __init__(self, channels: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualNetwork(nn.Module):
-    """A sequence of residual blocks: (B, C, N) to the same."""
+    """A sequence of residual blocks: (B, C, N) to the same shape."""
 
     def __init__(self, channels: int, *, blocks: int, bias: bool = True) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ def farthest_points(xyz: Tensor, count: int) -> Tensor:
 def nearest(queries: Tensor, xyz: Tensor, count: int) -> Tensor:
     """Return indices (B, S, count) of the points (B, N, 3) nearest to the queries (B, S, 3), unordered."""
     dtype = torch.promote_types(xyz.dtype, torch.float32)
-    # not by a matrix product, which cancels small distances
+    # not by a matrix product, in which small distances would cancel
     distance = torch.cdist(queries.to(dtype), xyz.to(dtype), compute_mode="donot_use_mm_for_euclid_dist")
     return distance.topk(count, dim=-1, largest=False, sorted=False).indices
 

@@ -59,21 +59,21 @@ class Scaled(nn.Module):
 
 
 class T2TViT(TimmModel):
-    """Images (B, in_chans, H, W) to logits (B, num_classes).
+    """T2T-ViT classifier: images (B, in_chans, H, W) to logits (B, num_classes).
 
         x = [cls_token; tokens_to_token(images)] + sinusoid positions
         x = x + attn(norm1(x));  x = x + mlp(norm2(x))      `depth` times
         logits = head(norm(x)[class token])
 
     Args:
-        img_size: image size, one number or (rows, columns); fixed, since positions are.
+        img_size: image size, one number or (rows, columns); fixed, because positions are.
         token_attention: "performer" or "transformer".
         token_width: width of the tokens in the tokens-to-token module.
         token_drop_rate: dropout of the performers; the transformers have none.
         splits: (kernel, stride, padding) of the three splits; ((3, 1, 1), (3, 2, 1), (3, 2, 1)) makes 64 tokens of an image
             of 32 pixels.
-        qk_scale: factor of the scores in the backbone; None: head width ** -0.5. The authors' published weights were trained
-            with embed_dim ** -0.5 of T2T-ViT-14 (384 ** -0.5 = 0.0510310363), which they need.
+        qk_scale: factor of the scores in the backbone; None: head width ** -0.5. The authors' published weights require
+            384 ** -0.5 = 0.0510310363, with which they were trained (embed_dim ** -0.5 of T2T-ViT-14).
         global_pool: "token" (the class token), "avg" (the mean of the others), "" (all tokens, not pooled).
 
     Positions and the performers' random features are buffers: saved under the authors' names, never trained.
@@ -161,18 +161,18 @@ class T2TViT(TimmModel):
         return {"stem": r"^cls_token|^tokens_to_token", "blocks": [(r"^blocks\.(\d+)", None), (r"^norm", (99999,))]}
 
     def embed(self, x: Tensor) -> Tensor:
-        """Images to the input tokens (B, 1 + N, C) of the first block."""
+        """Return the input tokens (B, 1 + N, C) of the first block."""
         tokens = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), self.tokens_to_token(x)), 1)
         return cast(Tensor, self.pos_drop(tokens + self.pos_embed))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images to normalized tokens (B, 1 + N, C)."""
+        """Return the normalized tokens (B, 1 + N, C) after the last block."""
         x = self.embed(x)
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
         return cast(Tensor, self.norm(x))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Tokens to logits, or to the input of the head."""
+        """Return the logits of the tokens, or with `pre_logits` the input of the head."""
         if self.global_pool == "token":
             x = x[:, 0]
         elif self.global_pool == "avg":
@@ -190,17 +190,17 @@ class T2TViT(TimmModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return outputs of some of the blocks, as timm's models do: (tokens, intermediates), or the latter alone.
+        """Return outputs of some of the blocks, as timm's models do: (tokens, intermediates), or only the latter.
 
         Args:
-            indices: the last n blocks (a number), those listed, or all (None).
+            indices: a number n for the last n blocks, a list of blocks, or None for all.
             return_prefix_tokens: return pairs (map, class token).
             norm: apply the final norm to intermediates too.
             stop_early: stop after the last block in `indices`.
             output_fmt: "NCHW" or "NLC".
 
         Raises:
-            ValueError: unknown `output_fmt`.
+            ValueError: `output_fmt` is unknown.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
@@ -228,7 +228,7 @@ def sinusoids(positions: int, dim: int) -> Tensor:
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
-    """Adapt the authors' weights, or ours, to `model`: names are equal, positions are resampled to the model's grid.
+    """Adapt the authors' weights, or ours, to `model` by resampling positions to its grid; names are equal.
 
     The grid of the file must be square, as the authors' are, or equal to the model's.
     """

@@ -1,4 +1,4 @@
-"""Host adapter of T2T-ViT: its backbone has timm's blocks; the tokens-to-token module takes no graft."""
+"""Host adapter of T2T-ViT: its backbone has timm's blocks; the tokens-to-token module accepts no grafts."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

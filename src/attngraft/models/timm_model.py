@@ -16,7 +16,7 @@ class TimmModel(nn.Module):
 
     pools: ClassVar[tuple[str, ...]]  #: values of `global_pool`
     layers_name: ClassVar[str] = "blocks"  #: name of the layers that `forward_intermediates` selects from
-    norm_name: ClassVar[str] = "norm"  #: name of the norm after them
+    norm_name: ClassVar[str] = "norm"  #: name of the norm after these layers
     num_classes: int
     num_features: int
     global_pool: str
@@ -48,11 +48,11 @@ class TimmModel(nn.Module):
         return cast(list[int], taken)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images to the normalized output of the last block."""
+        """Return the normalized output of the last block."""
         raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Output of `forward_features` to logits, or to the input of the head."""
+        """Return the logits, or with `pre_logits` the input of the head, for the output of `forward_features`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,11 +79,11 @@ class TimmModel(nn.Module):
         """Return `pool`.
 
         Raises:
-            ValueError: it is not one of `pools`.
+            ValueError: `pool` is not one of `pools`.
         """
         if pool not in self.pools:
             raise ValueError(
-                f"global_pool of {type(self).__name__} is {' or '.join(map(repr, self.pools))}, not {pool!r}"
+                f"global_pool of {type(self).__name__} must be {' or '.join(map(repr, self.pools))}, not {pool!r}"
             )
         return pool
 
@@ -108,7 +108,7 @@ def register(name: str, network: str, arguments: Mapping[str, Any], *, module: s
     Args:
         network: "module:attribute" of the model's class, or of a function that creates it. It is imported when a model is
             created, so that importing this package stays fast. The `checkpoint_filter_fn` of its module adapts weights.
-        arguments: of the network; callers may override them.
+        arguments: arguments of the network; callers may override them.
         module: the `__name__` of the caller, which has `default_cfgs`.
         out_indices: default of `features_only` models.
     """

@@ -1,10 +1,10 @@
-"""MixToken: training of VOLO by token labeling.
+"""MixToken: VOLO training with token labeling.
 
 A box of tokens is exchanged with the reversed batch before the first block, and exchanged back in the patches' logits:
 
     share ~ Beta(1, 1);    box: sqrt(1 - share) of rows and columns, at a random position, in patches of the last stage
 
-timm's `VOLO.forward_train` intends the same, but returns the class token without its head, so it is not used.
+timm's `VOLO.forward_train` is not used, because it returns the class token without applying its head.
 
 Source: Z. Jiang et al., "All Tokens Matter: Token Labeling for Training Better Vision Transformers", 2021.
 """
@@ -26,15 +26,15 @@ Box = tuple[int, int, int, int]  #: first row and column, and those after the la
 def mix_tokens_in_training(model: nn.Module) -> None:
     """Make `model` return the outputs for token labeling in training mode; evaluation mode is unchanged.
 
-    It then returns logits of the class token (B, classes), logits of the patches (B, N, classes), and the box of patches
-    that were exchanged with the reversed batch.
+    In training mode it returns logits of the class token (B, classes), logits of the patches (B, N, classes), and the box of
+    patches that were exchanged with the reversed batch.
 
     Raises:
-        HostError: it is not a VOLO with a head for its patches.
+        HostError: `model` is not a VOLO with a head for its patches.
     """
     if getattr(model, "aux_head", None) is None or getattr(model, "post_network", None) is None:
         raise no_patch_logits(type(model).__name__)
-    # keeps the class, which adapters recognize; a partial is copied and pickled with the model
+    # keeps the class, which adapters recognize; a partial can be copied and pickled with the model
     cast(Any, model).forward = partial(_forward, model)
 
 
@@ -59,7 +59,7 @@ def _forward(model: Any, x: Tensor) -> Any:
 
 
 def _exchanged(maps: Tensor, box: tuple[int, ...]) -> Tensor:
-    """Exchange the box of maps (B, rows, columns, C) with that of the reversed batch."""
+    """Exchange a box of the maps (B, rows, columns, C) with the same box of the reversed batch."""
     top, left, bottom, right = box
     found = maps.clone()
     found[:, top:bottom, left:right] = maps.flip(0)[:, top:bottom, left:right]

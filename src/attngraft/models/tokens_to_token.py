@@ -59,15 +59,15 @@ class TokenPerformer(nn.Module):
         return cast(Tensor, x + self.mlp(self.norm2(x)))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Queries, keys and values (B, N, width) to the output of attention (B, N, width)."""
+        """Return the output of attention (B, N, width) for queries, keys and values (B, N, width)."""
         phi_q, phi_k = self.features(q), self.features(k)
         numerator = phi_q @ (phi_k.transpose(1, 2) @ v.to(phi_k.dtype))
         denominator = phi_q @ phi_k.sum(dim=1).unsqueeze(-1)
-        # both are m times the formula's, whose features are divided by sqrt(m). torch's ONNX exporter rounds 1e-8 to zero
+        # both are m times the formula's: the features lack 1 / sqrt(m). torch's ONNX exporter rounds 1e-8 to zero
         return (numerator / (denominator + len(self.w) * 1e-8)).to(v.dtype)
 
     def features(self, x: Tensor) -> Tensor:
-        """sqrt(m) phi: (B, N, width) to (B, N, m)."""
+        """Return sqrt(m) phi(x): (B, N, width) to (B, N, m)."""
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         return (x @ self.w.to(x.dtype).T - x.square().sum(dim=-1, keepdim=True) / 2).exp()
 
@@ -116,8 +116,8 @@ class TokensToToken(nn.Module):
     """The complete module: images (B, in_chans, height, width) to tokens (B, N, embed_dim), N of them on `grid_size`.
 
     Raises:
-        ValueError: `splits` is not three times (kernel, stride, padding), `token_width` is odd, `attention` is unknown,
-            or the image is too small for the splits.
+        ValueError: `splits` does not have three entries (kernel, stride, padding), `token_width` is odd, `attention` is
+            unknown, or the image is too small for the splits.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class TokensToToken(nn.Module):
     ) -> None:
         super().__init__()
         if len(splits) != 3 or any(len(split) != 3 for split in splits):
-            raise ValueError(f"splits must be three times (kernel, stride, padding), as in {SPLITS}, not {splits}")
+            raise ValueError(f"splits must have three entries (kernel, stride, padding), as in {SPLITS}, not {splits}")
         if token_width < 2 or token_width % 2:
             raise ValueError(f"token_width must be an even number of channels, not {token_width}")
         self.img_size, self.in_chans, self.token_width = img_size, in_chans, token_width
@@ -150,7 +150,7 @@ class TokensToToken(nn.Module):
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """Rows and columns of the tokens."""
+        """Return (rows, columns) of the tokens."""
         return self.grids[-1]
 
     @property
@@ -177,13 +177,13 @@ def _attention(kind: str, dim: int, *, width: int, drop: float) -> nn.Module:
 
 
 def _unfold(x: Tensor, split: tuple[int, int, int]) -> Tensor:
-    """(B, C, h, w) to (B, N, C kernel^2)."""
+    """Unfold a map (B, C, h, w) into tokens (B, N, C kernel^2)."""
     kernel, stride, padding = split
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
 def _grids(size: tuple[int, int], splits: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return rows and columns after each split."""
+    """Return (rows, columns) after each split."""
     grids = []
     rows, columns = size
     for kernel, stride, padding in splits:

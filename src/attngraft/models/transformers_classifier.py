@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face's transformers as a timm model, so that they can be trained and compared like others."""
+"""Image classifiers of Hugging Face's transformers as timm models, to be trained and compared like others."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ def transformers_classifier(
         model_type: a configuration for which transformers has an image classifier: vit, deit, dinov2, swin, ...
         num_classes, img_size, in_chans: timm's names for `num_labels`, `image_size` (224), `num_channels` (3).
         pretrained_cfg_overlay: preprocessing of images: mean, std, interpolation, crop_pct, crop_mode, input_size.
-        pretrained_cfg, cache_dir: passed by timm's factory, ignored.
+        pretrained_cfg, cache_dir: passed by timm's factory and ignored.
         config: other fields of the configuration (hidden_size, num_hidden_layers, num_attention_heads, ...).
 
     Raises:

@@ -53,7 +53,7 @@ _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 
 
 
 def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
-    """Return the transformers folder at `path`, or around `path` if that is its file of weights; None for other paths."""
+    """Return the transformers folder at `path`, or the one whose weights file is `path`; None for other paths."""
     folder = Path(path).expanduser()
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
@@ -68,25 +68,25 @@ def refuse_without_config(path: Path) -> None:
     """Raise an error for a path that looks like a transformers folder or Hub name but is not.
 
     Raises:
-        UsageError: names what is missing.
+        UsageError: the folder or its configuration is missing; the message names which.
     """
     if not path.exists() and not path.suffix:
         raise UsageError(
             f"{path}: no such folder, and attngraft downloads nothing; run hf download NAME --local-dir FOLDER first, and "
             "pass the folder"
         )
-    others = ("attngraft.json", "recipe.yaml", "checkpoints")  # an exported model's, a run's
+    others = ("attngraft.json", "recipe.yaml", "checkpoints")  # of an exported model or a run
     if path.is_dir() and not any((path / name).exists() for name in others):
         raise UsageError(
             f"{path / CONFIG}: no such file, or it has no model_type; save_pretrained writes it, so copy it from the saved "
-            "folder. For weights alone pass the file, and the model's arguments by --host-arg"
+            "folder. To load only weights, pass the file, and the model's arguments by --host-arg"
         )
 
 
 def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `transformers_classifier` from the folder's configuration and image processor; `given` wins.
+    """Return arguments of `transformers_classifier` from the folder's configuration and image processor, updated by `given`.
 
-    If `given` has a `model_type`, it is complete already and returned as it is.
+    If `given` has a `model_type`, it is complete already and returned unchanged.
 
     Raises:
         UsageError: transformers is missing, cannot read the configuration, or preprocessing is not specified.
@@ -165,8 +165,8 @@ def _loaded(transformers: Any, folder: Path, file: Path) -> tuple[nn.Module, dic
             )
     except pickle.UnpicklingError as error:
         raise HostError(
-            f"{file} contains Python objects besides tensors; reading those could run any code, so it is refused. If you "
-            "trust it, load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
+            f"{file} contains Python objects besides tensors; reading those could run arbitrary code, so it is refused. If "
+            "you trust it, load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
         ) from error
     except (SafetensorError, RuntimeError, OSError, ValueError, EOFError, KeyError, TypeError) as error:
         raise HostError(

@@ -1,4 +1,4 @@
-"""Loading of weights into a host: safe reading, adaptation as in timm, and a check of all names.
+"""Load weights into a host: safe reading, adaptation as in timm, and a check of all names.
 
 `load_official` loads the authors' checkpoints as published, or converted by `attngraft convert`; nothing is downloaded:
 
@@ -26,7 +26,7 @@ from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_chec
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
 
-#: paths of weights in a run's folder, an exported model's, or one of the Hugging Face Hub; the first that exists is used
+#: paths of weights in folders of runs, exported models, and the Hugging Face Hub; the first that exists is used
 IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
 #: classes whose parameters have the names of the authors' checkpoints -> a model of the class
 OFFICIAL = {
@@ -63,7 +63,8 @@ class WeightsFile:
     host: Mapping[str, Tensor]
     grafts: Mapping[str, Tensor]
     architecture: str | None = None  #: name of the model, where the file contains it
-    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of the model's factory, where the file contains them
+    #: arguments of its factory, where the file contains them
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def fill_host(self, model: nn.Module, *, new_head: bool = True) -> Fitted:
         """Load the host's tensors into `model`, which has no grafts yet.
@@ -72,10 +73,10 @@ class WeightsFile:
         to another number of channels, and a head for another number of classes stays new.
 
         Args:
-            new_head: whether it may; otherwise such a head is reported as a misfit.
+            new_head: whether such a head may stay new; otherwise it is reported as a misfit.
 
         Raises:
-            HostError: tensors are missing, unexpected or of another shape; lists them. The model is not changed.
+            HostError: tensors are missing, unexpected or of another shape; all are listed. The model is not changed.
         """
         values, fitted = self.fit(model, new_head=new_head)
         model.load_state_dict(values, strict=False)
@@ -85,7 +86,7 @@ class WeightsFile:
         """Return the tensors that `fill_host` would load and its report. The model may be on the meta device.
 
         Raises:
-            HostError: as `fill_host`.
+            HostError: as in `fill_host`.
         """
         refusal = _of_family(model, "checkpoint_refusal_fn")
         reason = refusal(self.architecture, self.arguments, model) if refusal and self.architecture else None
@@ -110,7 +111,7 @@ class WeightsFile:
         """Load the grafts' tensors, if the file has any, into the grafted `model`.
 
         Raises:
-            HostError: the model's grafts are not those of the file.
+            HostError: the model's grafts differ from those of the file.
         """
         if not self.grafts:
             return
@@ -118,7 +119,7 @@ class WeightsFile:
         problems = _misfits(self.grafts, state, missing=set(state) - set(self.grafts))
         if problems:
             raise HostError(
-                f"{self.path} holds weights that were trained with other grafts than this model's: {'; '.join(problems)}. "
+                f"{self.path} has weights that were trained with other grafts than this model's: {'; '.join(problems)}. "
                 "Pass the graft that the file was trained with, or weights of a host without grafts"
             )
         model.load_state_dict(dict(self.grafts), strict=False)
@@ -149,7 +150,7 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
     The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or one under `state_dict`, `model`,
     `state_dict_ema` or `model_ema` (the average is preferred), with names that start with `module.` and `_orig_mod.`, in
     torch's or safetensors' format. Computed buffers (position codes, tables of windows) are recomputed or resampled, so
-    weights trained at one image size serve any other; all other tensors must exist and have the same shape, and no
+    weights trained at one image size fit any other; all other tensors must exist and have the same shape, and no
     tensor may be left over.
 
     Args:
@@ -157,9 +158,9 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
         new_head: keep a new head for another number of classes.
 
     Raises:
-        UsageError: the model is none of these or has grafts, or there is no such file.
+        UsageError: the model is none of these or has grafts, or the file does not exist.
         HostError: the file is damaged or contains more than tensors and arguments; tensors are missing, left over or of
-            other shapes, all of which are listed; or they belong to a model with other heads. The model is not changed.
+            other shapes (all are listed); or they belong to a model with another number of heads. The model is not changed.
     """
     kind = plain_class(model)
     if f"{kind.__module__}.{kind.__qualname__}" not in OFFICIAL:
@@ -178,7 +179,7 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
 def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile:
     """Read the tensors of a safetensors file, or of a torch file with `weights_only=True`.
 
-    A folder stands for the best weights of the run in it, or for the host's weights of a model that was exported to it.
+    For a folder, reads the best weights of its run, or the host's weights of its exported model.
     Checkpoints may keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` (the average is
     preferred); prefixes of wrappers are removed.
 
@@ -186,8 +187,8 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         host: name of the model. For `transformers_classifier` the folder may be one of transformers.
 
     Raises:
-        UsageError: there is no such file, it is of another kind, or of a model that was folded for inference.
-        HostError: the file is damaged, contains more than plain tensors, or no weights of a host.
+        UsageError: the file does not exist, is of another kind, or has weights that were folded for inference.
+        HostError: the file is damaged, contains more than plain tensors, or has no weights of a host.
     """
     file = Path(path).expanduser()
     if host == TRANSFORMERS:
@@ -205,7 +206,7 @@ def weights_of(checkpoint: CheckpointFile) -> WeightsFile:
     """Split the tensors of a checkpoint into those of the host and those of grafts.
 
     Raises:
-        HostError: it contains no weights of a host.
+        HostError: the checkpoint contains no weights of a host.
     """
     facts = {"architecture": checkpoint.architecture, "arguments": checkpoint.arguments}
     return _split(checkpoint.path, checkpoint.tensors, **facts)
@@ -215,8 +216,8 @@ def _split(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> WeightsFi
     host = {name: value for name, value in tensors.items() if not is_graft(name)}
     grafts = {name: value for name, value in tensors.items() if is_graft(name)}
     if not host:
-        what = "only grafts (attngraft.load_grafts reads such a file)" if grafts else "no named tensors"
-        raise HostError(f"{file} holds {what}, not the weights of a host")
+        what = "only grafts; use attngraft.load_grafts" if grafts else "no named tensors"
+        raise HostError(f"{file} has no weights of a host: {what}")
     return WeightsFile(path=file, host=host, grafts=grafts, **facts)
 
 
@@ -229,10 +230,10 @@ def _volo_filter(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, T
 
 
 def _of_family(model: nn.Module, function: str) -> Callable[..., Any] | None:
-    """Return a function for weights from the module of the model's class, or of one of its base classes.
+    """Return the function called `function` in the module that defines the model's class or one of its bases.
 
-    `checkpoint_filter_fn(state_dict, model)` is timm's: it adapts weights. `checkpoint_refusal_fn(architecture, arguments,
-    model)` is ours: it returns why weights of that model do not fit this one although all shapes do, or None.
+    `checkpoint_filter_fn(state_dict, model)`, timm's, adapts weights. `checkpoint_refusal_fn(architecture, arguments,
+    model)`, ours, returns why weights of that model do not fit this one although all shapes do, or None.
     """
     for base in type(model).__mro__:
         found = getattr(sys.modules.get(base.__module__), function, None)
@@ -305,13 +306,13 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _in_folder(folder: Path) -> Path:
-    """Return the file of weights in a run's folder, or an exported model's."""
+    """Return the weights file in the folder of a run or an exported model."""
     for name in IN_FOLDERS:
         if (folder / name).is_file():
             return folder / name
     files = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
     hint = f"; it contains {', '.join(files[:3])}: pass one of them" if files else ""
-    raise UsageError(f"{folder} is a folder without {' or '.join(IN_FOLDERS)}, neither a run's nor a model's{hint}")
+    raise UsageError(f"{folder} has no {' or '.join(IN_FOLDERS)}, so it is no run or exported model{hint}")
 
 
 def _refuse_folded(file: Path) -> None:
@@ -320,10 +321,10 @@ def _refuse_folded(file: Path) -> None:
         folds = json.loads((file.parent / "attngraft.json").read_text(encoding="utf-8")).get("folds", ())
         moved = [entry["folded"] for entry in folds if entry.get("folded") and not entry.get("removed")]
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return  # not an exported model's, or one that `attngraft.load` refuses with a better message
+        return  # not of an exported model, or of one that `attngraft.load` refuses with a better message
     if moved:
         raise UsageError(
-            f"{file} is of a model that was folded for inference ({moved[0]}), so it is no start for training; pass the "
+            f"{file} has weights that were folded for inference ({moved[0]}), which cannot initialize training; pass the "
             "run, or a folder exported without --fold"
         )
 

@@ -1,1 +1,1 @@
-"""The papers' tables as data (`schema`), the papers' own counters, and our numbers next to the printed ones (`compute`)."""
+"""The papers' tables as data (`schema`), the papers' counting rules, and comparison with our numbers (`compute`)."""

@@ -1,6 +1,6 @@
-"""Comparison of a paper's table with our numbers: builds each row's model without weights and counts it as the paper does.
+"""Comparison of a paper's table with our numbers: build each row's model without weights and count as the paper does.
 
-A cell agrees if our number, rounded to the printed digits, equals the printed one. All other cells have a reason.
+A cell agrees if our number, rounded to the printed digits, equals the printed one. Every other cell has a reason.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class Cell:
     verdict: Verdict
     printed: str
     ours: float | None = None
-    why: str | None = None  #: reason why it differs or is not computed
+    why: str | None = None  #: reason why `ours` differs or is not computed
     runs: int = 0  #: number of runs that `ours` is the mean of
 
 
@@ -62,7 +62,7 @@ class TableResult:
 
     @property
     def summary(self) -> str:
-        """One line: numbers of cells that agree, differ, and are not computed."""
+        """Return one line with the numbers of cells that agree, differ, and are not computed."""
         agree, differ, missing = (self.count(verdict) for verdict in ("agrees", "differs", "not computed"))
         line = f"{agree} {'cell agrees' if agree == 1 else 'cells agree'}, {differ} differ, {missing} not computed"
         runs = self.count("from runs")
@@ -108,7 +108,7 @@ def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> Ta
         runs: finished runs (`attngraft.papers.runs.find_runs`); those of a row's model and graft supply its metrics.
 
     Raises:
-        ConfigError: the paper's file names an unknown counter, or an unknown number of it.
+        ConfigError: the paper's file names an unknown counter, or a number that its counter does not return.
     """
     runs = list(runs)
     used: list[Run] = []
@@ -176,7 +176,7 @@ def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
 
 
 def _build(table: Table, row: Row) -> tuple[nn.Module, Inputs]:
-    """Build the row's model and one example on the meta device."""
+    """Build the row's model and the inputs of one example on the meta device."""
     name = table.model_of(row)
     if name in SKELETONS:
         return SKELETONS[name](parse(row.graft), **row.args)

@@ -1,4 +1,4 @@
-"""Each paper's own counter, by name. A counter returns numbers in the units that its paper prints.
+"""Counters that follow each paper's counting rules. A counter returns numbers in the units that its paper prints.
 
 | counter | params | macs | more |
 |---|---|---|---|
@@ -6,8 +6,8 @@
 | `cb_multiplications` | - | `macs_m`, 10^6 | `multiplications`, 10^6: elementwise, of the grafts alone |
 | `hv` | 2^20, leaf modules only | 2^30, linear and convolution layers only | |
 | `bisa` | 10^6 | 10^9, linears, convolutions and matmuls | `flops_m`, 10^6: with norms and softmaxes; `added_percent` |
-| `bisa_two_maps` | 10^6 | as `bisa` | the same, with two more C x C maps in every layer that is replaced |
-| `elsa` | 10^6 | 10^9, linears, convolutions and matmuls, local attention's among them | |
+| `bisa_two_maps` | 10^6 | as `bisa` | as `bisa`, with two more C x C maps in every replaced layer |
+| `elsa` | 10^6 | 10^9, linears, convolutions and matmuls, including local attention's | |
 | `bixt` | 10^6 | 10^9, fvcore's FLOPs: linears, convolutions, matmuls, norms | `activations`, 10^6 elements |
 
 `count_as_fvcore` counts by the rules of fvcore, which the BiXT paper (and timm's benchmark) uses, on any of our models:
@@ -19,8 +19,8 @@
 | batch norm in evaluation | 2 per element (1 without weight and bias) | - |
 | softmax, GELU, sums, means | - | - |
 
-Activations are numbers of elements, not bytes. The model is run: each operation that reaches torch's dispatcher is counted
-with its own shapes. Attention is counted by its equation, whatever kernel would run it.
+Activations are numbers of elements, not bytes. The model is run, and each operation that reaches torch's dispatcher is
+counted with its shapes. Attention is counted by its equation, independent of the kernel.
 """
 
 import math
@@ -65,8 +65,8 @@ def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     """CB paper, Tables 13 and 14: elementwise multiplications of the grafts, N C each, in 10^6; the host in 10^6 MACs.
 
-    Counted on the paper's form of each graft, whatever path runs it here: one per output element of a product of token
-    maps or of the halving; additions, means and operations on one token are not counted.
+    Each graft is counted in the paper's form, independent of our implementation: one per output element of a product of
+    token maps or of the halving; additions, means and operations on one token are not counted.
     """
     counted: list[int] = []
 
@@ -98,16 +98,16 @@ def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     """BiSA paper: parameters in 10^6, multiply-adds in 10^9, the grafts' share of the host's parameters in percent.
 
     `flops_m`, in 10^6, is LeViT's column: multiply-adds, plus one per output element of a batch norm, plus one per output
-    element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), whatever
-    kernel runs it in how many passes. The rule was found by fitting five printed numbers.
+    element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), not
+    from the kernel and its passes. The rule was found by fitting five printed numbers.
     """
     return _bisa_numbers(model, _bisa_census(model, inputs), maps=0)
 
 
 def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """As `count_bisa`, with two more C x C maps, each with a batch norm, per layer: the reading that fits LeViT's digits.
+    """Count as `count_bisa`, plus two C x C maps with batch norms per replaced layer, which reproduces LeViT's digits.
 
-    They are added by formula, 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs. The paper does not describe them, so no
+    The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs. The paper does not describe them, so no
     graft has them.
     """
     return _bisa_numbers(model, _bisa_census(model, inputs), maps=2)
@@ -145,8 +145,8 @@ class _Census:
     """Counts of one forward pass of a model with bi-directional layers."""
 
     macs: int = 0
-    normalized: int = 0  #: outputs of batch norms
-    weights: int = 0  #: outputs of softmaxes
+    normalized: int = 0  #: output elements of batch norms
+    weights: int = 0  #: output elements of softmaxes
     layers: list[tuple[int, int]] = field(default_factory=list)  #: (rows, C) of the tokens in each replaced layer
 
 
@@ -274,11 +274,11 @@ _BATCH_NORMS = {
 
 
 class FvcoreCounts(TorchDispatchMode):
-    """Counts while active: multiply-adds, FLOPs of norms, and elements of activations."""
+    """Count multiply-adds, FLOPs of norms, and elements of activations while active."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.macs = 0  #: of linears, convolutions and matrix products
+        self.macs = 0  #: multiply-adds of linears, convolutions and matrix products
         self.norms = 0  #: FLOPs of norms
         self.activations = 0  #: elements of the outputs of linears, convolutions and matrix products
 
@@ -306,12 +306,12 @@ def count_as_fvcore(model: nn.Module, *inputs: Any) -> FvcoreCounts:
 
     Args:
         model: on any device; on "meta" nothing is computed. Its training flags are restored.
-        *inputs: its arguments, on its device. The paper counts for a batch of 1.
+        *inputs: arguments of the model, on its device. The paper counts for a batch of 1.
     """
     with (
         evaluating(model),
-        reference_backend(),  # the only path whose products are those of the equation
-        torch.inference_mode(False),  # else linears and attention would not be decomposed
+        reference_backend(),  # the only backend whose products are those of the equation
+        torch.inference_mode(False),  # otherwise linears and attention would not be decomposed
         torch.no_grad(),
         sdpa_kernel(SDPBackend.MATH),
         FvcoreCounts() as counts,

@@ -10,7 +10,7 @@ from attngraft.grafting.spec import parse
 from attngraft.papers.schema import Row, Table
 from attngraft.training.run_folder import read_run
 
-#: arguments that do not distinguish rows: they follow from the data, or only affect training
+#: arguments that do not distinguish rows, because they follow from the data or only affect training
 _IGNORED = {"num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
 
 
@@ -21,7 +21,7 @@ class Run:
     folder: str
     host: str
     args: Mapping[str, Any]
-    spec: str  #: canonical
+    spec: str  #: canonical graft specification
     data: str  #: training data
     distilled: bool = False  #: whether it has a teacher
     metrics: Mapping[str, float]  #: of the last epoch, with prefix (`val/top1`)
@@ -31,7 +31,7 @@ def find_runs(folder: Path) -> list[Run]:
     """Return all finished runs below `folder`: a run folder, a study's folder, or a folder of several.
 
     Raises:
-        UsageError: there is no such folder, or it contains no finished run.
+        UsageError: the folder does not exist or contains no finished run.
     """
     if not folder.is_dir():
         raise UsageError(f"--runs {folder}: no such folder")

@@ -1,4 +1,4 @@
-"""Files of papers: printed tables, and how each number is computed. A misspelled key is an error.
+"""Schema of the papers' files: printed tables, and how each number is computed. A misspelled key is an error.
 
 A paper is one YAML file in this folder. A number is written as the paper prints it, in quotes, so that its digits are known
 ("46.70", not 46.7).
@@ -21,13 +21,13 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One column of a table. Without `count` and `metric` its numbers are only shown as printed."""
+    """One column of a table. Without `count` and `metric`, it only shows the printed numbers."""
 
     id: str
     title: str
-    count: str | None = None  #: which of the counter's numbers it shows
-    metric: str | None = None  #: which metric of a run it shows ("val/top1")
-    percent: bool = False  #: the paper prints percent, the run's metric is a fraction
+    count: str | None = None  #: name of the counter's number to show
+    metric: str | None = None  #: metric of a run to show ("val/top1")
+    percent: bool = False  #: whether the paper prints percent; a run's metric is a fraction
 
     def __post_init__(self) -> None:
         if self.count is not None and self.metric is not None:
@@ -62,8 +62,8 @@ class Table:
     title: str
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    model: str | None = None  #: of rows without `model` and `missing`
-    counter: str | None = None  #: overrides the paper's
+    model: str | None = None  #: model of rows without `model` and `missing`
+    counter: str | None = None  #: counter of this table; None: the paper's
     distilled: bool | None = None  #: whether runs must have a teacher (true) or none (false); null: either
     notes: tuple[str, ...] = ()
 
@@ -118,7 +118,7 @@ class Paper:
         """Return the table called `name` ("table6", "Table 6" and "6" are the same).
 
         Raises:
-            UsageError: there is no such table; lists all.
+            UsageError: there is no such table; the message lists all.
         """
         wanted = name.lower().replace(" ", "")
         for table in self.tables:
@@ -137,8 +137,8 @@ def load_paper(name: str) -> Paper:
     """Return the paper with the id `name`.
 
     Raises:
-        UsageError: there is no such paper; lists all.
-        ConfigError: its file is invalid; names the field.
+        UsageError: there is no such paper; the message lists all.
+        ConfigError: its file is invalid; the message names the field.
     """
     known = list_papers()
     if name.lower() not in known:
@@ -150,7 +150,7 @@ def read_paper(path: Path) -> Paper:
     """Read a paper's file.
 
     Raises:
-        ConfigError: invalid YAML, an unknown or missing key, a number without quotes; names the file and the field.
+        ConfigError: invalid YAML, an unknown or missing key, or a number without quotes; the message names file and field.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

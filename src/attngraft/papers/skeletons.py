@@ -1,4 +1,4 @@
-"""Models by name that are used for counting only.
+"""Models that are used only for counting, by name.
 
 `translation_transformer` is the HV paper's translation Transformer: 6 + 6 layers, width 512, 8 heads, MLP 2048, 18 attention
 sites, one matrix for source, target and output words; without parts that have neither parameters nor multiply-adds (sinusoid
@@ -46,7 +46,7 @@ class Attention(AttentionSite, nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention in the decoder, MLP; the norm after each residual sum (Eq. 4)."""
+    """Self-attention, cross-attention in the decoder, and MLP, with a norm after each residual sum (Eq. 4)."""
 
     def __init__(self, *, cross: bool) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(DIM, eps=1e-6) for _ in range(2 + cross))
 
     def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
-        """(B, N, C) to (B, N, C)."""
+        """Transform tokens (B, N, C); the shape is unchanged."""
         for attention, norm, context in zip(self.attentions, self.norms, (None, memory), strict=False):
             x = norm(x + attention(x, x if context is None else context))
         return cast(Tensor, self.norms[-1](x + self.mlp(x)))
@@ -74,7 +74,7 @@ class TranslationTransformer(nn.Module):
         self.output.weight = self.words.weight
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Token ids (B, N) of source and target to logits (B, N, vocabulary)."""
+        """Return logits (B, N, vocabulary) for the token ids (B, N) of source and target."""
         memory, x = self.norms[0](self.words(source)), self.norms[1](self.words(target))
         for layer in self.encoder:
             memory = layer(memory)

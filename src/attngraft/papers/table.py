@@ -1,4 +1,4 @@
-"""Rendering of computed tables for the terminal: the paper's numbers, ours next to them, and a mark."""
+"""Rendering of computed tables in the terminal: the paper's numbers, our numbers, and a mark."""
 
 from rich.console import Group, RenderableType
 from rich.markup import escape

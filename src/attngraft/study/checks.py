@@ -1,8 +1,8 @@
 """Checks before anything is trained: variants fit their hosts, hosts fit the study, and existing runs belong to it.
 
-Other hosts than the study's see the same images in the same order, with the same augmentation, and train under the same
-recipe. How an image becomes an input (mean, deviation, interpolation, crop) is the host's own, as in timm; a note of the
-report tells where they differ.
+Hosts other than the study's are trained on the same images in the same order, with the same augmentation, under the same
+recipe. Preprocessing (mean, standard deviation, interpolation, crop) is the host's own, as in timm; a note in the report
+lists the differences.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ def check_variants(study: Study) -> None:
 
     Raises:
         UsageError: a variant does not fit the host (a GraftSpecError if its text is wrong), or another host does not fit
-            the study; names the variant.
+            the study; the message names the variant.
         ConfigError: the host is unknown or does not accept its arguments.
         HostError: the initial weights, or a teacher's, cannot be found or do not fit.
     """
@@ -45,7 +45,7 @@ def check_variants(study: Study) -> None:
         except AttngraftError as error:
             whose = "the host" if variant.host is None else "its host"
             raise UsageError(f"the variant {variant.name} does not fit {whose}: {error}") from error
-    if new:  # the others have a checkpoint, and the initial weights may be gone
+    if new:  # the others have a checkpoint, and their initial weights may have been deleted
         check_start(study.baseline_recipe)
         check_teacher(study.baseline_recipe)
 
@@ -75,7 +75,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
             check_start(recipe)
         except AttngraftError as error:
             raise UsageError(
-                f"the variant {variant.name}: {error}. Give the initial weights of another host beside its name: "
+                f"the variant {variant.name}: {error}. Give the initial weights of another host next to its name: "
                 "{name: ..., weights: FILE}, or pretrained: false for random values"
             ) from error
     expected = tuple(model_data_config(study.baseline_recipe)["input_size"])
@@ -92,9 +92,9 @@ def _other_input(variant: Variant, host: str, size: tuple[int, ...], expected: t
     if size[0] != expected[0]:
         remedies.append(f"in_chans: {expected[0]}")
     return (
-        f"the variant {variant.name} takes inputs of {'x'.join(map(str, size))}, and the study's host {host} of "
-        f"{'x'.join(map(str, expected))}: all variants see the same images; give it the arguments "
-        f"{{{', '.join(remedies)}}}, or, if it takes no img_size, "
+        f"the variant {variant.name} takes inputs of {'x'.join(map(str, size))}, but the study's host {host} takes "
+        f"inputs of {'x'.join(map(str, expected))}, and all variants use the same images; give the variant the arguments "
+        f"{{{', '.join(remedies)}}}, or, if it does not accept img_size, "
         f"{{pretrained_cfg_overlay: {{input_size: {list(expected)}}}}}"
     )
 
@@ -103,7 +103,7 @@ def refuse_other_recipes(study: Study) -> None:
     """Check that every run that was started has this study's recipe.
 
     Raises:
-        TrainingError: names the fields that differ and the remedies.
+        TrainingError: a run has another recipe; the message names the fields that differ and the remedies.
     """
     problems = []
     for run in study.runs:
@@ -115,17 +115,18 @@ def refuse_other_recipes(study: Study) -> None:
     if problems:
         others = f"\n({len(problems) - 1} more runs of this study differ as well)" if len(problems) > 1 else ""
         raise TrainingError(
-            f"{problems[0]}{others}\nFor a study: use another --out, repeat the settings in study.yaml, or delete the runs "
-            "that are to be trained again"
+            f"{problems[0]}{others}\nFor a study: use another --out, use the settings in study.yaml again, or delete the "
+            "runs that should be trained again"
         )
 
 
 def refuse_other_variants(config: StudyConfig) -> None:
-    """Check that existing runs have the graft and the host of the variant of their name. Unlike `refuse_other_recipes`
-    this needs no recipe, which may be gone when a report is made.
+    """Check that existing runs have the graft and the host of the variant with their name.
+
+    Unlike `refuse_other_recipes` this does not need the study's recipe, whose file may no longer exist.
 
     Raises:
-        TrainingError: names the run and its host and graft.
+        TrainingError: a run has another graft or host; the message names them and the run.
     """
     for variant in config.variants:
         for seed in config.seeds:
@@ -138,16 +139,16 @@ def refuse_other_variants(config: StudyConfig) -> None:
                 host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
                 graft = f" with the graft {recipe.graft}" if recipe.graft else ""
                 raise TrainingError(
-                    f"{folder}: this run is of {host}{graft}, and the variant {variant.name} is {variant.key}: report with "
+                    f"{folder}: this run trained {host}{graft}, but the variant {variant.name} is {variant.key}; report on "
                     f"the study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
                 )
 
 
 def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:
-    """Return whether a run has this host; the study's own host (None) is known to its recipe alone."""
+    """Return whether a run has this host; True for the study's own host (None), which only the recipe defines."""
     if host is None:
         return True
     kept, given = dict(recipe.host.args), dict(host.args)
-    if host.weights is not None:  # a folder of transformers also gives arguments
+    if host.weights is not None:  # a transformers folder also sets arguments
         kept = {name: value for name, value in kept.items() if name in given}
     return (recipe.host.name, kept) == (host.name, given)

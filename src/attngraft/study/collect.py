@@ -133,7 +133,7 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 
 def _differences(config: StudyConfig, records: Records, task: Task, *, stopped: int) -> list[Difference | None]:
-    """Return the variants' differences; None for the baseline, and if no seed has both runs.
+    """Return the variants' differences from the baseline; None for the baseline, and where no seed has both runs.
 
     Holm's correction also counts the variants that were `stopped` early.
     """

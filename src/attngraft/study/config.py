@@ -2,7 +2,7 @@
 
     title: Broadcasting on flowers          # optional
     host: {name: vit_tiny_patch16_224, args: {img_size: 64, depth: 6}, pretrained: false}   # or weights: FILE
-    grafts:                                 # the plain host (none) always takes part
+    grafts:                                 # the plain host (none) is always included
       - cb_s@blocks.6-11
       - {name: both directions, spec: horizontal + vertical}
       - {name: DeiT, host: {name: deit_tiny_patch16_224, args: {img_size: 64, depth: 6}}}   # another host
@@ -12,7 +12,7 @@
     seeds: 3                                # 0, 1, 2; or a list of seeds
     epochs: 30
     time_budget: 10m                        # instead of epochs, or with them as the maximum
-    suites: [robustness, calibration]       # optional: evaluate finished runs under these, too (attngraft list suites)
+    suites: [robustness, calibration]       # optional: also evaluate finished runs under these (attngraft list suites)
     halving: 3                              # optional, for many grafts: the best third continues at each rung of epochs
     out: runs/flowers
 
@@ -45,7 +45,9 @@ class Halving:
     """Asynchronous successive halving: at each rung of epochs the best 1 / `eta` of the variants continue."""
 
     eta: int = 3
-    first: int | None = None  #: the first rung's epoch, later ones are `eta` times as far; None: counted from the end
+    first: int | None = (
+        None  #: epoch of the first rung, each later one is `eta` times that; None: counted back from the end
+    )
 
     def __str__(self) -> str:
         return str(self.eta) if self.first is None else f"{self.eta},{self.first}"
@@ -81,8 +83,8 @@ class StudyConfig:
         graft and seed.
 
         Raises:
-            ConfigError: recipe, override or field does not exist or is invalid; or, from the function, the initial weights
-                of a host other than the study's are not given.
+            ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
+                it if the initial weights of a host other than the study's are not given.
         """
         shared = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
         if self.host is not None:
@@ -173,7 +175,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     if not file.out:
         raise UsageError(f"{source}: no folder for the results: give --out FOLDER, or `out:` in the study file")
     if file.epochs is not None and file.epochs < 1:
-        raise ConfigError(f"{source}.epochs: must be at least 1, is {file.epochs}")
+        raise ConfigError(f"{source}.epochs: must be at least 1; got {file.epochs}")
     if file.data is not None and not isinstance(file.data, str | Mapping):
         raise ConfigError(f"{source}.data: expected a source (digits, a folder, ...) or a section, found {file.data!r}")
     for override in file.set:
@@ -206,10 +208,10 @@ def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:
 
 
 def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
-    """Parse seeds: `3` means 0, 1, 2; `5,7` means these; `5,` means 5 alone. A list is taken as it is.
+    """Parse seeds: `3` means 0, 1, 2; `5,7` means 5 and 7; `5,` means only 5. The seeds of a list are used directly.
 
     Raises:
-        UsageError: no seed, a repeated one, or anything but whole numbers from 0 on.
+        UsageError: no seed, a repeated seed, or anything but whole numbers of at least 0.
     """
     refusal = UsageError(f"seeds: expected a number of seeds (3) or seeds with commas (5,7), found {value!r}")
     if isinstance(value, str):
@@ -245,8 +247,8 @@ def parse_halving(value: str | int) -> Halving | None:
     parts = [part.strip() for part in str(value).split(",")]
     if len(parts) > 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 2 or "0" in parts[1:]:
         raise UsageError(
-            "halving: expected a factor from 2 on (3: the best third continues), optionally with the first rung's epoch "
-            f"(3,2), or off, found {value!r}"
+            "halving: expected a factor of at least 2 (3: the best third continues), optionally with the first rung's epoch "
+            f"(3,2), or off; got {value!r}"
         )
     return Halving(int(parts[0]), int(parts[1]) if parts[1:] else None)
 

@@ -1,8 +1,8 @@
 """Costs of each variant: parameters, multiply-adds, time and memory, as ratios to the baseline.
 
 Times are measured in interleaved rounds, as in `attngraft.timing.paired`: every variant once per round, a ratio per round,
-the median with its bootstrap interval. The costs are kept in the study's folder, so that a report can be made again
-without measuring.
+the median with its bootstrap interval. The costs are saved in the study's folder, so that the report can be rewritten
+without measuring again.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from attngraft.training.setup import cpu_threads
 
 COST_FILE = "cost.json"
 PAIRS = 30
-FEWEST_PAIRS = 5  #: an interval from fewer means nothing, and times are left out
+FEWEST_PAIRS = 5  #: with fewer pairs an interval is meaningless, and times are left out
 
 Costs = dict[str, Cost]  #: by `Variant.key`
 
@@ -39,8 +39,8 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
     Args:
         study: the study.
         benchmark: opened data, as the runs use it.
-        limit: seconds for timing. If they do not suffice for `PAIRS` rounds there are fewer, and no time ratios if there
-            is no time for `FEWEST_PAIRS`.
+        limit: seconds for timing. If they are too few for `PAIRS` rounds, there are fewer rounds; if they are too few for
+            `FEWEST_PAIRS`, there are no time ratios.
     """
     profilers, parameters, macs, memory = {}, {}, {}, {}
     with cpu_threads(study.baseline_recipe.train.threads):
@@ -83,7 +83,7 @@ def _macs_of_one_example(profiler: Profiler) -> int:
 def _ratios(
     works: Mapping[str, Callable[[], None]], wait: Callable[[], object] | None, *, limit: float
 ) -> dict[str, PairedRatio]:
-    """Time each work against the first one, which is included in the result; empty if there is no time for it."""
+    """Time each function against the first, which is included in the result; empty if there is not enough time."""
     base, *others = works
     start = time.perf_counter()
     for work in works.values():
@@ -110,13 +110,15 @@ def save_costs(folder: Path, recipe: Recipe, costs: Mapping[str, Cost]) -> None:
 
 
 def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = None) -> Costs | None:
-    """Read the costs in `folder`; None unless all variants of `config` are among them, and measured under `recipe` if
-    that is given."""
+    """Read the costs in `folder`.
+
+    Returns None unless they include all variants of `config`, and were measured under `recipe` if that is given.
+    """
     try:
         content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
         costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
         measured_for = content["measured_for"]
-    except (OSError, ValueError, KeyError, AttributeError):  # absent, damaged or of another version: measured again
+    except (OSError, ValueError, KeyError, AttributeError):  # missing, damaged or of another version: measure again
         return None
     if recipe is not None and measured_for != _measured_for(recipe):
         return None

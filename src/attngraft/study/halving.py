@@ -1,10 +1,10 @@
 """Order of training under asynchronous successive halving, for large sets of variants.
 
-Every variant is trained with all seeds up to the first rung; `Rungs` decides from there. The learning rate follows the full
-schedule all along, a stopped run is only paused, and the baseline is always trained to the end.
+Every variant is trained with all seeds up to the first rung; from there `Rungs` decides. The learning rate always follows
+the full schedule, so a stopped run is only paused, and the baseline is always trained to the end.
 
 The order in which runs end decides which variants are promoted early, so with concurrent runs two studies may stop
-different variants; their training is the same. halving.json keeps order, scores and decisions.
+different variants; their training is the same. halving.json stores order, scores and decisions.
 """
 
 import dataclasses
@@ -85,7 +85,7 @@ class HalvingQueue:
         if key in self._active or key in self._failed or (key[0] != self._baseline and self._has_failed(key[0])):
             return False
         run = self._runs[key]
-        complete = run.epochs_done == self._rungs.total  # all epochs are there, but not finished.json
+        complete = run.epochs_done == self._rungs.total  # all epochs are done, but finished.json is missing
         return run.state != "finished" and (run.epochs_done < self._limit(key[0]) or complete)
 
     def _has_failed(self, name: str) -> bool:

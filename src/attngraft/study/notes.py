@@ -1,4 +1,4 @@
-"""Notes of a study's result: facts about its runs without which the numbers would be misread."""
+"""Notes on a study's result: facts about its runs that are needed to interpret the numbers."""
 
 import json
 import math
@@ -21,7 +21,7 @@ _TRAINED = {
 def start_notes(records: Records, metric: str, *, others: Collection[str] = ()) -> list[str]:
     """Return notes on initial weights, scores before training, teachers, and trained parameters.
 
-    The weights of `others`, variants on other hosts, are left to `other_host_notes`.
+    The weights of `others`, variants on other hosts, are covered by `other_host_notes`.
     """
     every = _all_runs(records)
     own = {name: by_seed for name, by_seed in records.items() if name not in others}
@@ -61,7 +61,7 @@ def _all_runs(records: Mapping[str, Mapping[int, RunRecord]]) -> list[RunRecord]
 
 
 def _same_weights(runs: Iterable[RunRecord]) -> bool:
-    """Return whether the runs, all of one host, start from the same file, or all from none."""
+    """Return whether the runs, all of one host, start from the same file, or all without one."""
     return len({(run.start.get("from") is not None, run.start.get("sha256")) for run in runs}) <= 1
 
 

@@ -1,4 +1,4 @@
-"""The resolved study: recipe, folder and state of every run, in the order that gives answers early."""
+"""The resolved study: recipe, folder and state of every run, in an order that gives results early."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -38,16 +38,20 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Study(StudyConfig):
-    """A configuration with all its runs resolved by `resolve`: seed by seed, and within a seed the baseline first, so
-    that each finished seed is a small study of its own."""
+    """A study configuration with all its runs, resolved by `resolve`.
+
+    Runs are ordered by seed, and within a seed the baseline comes first, so that each finished seed is a small study.
+    """
 
     runs: tuple[PlannedRun, ...]
-    benchmark: BenchmarkBatch | None = None  #: the opened data; None before `runner.prepare`, and if all is finished
+    benchmark: BenchmarkBatch | None = (
+        None  #: the opened data; None before `runner.prepare`, and if all runs are finished
+    )
     seconds: float | None = None  #: estimate for the remaining runs
 
     @property
     def baseline_recipe(self) -> Recipe:
-        """The baseline's recipe with the first seed: data, task and training are those of all runs."""
+        """Recipe of the baseline with the first seed; all runs share its data, task and training settings."""
         return self.runs[0].recipe
 
     def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
@@ -56,18 +60,18 @@ class Study(StudyConfig):
         return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
 
     def split_file(self) -> Path | None:
-        """Return the file of the study's random split, existing or not; None until a run has saved anything."""
+        """Return the path of the study's random split, which may not exist; None until a run has saved anything."""
         # until then the data's settings may change
         return self.out / SPLIT_FILE if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 
     def save_split(self, task: Task) -> None:
-        """Write the split that `task` drew, if any, for all runs that have saved nothing yet.
+        """Write the random split of `task`, if any, for all runs that have saved nothing yet.
 
-        Without that, a run that starts after images were added would be trained and evaluated on other images than
-        earlier runs.
+        Otherwise a run that starts after images were added would be trained and evaluated on other images than earlier
+        runs.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         path = self.out / SPLIT_FILE
         if not task.save_split(path):
@@ -126,7 +130,7 @@ Records = dict[str, dict[int, RunRecord]]
 
 
 def finished_runs(config: StudyConfig) -> Records:
-    """Read the finished runs of the study; needs no recipe, which may be gone when a report is made.
+    """Read the finished runs of the study, without its recipe, whose file may no longer exist.
 
     Raises:
         TrainingError: a run folder is damaged.

@@ -42,7 +42,7 @@ def align_scores(runs: Sequence[Scores], folders: Sequence[Path]) -> tuple[list[
     """Return the scores (N,) of each run in the order of the first run's examples, and whether all are 0 or 1.
 
     Raises:
-        DataError: the runs did not evaluate the same examples; names their `folders`.
+        DataError: the runs were not evaluated on the same examples; the message names their `folders`.
     """
     order = np.argsort(runs[0].names, kind="stable")
     aligned = []
@@ -54,7 +54,7 @@ def align_scores(runs: Sequence[Scores], folders: Sequence[Path]) -> tuple[list[
         if not np.array_equal(run.names[own], runs[0].names[order]):
             raise DataError(
                 f"{folder} and {folders[0]} were evaluated on different examples: the data changed "
-                "between these runs; delete those with the old data, and repeat the study"
+                "between these runs; delete the runs on the old data, and rerun the study"
             )
         score = np.empty_like(run.score)
         score[order] = run.score[own]
@@ -63,7 +63,7 @@ def align_scores(runs: Sequence[Scores], folders: Sequence[Path]) -> tuple[list[
 
 
 def variant_sections(task: Task, records: Sequence[RunRecord]) -> list[Section]:
-    """Return the task's sections on a variant with these finished runs; none if a run kept no arrays of its own.
+    """Return the task's report sections for a variant with these finished runs; empty if a run saved no task arrays.
 
     Raises:
         TrainingError: predictions cannot be read.

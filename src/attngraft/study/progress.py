@@ -25,16 +25,16 @@ Ending = Literal["finished", "paused", "failed", "stopped", "lost"]
 
 
 class StudyProgress:
-    """Callbacks of a study, which do nothing here."""
+    """Callbacks of a study; those of this base class do nothing."""
 
     def on_stage(self, text: str) -> None:
         """A stage besides training begins: checking, timing, measuring, reporting."""
 
     def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
-        """The runs are planned. `seconds`, if estimated, and `epochs` are for the rest of them; `extra` is a remark."""
+        """The runs are planned. `seconds` (None: no estimate) and `epochs` are what remains; `extra` is a remark."""
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """A run starts or resumes, maybe beside others; return its callbacks."""
+        """A run starts or resumes, possibly alongside others; return its callbacks."""
         return Progress()
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
@@ -68,7 +68,7 @@ class StudyLog(StudyProgress):
 
 
 class LiveStudy(StudyProgress):
-    """A table of variants and seeds that fills up, and a bar for each active run; use it in a `with` block."""
+    """Live table of variants and seeds, with a progress bar for each active run; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
@@ -116,7 +116,7 @@ class LiveStudy(StudyProgress):
         style = {"finished": "green", "paused": "dim", "failed": "bold red", "stopped": "yellow"}[outcome]
         if run.label in self._active:
             self._bars.remove_task(self._active.pop(run.label))
-        if outcome != "paused":  # then the cell keeps the epoch
+        if outcome != "paused":  # a paused run's cell keeps showing the epoch
             self._cells[run.label] = Text(message if outcome == "finished" and message else outcome, style=style)
         self._cells[run.label].style = style
         if outcome == "failed":
@@ -137,7 +137,7 @@ class LiveStudy(StudyProgress):
         self._clock.epoch_done()
 
     def bar(self, run: PlannedRun, *, step: int, total: int, note: str) -> None:
-        """Move the bar of an active run."""
+        """Update the progress bar of an active run."""
         if run.label in self._active:
             self._bars.update(self._active[run.label], completed=step, total=total, note=note)
 
@@ -200,7 +200,7 @@ class _RunRow(Progress):
 
 
 class _Clock:
-    """Time left: the estimate at first, then by the time of the epochs so far."""
+    """Remaining time: from the estimate at first, then from the time of the epochs so far."""
 
     def __init__(self, *, epochs: float = 0.0, estimate: float | None = None) -> None:
         self._epochs, self._estimate = epochs, estimate
@@ -218,7 +218,7 @@ class _Clock:
 
 
 def first_metric(metrics: Mapping[str, float]) -> str:
-    """Return the first validation metric of an epoch's row, which is the task's first: `top1 0.812`."""
+    """Return the first validation metric of an epoch's row, which is the task's first metric: `top1 0.812`."""
     return next((f"{n.removeprefix('val/')} {value:.4g}" for n, value in metrics.items() if n.startswith("val/")), "")
 
 

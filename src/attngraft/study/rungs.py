@@ -1,9 +1,9 @@
 """The rule of asynchronous successive halving (Li et al., 2020): which variants continue past each rung of epochs.
 
 Whenever a variant reaches a rung, the best 1 / eta of those that reached it so far are promoted to the next rung, and
-those of the last rung to the end. No variant waits for others; once no other can come, at least one is promoted. A
-promotion is final, even if better variants come later. So all decisions follow from the order of arrivals and the scores,
-and `Rungs.replay` repeats those of a stored result.
+those of the last rung to the end. No variant waits for others; once no other can arrive, at least one is promoted. A
+promotion is final, even if better variants arrive later. So all decisions follow from the order of arrivals and the
+scores, and `Rungs.replay` repeats the decisions of a stored result.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from attngraft.training.recipe import ScheduleConfig
 
 
 def rung_epochs(halving: Halving, schedule: ScheduleConfig) -> list[int]:
-    """Return the epochs after which variants are compared: first, first * eta, ...; or else ..., epochs // eta^2,
-    epochs // eta, none of them within the warm-up, where losses mean little.
+    """Return the epochs after which variants are compared.
+
+    With `first` they are first, first * eta, ...; without it ..., epochs // eta^2, epochs // eta. None of them is within
+    the warm-up, where losses mean little.
 
     Raises:
-        UsageError: there is no room for one.
+        UsageError: the epochs have no room for a rung.
     """
     epochs, eta = schedule.epochs, halving.eta
     if halving.first is not None:
@@ -41,7 +43,7 @@ def rung_epochs(halving: Halving, schedule: ScheduleConfig) -> list[int]:
 
 
 def expected_share(halving: Halving, schedule: ScheduleConfig, *, variants: int) -> float:
-    """Return the part of all epochs of `variants` variants that is trained if no variant is promoted early.
+    """Return the fraction of all epochs of `variants` variants that is trained if no variant is promoted early.
 
     Raises:
         UsageError: as `rung_epochs`.
@@ -57,12 +59,12 @@ class Rungs:
     """Scores of the variants at each rung, and the promotions that follow from them.
 
     Args:
-        names: of the variants, in the study's order.
-        epochs: rungs of epochs.
+        names: names of the variants, in the study's order.
+        epochs: epoch of each rung.
         total: epochs of a complete run.
         eta: one in `eta` variants is promoted.
-        metric: primary metric, for the record.
-        higher_is_better: of the metric.
+        metric: primary metric, stored in the result.
+        higher_is_better: whether a higher metric is better.
     """
 
     def __init__(
@@ -72,9 +74,9 @@ class Rungs:
         self._names = list(names)
         self._higher_is_better = higher_is_better
         self._scores: dict[int, dict[str, float | None]] = {rung: {} for rung in self.epochs}
-        self._order: list[tuple[str, int]] = []  # of arrival
+        self._order: list[tuple[str, int]] = []  # (variant, rung) by arrival
         self._promoted: set[tuple[str, int]] = set()
-        self._passed = dict.fromkeys(self._names, 0)  # number of rungs that each was promoted from
+        self._passed = dict.fromkeys(self._names, 0)  # number of rungs that each variant was promoted from
         self._lost: set[str] = set()
         self._losses: list[Lost] = []
 
@@ -99,7 +101,7 @@ class Rungs:
         return rungs
 
     def keep_promotions(self, standings: Sequence[Standing]) -> None:
-        """Promote variants that were promoted before, when other variants may have competed."""
+        """Repeat earlier promotions, which may have been decided among other variants."""
         for each in standings:
             if each.promoted:
                 self._promote(each.variant, each.epoch)
@@ -108,7 +110,7 @@ class Rungs:
         return name in self._scores[rung]
 
     def add(self, name: str, rung: int, score: float | None) -> None:
-        """Record that a variant reached a rung with this mean score; None if it is not a number."""
+        """Record that a variant reached a rung with this mean score (None for NaN)."""
         if name in self._passed and name not in self._scores[rung]:
             self._scores[rung][name] = score
             self._order.append((name, rung))
@@ -123,7 +125,7 @@ class Rungs:
             self._decide()
 
     def limit(self, name: str) -> int:
-        """Return the epoch up to which a variant may be trained now."""
+        """Return the last epoch to which a variant may currently be trained."""
         passed = self._passed[name]
         return self.epochs[passed] if passed < len(self.epochs) else self.total
 

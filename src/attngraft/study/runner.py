@@ -5,7 +5,7 @@ All state of a study is in its folder, so it can be stopped at any moment and re
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
 
 and halving.json, if runs are stopped early, split.csv, if the validation split was drawn at random, and suites.csv, if
-runs are evaluated under suites. The executor decides where runs are trained and how many at a time, which changes no file.
+runs are evaluated under suites. The executor decides where runs are trained and how many at a time; the files are the same.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ def open_data(study: Study) -> BenchmarkBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """Functions that a study calls, replaceable: another trainer, no measurements, ..."""
+    """Functions that a study calls; replace them for another trainer, to skip measurements, ..."""
 
     train: Train = train
     open_data: Callable[[Study], BenchmarkBatch] = open_data
@@ -76,10 +76,10 @@ def compare(
     costs: bool = True,
     tools: Tools | None = None,
 ) -> StudyResult:
-    """Train every variant with every seed, as far as that is not done yet, and compare them.
+    """Train every variant with every seed, except for finished runs, and compare the variants.
 
-    Finished runs are kept, unfinished ones resumed. A run that fails is noted, and the others are still trained;
-    `incomplete` then returns True. Ctrl-C loses nothing; the same call resumes.
+    Finished runs are kept, unfinished ones resumed. A failed run is noted, and the others are still trained; `incomplete`
+    then returns True. Ctrl-C loses nothing; the same call resumes.
 
     Args:
         config: from `study_from_dict`.
@@ -124,10 +124,10 @@ def compare(
 
 
 def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResult:
-    """Write results and report again from the finished runs, without training or measuring.
+    """Rewrite results and report from the finished runs, without training or measuring.
 
     Raises:
-        TrainingError: no run is finished, or a run has another graft or host than the variant of its name.
+        TrainingError: no run is finished, or a run's graft or host is not that of the variant with its name.
     """
     refuse_other_variants(config)
     costs = load_costs(config.out, _without_stopped(config))
@@ -141,7 +141,7 @@ def prepare(
     progress: StudyProgress | None = None,
     tools: Tools | None = None,
 ) -> Study:
-    """Return the study, checked, with its data opened, its time estimated, and its epochs fitted to the time budget.
+    """Check the study, open its data, estimate its time, and fit its epochs to the time budget.
 
     Trains and writes nothing.
 
@@ -165,8 +165,8 @@ def prepare(
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            estimate = None  # the run itself will explain it
-            log.warning("no estimate of the time: a variant does not fit into memory")
+            estimate = None  # the run itself will report the error
+            log.warning("the time cannot be estimated: a variant does not fit into memory")
         concurrency = executor.concurrency(study.baseline_recipe)
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
@@ -194,19 +194,19 @@ def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
 def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Study:
     """Return the study with the epochs that its time budget allows; halving leaves room for more."""
     if estimate is None or study.time_budget is None:
-        raise UsageError("--time-budget needs an estimate, and there is none: give --epochs instead")
+        raise UsageError("--time-budget needs an estimate of the time, which failed; give --epochs instead")
     budget = (study.time_budget - _cost_seconds(study)) * concurrency
     epochs = fit_epochs(estimate, study.runs, budget=budget, most=study.epochs, share=trained_share(study))
     return resolve(dataclasses.replace(study, fitted_epochs=epochs))
 
 
 def write_study(config: StudyConfig) -> None:
-    """Write study.yaml, from which the study can be repeated or resumed."""
+    """Write study.yaml, which can be used to repeat or resume the study."""
     write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
 
 
 def incomplete(result: StudyResult) -> bool:
-    """Return whether some run of the study is missing from its result, except for those that halving stopped."""
+    """Return whether any run is missing from the study's result, not counting runs that halving stopped."""
     stopped = {} if result.halving is None else result.halving.stopped
     return any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped)
 
@@ -215,14 +215,14 @@ def incomplete(result: StudyResult) -> bool:
 
 
 class RunQueue:
-    """Tasks for all runs to their end, in the order of the plan."""
+    """Queue of tasks that train all runs to completion, in the order of the plan."""
 
     def __init__(self, study: Study) -> None:
         self._waiting = [run for run in study.runs if run.state != "finished"]
         self._active: list[PlannedRun] = []
 
     def next(self) -> RunTask | None:
-        """Return a task that was not started; None if there is none now."""
+        """Return the next task to start; None if there is none at the moment."""
         if not self._waiting:
             return None
         self._active.append(self._waiting.pop(0))
@@ -238,10 +238,10 @@ class RunQueue:
 
 
 def train_runs(study: Study, *, executor: Executor, train: Train, progress: StudyProgress) -> list[str]:
-    """Train every run that is left, and return notes on runs that failed and on processes that died.
+    """Train all remaining runs, and return notes on runs that failed and on processes that died.
 
     Raises:
-        Interrupted: Ctrl-C or SIGTERM; everything is kept.
+        Interrupted: Ctrl-C or SIGTERM; all runs are saved.
     """
     queue = RunQueue(study) if study.halving is None else HalvingQueue(study, study.halving)
     first = queue.next()
@@ -258,7 +258,7 @@ def train_runs(study: Study, *, executor: Executor, train: Train, progress: Stud
 
 
 class _Scheduler:
-    """Hands the tasks of a queue to a pool of workers, and resumes runs whose process died."""
+    """Scheduler that submits the tasks of a queue to a pool of workers, and resumes runs whose process died."""
 
     def __init__(
         self, config: StudyConfig, queue: RunQueue | HalvingQueue, pool: Pool, progress: StudyProgress, *, retries: int
@@ -296,7 +296,7 @@ class _Scheduler:
     def _handle(self, task: RunTask, outcome: Outcome) -> None:
         label, notes = task.run.label, self._notes
         deaths = self._deaths[label]
-        if outcome.kind == "stopped":  # the run was interrupted, and so the study
+        if outcome.kind == "stopped":  # an interrupted run interrupts the study
             raise KeyboardInterrupt
         if outcome.kind == "lost":
             deaths.append(outcome.message)
@@ -318,7 +318,7 @@ class _Scheduler:
 
 
 class _InterimResults:
-    """results.json after each seed, for readers while the study runs; takes at most a twentieth of its time."""
+    """Writer of results.json after each seed, for readers while the study runs; takes at most 1/20 of its time."""
 
     def __init__(self, config: StudyConfig, queue: RunQueue | HalvingQueue, notes: list[str]) -> None:
         self._config, self._queue, self._notes = config, queue, notes
@@ -354,7 +354,9 @@ def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools
         return costs
     progress.on_stage("measuring the costs of each variant")
     try:
-        benchmark = study.benchmark if measured.overrides == study.overrides else None  # has batches as planned
+        benchmark = (
+            study.benchmark if measured.overrides == study.overrides else None
+        )  # only if its batch sizes are unchanged
         costs = tools.measure_costs(measured, benchmark or tools.open_data(measured), limit=_cost_seconds(study))
     except (AttngraftError, RuntimeError, OSError) as error:
         notes.append(f"Measuring the costs failed: {error}")
@@ -375,7 +377,7 @@ def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
 
 
 def _without_stopped(config: StudyConfig) -> StudyConfig:
-    """Return the study without variants that were stopped early, whose costs would be measured in vain."""
+    """Return the study without variants that were stopped early, whose costs are not needed."""
     if config.halving is None:
         return config
     finished = finished_runs(config)

@@ -1,8 +1,8 @@
 """Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
 
-Every run is evaluated with the weights of its last epoch, as it is compared; existing evaluations are kept. If a condition
-has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples.
-Severities are averaged in the same way.
+Every run is evaluated with the weights of its last epoch, as in the comparison; existing evaluations are kept. If a
+condition has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as
+examples. Severities are averaged in the same way.
 """
 
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ WEIGHTS: Weights = "last"
 
 
 def _choices(config: StudyConfig) -> tuple[SuiteChoice, ...]:
-    """Return the study's suites except `throughput`: any study measures costs side by side (`suite_notes`).
+    """Return the study's suites except `throughput`, because every study measures costs side by side (`suite_notes`).
 
     Raises:
         UsageError: unknown suite.
@@ -63,7 +63,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     for choice in choices:
         if choice.data is not None and is_missing(choice.data):
             raise DataError(
-                f"suite {choice.text}: {choice.data}: there is no such folder or file; give that of the images"
+                f"suite {choice.text}: {choice.data}: no such folder or file; give the folder or file of the images"
             )
         if choice.suite.test_set:
             if choice.data is None:
@@ -85,7 +85,7 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     for name, by_seed in finished_runs(config).items():
         for seed, record in by_seed.items():
             label = f"{name} seed {seed}"
-            for choice in choices:  # one at a time, as one may fail
+            for choice in choices:  # one at a time, because one may fail
                 try:
                     evaluate_suites(record.folder, [choice], weights="last", progress=_Stages(label, progress))
                 except FAILURES as error:
@@ -118,13 +118,13 @@ class _EvaluatedRun:
         self._read: dict[str, Scores] = {}
 
     def stale_because(self, digest: str, checkpoints: dict[Path, str]) -> str:
-        """Return why the results do not belong to the others; empty if they do.
+        """Return why the results cannot be compared with the others; empty if they can.
 
-        Unknown facts are not held against them: weights that are gone, and results of versions without a digest.
+        Missing information is ignored: weights that were deleted, and results of versions without a digest.
 
         Args:
-            digest: of the examples that most runs were evaluated on.
-            checkpoints: digests of the runs' weights; filled here.
+            digest: digest of the examples that most runs were evaluated on.
+            checkpoints: digests of the runs' weights, by file; filled by this method.
         """
         folder, result = self.record.folder, self.result
         if folder not in checkpoints:

@@ -15,14 +15,14 @@ from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
 from attngraft.training.setup import cpu_threads
 
 ROUNDS = 3  #: timed steps per variant
-MARGIN = 1.1  #: for everything besides steps and batches: checkpoints, metrics, events
+MARGIN = 1.1  #: factor for everything besides steps and batches: checkpoints, metrics, events
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
     """Seconds that one variant takes."""
 
-    start_seconds: float  #: building the model, and what only the first step does
+    start_seconds: float  #: building the model, and one-time work of the first step
     epoch_seconds: float  #: training and evaluating one epoch, loading included
 
     def run_seconds(self, epochs: int) -> float:
@@ -36,12 +36,14 @@ class Estimate:
     throughputs: Mapping[str, Throughput]
 
     def seconds(self, runs: Sequence[PlannedRun]) -> float:
-        """Return the seconds for the rest of `runs`, one after the other."""
+        """Return the seconds that the rest of `runs` takes, one after the other."""
         return sum(self.throughputs[run.variant.name].run_seconds(run.epochs_left) for run in runs)
 
     def epochs_within(self, runs: Sequence[PlannedRun], budget: float, *, share: float = 1.0) -> int:
-        """Return the most epochs per run with which all `runs` take at most `budget` seconds, if variants are trained for
-        that `share` of them on average, and the baseline for all."""
+        """Return the largest number of epochs per run with which all `runs` take at most `budget` seconds.
+
+        Variants are assumed to be trained for the fraction `share` of the epochs on average, and the baseline for all.
+        """
         parts = [(self.throughputs[run.variant.name], 1.0 if run.variant.is_baseline else share) for run in runs]
         fixed = sum(throughput.start_seconds for throughput, _ in parts)
         per_epoch = sum(throughput.epoch_seconds * part for throughput, part in parts)
@@ -49,11 +51,11 @@ class Estimate:
 
 
 def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
-    """Time real training steps and evaluation batches of all variants; the CPU's random state is left alone."""
+    """Time real training steps and evaluation batches of all variants; the CPU's random state is not changed."""
     train = study.baseline_recipe.train
     found = {}
     with cpu_threads(train.threads):
-        for variant in study.variants:  # one at a time, as many may not fit into memory together
+        for variant in study.variants:  # one at a time, because many may not fit into memory together
             begin = time.perf_counter()
             profiler = Profiler(study.recipe_of(variant), benchmark)
             profiler.train_step()  # the first steps are slower
@@ -93,20 +95,21 @@ def fit_epochs(
 
     Args:
         estimate: throughput of all variants.
-        runs: of the study.
-        budget: seconds.
-        most: epochs.
-        share: the part of so many epochs for which variants are trained on average; all, if none is stopped early.
+        runs: all runs of the study.
+        budget: available seconds.
+        most: maximum number of epochs; None: no maximum.
+        share: maps a number of epochs to the fraction of them that variants are trained for on average; 1 if none is
+            stopped early.
 
     Raises:
-        UsageError: not even one epoch fits; names its time.
+        UsageError: not even one epoch fits; the message gives the time of one.
     """
     epochs = estimate.epochs_within(runs, budget)
     if epochs < 1:
         one = sum(estimate.throughputs[run.variant.name].run_seconds(1) for run in runs)
         raise UsageError(
-            f"the time budget of {format_duration(budget)} does not suffice for one epoch: {len(runs)} runs of one epoch "
-            f"take about {format_duration(one)}; raise it, or use fewer seeds, fewer variants or a smaller host"
+            f"the time budget of {format_duration(budget)} is too short for one epoch: {len(runs)} runs of one epoch take "
+            f"about {format_duration(one)}; raise the budget, or use fewer seeds, fewer variants or a smaller host"
         )
     while most is None or epochs < most:
         if estimate.epochs_within(runs, budget, share=share(epochs + 1)) <= epochs:
@@ -116,7 +119,7 @@ def fit_epochs(
 
 
 def trained_share(study: Study) -> Callable[[int], float]:
-    """Return the function from a number of epochs to the part of them for which a variant is trained on average."""
+    """Return the function from a number of epochs to the fraction of them that a variant is trained for on average."""
     schedule, halving = study.baseline_recipe.schedule, study.halving
 
     def share(epochs: int) -> float:
@@ -132,7 +135,7 @@ def trained_share(study: Study) -> Callable[[int], float]:
 
 
 def expected_runs(study: Study) -> list[PlannedRun]:
-    """Return the runs as if the epochs that halving is expected to save were done, evenly over the variants."""
+    """Return the runs with the epochs that halving is expected to save counted as done, evenly over the variants."""
     epochs = study.baseline_recipe.schedule.epochs
     saved = round(epochs * (1 - trained_share(study)(epochs)))
     return [
@@ -142,7 +145,7 @@ def expected_runs(study: Study) -> list[PlannedRun]:
 
 
 def halving_plan(study: Study) -> str:
-    """Describe the study's halving for the plan; empty without.
+    """Describe the study's halving for the plan; empty if the study uses none.
 
     Raises:
         UsageError: halving has no room for a rung.

@@ -29,7 +29,7 @@ _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com
 
 @dataclass(frozen=True, kw_only=True)
 class StudyHost:
-    """Host that variants start from. Without a name it is the recipe's host, and `args` add to its own."""
+    """Host of a study or a variant. Without a name it is the recipe's host, with `args` added to its arguments."""
 
     name: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -40,25 +40,25 @@ class StudyHost:
         """Return the recipe's `host` section changed by the given fields."""
         section = dict(host)
         if self.name is not None:
-            section |= {"name": self.name, "args": {}, "weights": None}  # which belong to the other host
-        if self.pretrained or self.weights is not None:  # one replaces the other; the recipe refuses both
+            section |= {"name": self.name, "args": {}, "weights": None}  # the old ones belong to the other host
+        if self.pretrained or self.weights is not None:  # one replaces the other; the recipe rejects both together
             section |= {"pretrained": bool(self.pretrained), "weights": self.weights}
         elif self.pretrained is not None:
             section["pretrained"] = False
         return {**section, "args": {**section["args"], **self.args}}
 
     def beside(self, host: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `host` section of this host, if `host` is that of the study's own.
+        """Return the recipe's `host` section for this host, from that of the study's own host.
 
-        Neither arguments nor a file of weights are shared, `pretrained: true` is.
+        `pretrained: true` is inherited; arguments and a file of weights are not.
 
         Raises:
-            ConfigError: the study's host starts from a file, and the initial weights of this one are not given.
+            ConfigError: the study's host starts from a file, and the initial weights of this host are not given.
         """
         if host.get("weights") is not None and self.weights is None and self.pretrained is None:
             raise ConfigError(
-                f"the host {self.name}: the study's own starts from {host['weights']}, which does not fit this one; give it "
-                "its own `weights:`, `pretrained: true`, or `pretrained: false` for random values"
+                f"the host {self.name}: the study's host starts from {host['weights']}, which does not fit {self.name}; "
+                "give this host its own `weights:`, `pretrained: true`, or `pretrained: false` for random values"
             )
         return self.over(host)
 
@@ -70,7 +70,7 @@ class StudyHost:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One graft specification under the name that tables and plots show."""
+    """A graft specification with its name in tables and plots."""
 
     name: str
     spec: str  #: canonical; "none" for the plain host
@@ -93,7 +93,7 @@ class Variant:
         return slug(self.name)
 
     def plain(self) -> dict[str, Any]:
-        """Return the variant as in a study file."""
+        """Return the variant as an entry of a study file."""
         host = {} if self.host is None else {"host": self.host.plain()}
         return {"name": self.name, "spec": self.spec, **host}
 
@@ -106,7 +106,7 @@ def read_variants(entries: Iterable[Any]) -> tuple[Variant, ...]:
 
     Raises:
         GraftSpecError: a specification cannot be parsed.
-        ConfigError: an entry of another form.
+        ConfigError: an entry in a different form.
         UsageError: two variants with the same specification and host, or with the same name.
     """
     variants = [_read_entry(entry, f"grafts[{number}]") for number, entry in enumerate(entries)]
@@ -136,7 +136,7 @@ def _read_entry(entry: Any, where: str) -> Variant:
         name, given = entry.get("name"), entry.get("spec")
         host = None if entry.get("host") is None else _read_host(entry["host"], f"{where}.host")
     if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise ConfigError(f"{where}.name: expected a text that is not empty, found {name!r}")
+        raise ConfigError(f"{where}.name: expected a non-empty text, found {name!r}")
     if given is not None and not isinstance(given, str | list | tuple):
         raise ConfigError(f"{where}: expected a specification as text or list, found {given!r}")
     spec = str(parse(given))
@@ -161,7 +161,7 @@ def entry_against(text: str) -> dict[str, Any]:
 
     Raises:
         ConfigError: invalid YAML.
-        UsageError: YAML of another form.
+        UsageError: YAML in a different form.
     """
     given = parse_yaml(text, source=f"--against {text}")
     if isinstance(given, Mapping) and "host" in given:
@@ -176,9 +176,10 @@ def entry_against(text: str) -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """Return `name` as a folder name for any system; different names give different slugs, in any study.
+    """Return `name` as a folder name that is valid on any system; different names give different slugs, in any study.
 
-    Names of lower-case letters, digits, `_`, `-` and inner `.` stay as they are; others lose the rest and get a hash.
+    Names of lower-case letters, digits, `_`, `-` and inner `.` are unchanged. In others, the remaining characters are
+    replaced and a hash is appended.
     """
     plain = re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-.")[:_LONGEST_SLUG].rstrip("-.")
     if plain == name and plain.partition(".")[0] not in _WINDOWS_DEVICES:

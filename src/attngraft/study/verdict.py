@@ -23,7 +23,7 @@ from attngraft.results.statistics import (
 from attngraft.results.study import Difference, Interval, McNemar, Spread, Verdict
 from attngraft.tasks.calibration import BINS, bin_of
 
-_AT_ONCE = 2**22  #: example counts drawn together in a bootstrap
+_AT_ONCE = 2**22  #: maximum number of example counts drawn at once in a bootstrap
 
 
 def compare_scores(
@@ -37,8 +37,8 @@ def compare_scores(
 
     Args:
         baseline, variant: scores (N,) per seed, of the same examples in the same order.
-        binary: scores are 0 or 1, so that McNemar's test applies.
-        higher_is_better: of the metric.
+        binary: whether scores are 0 or 1, so that McNemar's test applies.
+        higher_is_better: whether a higher metric is better.
 
     Returns:
         The difference. `p_holm` is the uncorrected p-value until `corrected` is applied to all variants.
@@ -66,7 +66,7 @@ def compare_scores(
 def difference_of(
     by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool = True
 ) -> Difference:
-    """Return the difference of any statistic, from its value for each seed and its bootstrap interval."""
+    """Return the difference of any statistic, from its differences by seed and its bootstrap interval."""
     t = t_interval(by_seed)
     p_value = paired_t_p(by_seed) if len(by_seed) > 1 else (tests[0].p_value if tests else None)
     verdict = _verdict(bootstrap, t, higher_is_better)
@@ -84,12 +84,12 @@ def difference_of(
 
 
 def corrected(differences: Sequence[Difference | None], *, untested: int = 0) -> list[Difference | None]:
-    """Return the differences with Holm's correction over all of them. It changes p-values, never a verdict.
+    """Return the differences with Holm's correction, which changes p-values but never a verdict.
 
     Args:
         differences: one per variant.
-        untested: further variants that were stopped early. They count as tests that found nothing, which keeps the
-            correction's level whatever they were stopped for.
+        untested: number of further variants that were stopped early. They count as tests without a finding, which keeps
+            the level of the correction whatever the reason for stopping.
     """
     present = [difference for difference in differences if difference is not None]
     p_values = iter(holm([*(difference.p_value for difference in present), *[None] * untested]))
@@ -130,7 +130,7 @@ def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[
 
 
 def _shown(interval: Interval) -> str:
-    """Format both ends with the decimals that the larger one needs for three digits."""
+    """Format both ends with the number of decimals that gives the larger one three digits."""
     largest = max(abs(interval.low), abs(interval.high))
     decimals = 2 if largest == 0 else int(np.clip(2 - np.floor(np.log10(largest)), 0, 12))
     return f"{interval.low:+.{decimals}f} to {interval.high:+.{decimals}f}"
@@ -146,16 +146,16 @@ def spread(values: np.ndarray) -> Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationInputs:
-    """Stated probabilities of one run, and whether each came true."""
+    """Predicted probabilities of one run, and whether each prediction was true."""
 
-    names: np.ndarray  #: (N,), of the examples
+    names: np.ndarray  #: (N,), names of the examples
     stated: np.ndarray  #: (N, K)
     true: np.ndarray  #: (N, K)
 
     def gaps(self, order: np.ndarray) -> np.ndarray:
-        """Return each example's part (N, bins) of stated minus true, by bin, in the order of these names.
+        """Return each example's share of `stated` minus `true` in each bin, (N, bins), for the examples in `order`.
 
-        The error is the sum over bins of the absolute values of their means over examples and statements.
+        The calibration error is the sum over bins of the absolute values of the means over examples and predictions.
         """
         index = np.zeros(len(order), dtype=np.int64)
         if len(self.names) == len(order):
@@ -175,13 +175,13 @@ def compare_calibration(
     resamples: int = RESAMPLES,
     random_state: int = 0,
 ) -> Difference:
-    """Return the variant's expected calibration error minus the baseline's, seed by seed in both; lower is better.
+    """Return the variant's expected calibration error minus the baseline's, paired by seed; lower is better.
 
-    The error is no mean over examples, so it is computed anew for every resample: with seeds and examples drawn as in the
-    crossed bootstrap, and the interval widened in the same way. Resampling increases both errors slightly, and equally.
+    The error is not a mean over examples, so it is recomputed for every resample. Seeds and examples are drawn as in the
+    crossed bootstrap, and the interval is widened in the same way. Resampling increases both errors slightly, and equally.
 
     Raises:
-        DataError: the runs did not evaluate the same examples.
+        DataError: the runs were not evaluated on the same examples.
     """
     order = baseline[0].names
     gaps = np.stack([np.stack([each.gaps(order) for each in runs]) for runs in (baseline, variant)])  # (2, S, N, bins)
@@ -200,7 +200,7 @@ def compare_calibration(
 
 
 def _error_differences(counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-    """Return the variant's error minus the baseline's (R, S), with examples repeated as in `counts` (R, N)."""
+    """Return the variant's error minus the baseline's, (R, S), with examples repeated as in `counts` (R, N)."""
     _, seeds, examples, bins = gaps.shape
     flat = gaps.transpose(2, 0, 1, 3).reshape(examples, -1)
     errors = np.abs((counts @ flat).reshape(len(counts), 2, seeds, bins)).sum(-1) / examples

@@ -37,7 +37,7 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
 def reliability_section(
     stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, title: str, definition: str
 ) -> Section:
-    """Return the report's reliability diagram; `definition` is the note's first sentence or two."""
+    """Return the report section with the reliability diagram; its note starts with `definition`."""
     result = reliability(stated, true)
     return Section(
         name="reliability",

@@ -1,4 +1,4 @@
-"""Random numbers as functions of a key, independent of the worker, the process and earlier draws."""
+"""Random numbers that depend only on a key, not on worker, process or earlier draws."""
 
 import random
 import zlib
@@ -13,16 +13,16 @@ _WORD = 2**64
 
 @contextmanager
 def seeded(stream: str, *key: int) -> Iterator[None]:
-    """Seed the global generators of Python, numpy and torch (CPU) within the block, and restore them afterwards.
+    """Context manager that seeds the global generators of Python, NumPy and torch (CPU) and restores them on exit.
 
-    For library code that draws from global generators. `stream` separates draws for different purposes with the same
-    `key`. Not safe with several threads.
+    For library code that draws from the global generators. `stream` separates draws for different purposes that have the
+    same `key`. Not thread-safe.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     words = np.random.SeedSequence([zlib.crc32(stream.encode()), *(part % _WORD for part in key)]).generate_state(4)
     random.seed(words.tobytes())
     np.random.seed(words)
-    # torch.manual_seed would reseed devices too
+    # torch.manual_seed would also reseed the devices
     torch.default_generator.manual_seed(int(words[0]) << 32 | int(words[1]))
     try:
         yield
@@ -33,7 +33,7 @@ def seeded(stream: str, *key: int) -> Iterator[None]:
 
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return the generator of one example. Counter-based, so it is cheap to construct.
+    """Return the random generator of one example; it is counter-based and therefore cheap to construct.
 
     Index -1 is reserved for draws over all examples.
     """

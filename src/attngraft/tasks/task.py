@@ -1,8 +1,8 @@
-"""The interface between the engine and a task. Nothing here assumes an image, one input tensor, or one label per example.
+"""The interface between the engine and a task, without assumptions on the kind of inputs or labels.
 
 The engine (`training`) moves batches to the device, steps the optimizer and writes files; a study compares runs.
-Everything that depends on what is learned goes through `Task`. A new task is a folder and an entry in `TASKS`, or, in
-another package, an entry point:
+Everything specific to a kind of data or labels goes through `Task`. To add a task, add a folder and an entry in `TASKS`,
+or, in another package, an entry point:
 
     [project.entry-points."attngraft.tasks"]
     segmentation = "mine.segmentation:Segmentation"
@@ -27,7 +27,7 @@ from attngraft.errors import ConfigError, TrainingError
 from attngraft.results.sections import Metric, Section
 from attngraft.suggest import did_you_mean
 
-Batch = Any  #: nested dicts, lists and tuples of tensors and of plain values, which are not moved to the device
+Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, which stay on the CPU
 
 #: task name -> "module:class"; imported on first use
 TASKS = {
@@ -35,8 +35,8 @@ TASKS = {
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
-SPLIT_FILE = "split.csv"  #: name of the random split in the folder of a run or study (`Task.save_split`)
-ENTRY_POINTS = "attngraft.tasks"  #: group of the entry points by which installed packages add tasks
+SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
+ENTRY_POINTS = "attngraft.tasks"  #: entry point group with which installed packages add tasks
 
 #: old -> new names of `Task`'s methods
 _RENAMED = {
@@ -50,14 +50,14 @@ _RENAMED = {
 
 
 class Split(ABC):
-    """An indexed set of examples. An example is a function of (seed, epoch, index), never of the worker or process."""
+    """An indexed set of examples; an example depends only on (seed, epoch, index), never on the worker or process."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        """Return the example at `key = (epoch, index)`; leaves the generators of python, numpy and torch untouched."""
+        """Return the example at `key = (epoch, index)`; the global generators of Python, NumPy and torch must not change."""
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Batch:
@@ -65,36 +65,36 @@ class Split(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Return the example's name for messages and predictions (a path, `digits/17`)."""
+        """Return the example's name for messages and predictions, such as a path or `digits/17`."""
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        """Return the indices of one training epoch in order, or None for a random permutation.
+        """Return the indices of one training epoch in their order, or None for a random permutation of all examples.
 
-        Repeated augmentation and balanced sampling override this. The order is a function of (seed, epoch) and has the
-        same length in every epoch. An index may exceed `len(self)` if `self[epoch, index]` and `name` accept it (the
-        second and third repeat of an example).
+        Override this for repeated augmentation or balanced sampling. The order must depend only on (seed, epoch) and have
+        the same length in every epoch. Indices may exceed `len(self)` if `self[epoch, index]` and `name` accept them, for
+        repeats of an example.
         """
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """The splits and facts that `Task.load` returns."""
+    """The result of `Task.load`: splits and facts about the data."""
 
     train: Split
     val: Split
     model_args: Mapping[
         str, Any
-    ]  #: arguments of the host's factory that the data determine (num_classes, in_chans, ...)
+    ]  #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
     facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """One entry per evaluated example, in the split's order; saved as `predictions.npz`, compared across variants.
+    """Predictions with one entry per evaluated example, in the split's order, saved as `predictions.npz`.
 
-    `score` is the example's contribution to the task's primary metric (classification: 1 where top-1 is correct), so
-    paired statistics over examples work for any task. `binary`: scores are 0 or 1, so McNemar's test applies.
+    `score` is the example's contribution to the task's primary metric (classification: 1 where top-1 is correct), which
+    allows paired statistics over examples for any task. `binary` means that scores are 0 or 1, so McNemar's test applies.
     """
 
     names: Sequence[str]
@@ -113,28 +113,28 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Inputs and outputs of a trained model, for use without its task and data. JSON-ready."""
+    """Description of a trained model's inputs and outputs, for use without its task and data; JSON-ready."""
 
     kind: Literal["images"]  #: kind of inputs, for `attngraft predict`
     input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
-    activation: Literal["softmax", "sigmoid"]  #: maps the outputs (B, classes) to probabilities
+    activation: Literal["softmax", "sigmoid"]  #: function that maps the outputs (B, classes) to probabilities
     classes: tuple[str, ...]
     threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
 
 
 class Evaluator(ABC):
-    """Collects the outputs of `Task.predict` over batches and processes and computes an `Evaluation`."""
+    """Base class for computing an `Evaluation` from the outputs of `Task.predict` over all batches and processes."""
 
     @abstractmethod
     def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
-        """Add a batch's outputs (gathered from all processes) of the examples at `indices`; repeats are ignored."""
+        """Add a batch's outputs, gathered from all processes, for the examples at `indices`; repeats are ignored."""
 
     @abstractmethod
     def result(self) -> Evaluation: ...
 
 
 class CollectingEvaluator(Evaluator):
-    """Stores every output of `Task.predict`, one row per example; subclasses start `result` with `collected()`."""
+    """Evaluator that stores all outputs of `Task.predict`, one row per example; `result` can call `collected()`."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -145,7 +145,7 @@ class CollectingEvaluator(Evaluator):
         positions = indices.cpu().numpy()
         if len(positions) and not 0 <= positions.min() <= positions.max() < len(self._split):
             raise TrainingError(
-                f"evaluation: indices {positions.min()} to {positions.max()} of {len(self._split)} examples"
+                f"evaluation: got indices {positions.min()} to {positions.max()} for {len(self._split)} examples"
             )
         first, rows = np.unique(positions, return_index=True)
         rows, first = rows[~self._seen[first]], first[~self._seen[first]]
@@ -157,7 +157,7 @@ class CollectingEvaluator(Evaluator):
         self._seen[first] = True
 
     def collected(self) -> Mapping[str, np.ndarray]:
-        """Return output name -> (N, ...), in the split's order.
+        """Return a mapping from output name to array (N, ...), in the split's order.
 
         Raises:
             TrainingError: some examples were not evaluated.
@@ -170,31 +170,31 @@ class CollectingEvaluator(Evaluator):
 
 
 class Distillation(ABC):
-    """Inputs of a teacher and loss against its outputs; returned by `Task.distillation` after the data are loaded."""
+    """Base class of a teacher's inputs and the loss against its outputs; returned by `Task.distillation`."""
 
     @abstractmethod
     def to_teacher(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the teacher's positional and keyword arguments for a batch, in the format that it expects.
+        """Return the positional and keyword arguments of the teacher's forward pass for a batch.
 
-        Training batches arrive after `Task.prepare`, so the teacher sees the same mixed images as the student.
+        `Task.prepare` was applied to training batches, so the teacher gets the same mixed images as the student.
         """
 
     @abstractmethod
     def loss(self, outputs: Any, taught: Any, *, temperature: float, hard: bool) -> Tensor:
-        """Return the distance between student and teacher, a scalar: the mean over the batch.
+        """Return the distillation loss, a scalar, averaged over the batch.
 
         Args:
             outputs: the student's outputs.
             taught: the teacher's outputs on the same batch.
             temperature: divides both models' logits.
-            hard: use the teacher's decisions as targets instead of its probabilities.
+            hard: use the teacher's predicted labels as targets instead of its probabilities.
         """
 
 
 class PixelAccess(ABC):
-    """Reads and replaces the images of examples and batches, as values from 0 to 1. Sent to data loading processes."""
+    """Access to the images of examples and batches as values from 0 to 1; must be picklable, for loading processes."""
 
-    color: tuple[float, ...]  #: mean color: per channel, the value that normalization maps to 0
+    color: tuple[float, ...]  #: mean color: the value of each channel that normalization maps to 0
 
     @abstractmethod
     def from_example(self, example: Any) -> Tensor:
@@ -202,7 +202,7 @@ class PixelAccess(ABC):
 
     @abstractmethod
     def to_example(self, example: Any, pixels: Tensor) -> Any:
-        """Return the example with another image; it collates with examples of its kind."""
+        """Return the example with its image replaced by `pixels`; it must collate with unchanged examples."""
 
     @abstractmethod
     def from_batch(self, batch: Batch) -> Tensor:
@@ -210,26 +210,26 @@ class PixelAccess(ABC):
 
     @abstractmethod
     def to_batch(self, batch: Batch, pixels: Tensor) -> Batch:
-        """Return the batch with other images; differentiable."""
+        """Return the batch with its images replaced by `pixels`; differentiable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteSupport:
-    """Access that evaluation suites (corruptions, attacks, ...) need to a task's examples and predictions."""
+    """Access to a task's examples and predictions for evaluation suites (corruptions, attacks, ...)."""
 
     pixels: PixelAccess
     losses: Callable[[Any, Batch], Tensor]  #: (model outputs, batch) -> evaluation loss of each example, (B,)
-    columns: tuple[str, ...]  #: names of the `Predictions.arrays` to store for each example
-    subset: Callable[[Split, np.ndarray], Split]  #: (split, indices) -> these examples only, evaluated as in the split
+    columns: tuple[str, ...]  #: names of the `Predictions.arrays` to store
+    subset: Callable[[Split, np.ndarray], Split]  #: (split, indices) -> split of these examples only
 
 
 class Task(ABC):
     """Base class of tasks, built from the recipe's `task` section (strict keys)."""
 
     name: str
-    primary: str  #: metric by which runs are compared at the last epoch ("top1"): the mean of `Predictions.score`
-    higher_is_better: bool = True  #: applies to the primary metric
-    metrics: ClassVar[Mapping[str, Metric]] = {}  #: titles of metrics in reports; others appear under their name
+    primary: str  #: metric used to compare runs at the last epoch ("top1"): the mean of `Predictions.score`
+    higher_is_better: bool = True  #: whether a higher primary metric is better
+    metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels of metrics in reports; other metrics appear under their name
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -241,38 +241,38 @@ class Task(ABC):
         """Build the task from the recipe's `task` section.
 
         Raises:
-            ConfigError: an unknown key or a wrong value; names the field.
+            ConfigError: a key is unknown or a value is wrong; the message contains the field.
         """
 
     @abstractmethod
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        """Open the data and run every check that is possible before training.
+        """Open the data and run all checks that are possible before training.
 
         `model_data_config` describes the host's input (timm: input_size, mean, std, interpolation, crop_pct).
 
         Raises:
-            DataError: names the file or folder and the remedy.
+            DataError: the data cannot be used; the message contains the file or folder and the remedy.
         """
 
     def load_split(self, path: Path) -> None:
-        """Use the split that `save_split` wrote to `path`, if the file exists, instead of drawing one.
+        """Use the split that `save_split` wrote to `path`, if the file exists, instead of drawing a new one.
 
-        Called before `load`. Only for tasks with a random split.
+        Called before `load`. Override this in tasks with a random split.
         """
         return None
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
-        """Use the preprocessing of a trained model's run, independent of the current data.
+        """Use the preprocessing of a trained model's run instead of deriving it from the current data.
 
-        Called before `load` when a trained model is evaluated; `facts` are those that `load` returned for its run. Only for
-        tasks whose preprocessing depends on the data.
+        Called before `load` when a trained model is evaluated; `facts` are those that `load` returned for its run. Override
+        this in tasks whose preprocessing depends on the data.
         """
         return None
 
     def save_split(self, path: Path) -> bool:
-        """Write the random split to `path`, so that it stays the same when examples are added or removed.
+        """Save the random split to `path`, which keeps it the same when examples are added or removed.
 
-        Called after `load`. Returns whether there is a random split.
+        Called after `load`. Return whether there is a random split.
 
         Raises:
             StorageError: the file cannot be written.
@@ -281,50 +281,50 @@ class Task(ABC):
 
     @abstractmethod
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the model's positional and keyword arguments for a batch."""
+        """Return the positional and keyword arguments of the model's forward pass for a batch."""
 
     @abstractmethod
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        """Apply batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
+        """Apply batch-level augmentation such as mixup, as a function of (seed, epoch, step); in training only."""
 
     @abstractmethod
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return scalars, among them `loss`, the mean over the batch, which is differentiated."""
+        """Return scalars by name; `loss`, averaged over the batch, is the one that is differentiated."""
 
     @abstractmethod
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the evaluator's input for each example; the first axis is the batch, so processes can gather it."""
+        """Return the evaluator's inputs; the first axis is the batch, so that they can be gathered from all processes."""
 
     @abstractmethod
     def evaluator(self, split: Split) -> Evaluator:
         """Return a new evaluator for `split`."""
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
-        """Return the report's sections for one variant, beside its metrics; none by default.
+        """Return the report's sections for one variant, in addition to its metrics; none by default.
 
         Args:
-            predictions: the arrays of `predictions.npz` (`Predictions.arrays`), one mapping per seed; arrays are read from
-                the file on access.
+            predictions: the arrays of `predictions.npz` (`Predictions.arrays`), one mapping per seed; an array is read
+                from the file when it is accessed.
             facts: the facts that `load` returned.
         """
         return []
 
     def distillation(self, *, model_data_config: Mapping[str, Any]) -> Distillation:
-        """Return inputs and loss for training with a teacher (the recipe's `distill`). Called after `load`.
+        """Return the inputs and loss for training with a teacher (the recipe's `distill`); called after `load`.
 
         Args:
-            model_data_config: the teacher's input, in the format of `load`.
+            model_data_config: description of the teacher's input, as in `load`.
 
         Raises:
-            ConfigError: the task does not support distillation, or the teacher cannot read these data.
+            ConfigError: the task does not support distillation, or the teacher cannot process these data.
         """
         raise ConfigError(
-            f"task {self.name}: training with a teacher is not supported (Task.distillation); remove the recipe's section "
-            "distill"
+            f"task {self.name}: does not support training with a teacher (Task.distillation); remove the section distill "
+            "from the recipe"
         )
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        """Return the model's inputs and outputs for use without the data.
+        """Return a description of the model's inputs and outputs, for use without the data.
 
         Args:
             facts: the facts that `load` returned, as stored in the run folder.
@@ -333,10 +333,10 @@ class Task(ABC):
         Raises:
             ConfigError: the task does not support it.
         """
-        raise ConfigError(f"task {self.name}: use outside of the task is not supported (Task.serving)")
+        raise ConfigError(f"task {self.name}: does not support export and prediction (Task.serving)")
 
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted probabilities and their outcomes (True or False), both (N, K): K statements per example.
+        """Return predicted probabilities and their outcomes (True or False), both (N, K) with K predictions per example.
 
         Args:
             columns: the `Predictions.arrays` that `SuiteSupport.columns` names.
@@ -344,21 +344,21 @@ class Task(ABC):
         Raises:
             ConfigError: the task does not support it.
         """
-        raise ConfigError(f"task {self.name}: calibration is not supported (Task.calibration_inputs)")
+        raise ConfigError(f"task {self.name}: does not support calibration (Task.calibration_inputs)")
 
     def suite_support(self) -> SuiteSupport:
-        """Return access to pixels and predictions for evaluation suites. Called after `load`.
+        """Return access to pixels and predictions for evaluation suites; called after `load`.
 
         Raises:
             ConfigError: the task does not support suites.
         """
         raise ConfigError(
-            f"task {self.name}: suites that change images are not supported (Task.suite_support); evaluate without --suite"
+            f"task {self.name}: does not support suites that change images (Task.suite_support); remove --suite"
         )
 
 
 def _add_old_names(cls: type[Task]) -> None:
-    """Call overrides under the old names of `_RENAMED`, and let old names call the new methods; both warn."""
+    """Support the old method names in `_RENAMED`, for overriding and for calling; both warn."""
 
     def deprecated(method: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -381,15 +381,15 @@ _add_old_names(Task)  # type: ignore[type-abstract]
 
 
 def known_tasks() -> dict[str, str]:
-    """Return name -> "module:class" of all tasks: built-in ones and those of installed packages."""
+    """Return a mapping from name to "module:class" of all tasks: built-in ones and those of installed packages."""
     return {each.name: each.value for each in importlib.metadata.entry_points(group=ENTRY_POINTS)} | TASKS
 
 
 def load_task(name: str) -> type[Task]:
-    """Return the task class called `name`.
+    """Return the task class with this name.
 
     Raises:
-        ConfigError: no task has this name, or an installed package's task cannot be imported.
+        ConfigError: no task has this name, or the task of an installed package cannot be imported.
     """
     known = known_tasks() if name not in TASKS else TASKS
     if name not in known:
@@ -401,5 +401,5 @@ def load_task(name: str) -> type[Task]:
     except (ImportError, AttributeError) as error:
         if name in TASKS:
             raise
-        raise ConfigError(f"task {name}: the installed package's {known[name]} cannot be imported: {error}") from None
+        raise ConfigError(f"task {name}: cannot import {known[name]} from an installed package: {error}") from None
     return task

@@ -13,14 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
     """Count multiply-adds of one forward pass in evaluation mode: linears, convolutions and matmuls; each is 1 MAC.
 
-    This is torch's flop counter over 2. Attention is counted as its two matmuls, whatever kernel would run it. Parameters,
+    This is torch's flop counter over 2. Attention is counted as its two matmuls, independent of the kernel. Parameters,
     running statistics and training flags are not changed.
 
     Args:
         model: on any device; on "meta" nothing is computed.
         *inputs, **keywords: arguments of the model, on its device.
     """
-    # Gradients stay on: under no_grad the counter's module tracker refuses modules that are handed a bare parameter.
+    # Gradients stay enabled: under no_grad, the counter's module tracker fails for modules that get a bare parameter.
     with (
         evaluating(model),
         torch.enable_grad(),
@@ -43,7 +43,7 @@ def activation_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
     in any forward pass. Works on the "meta" device too, with the tensors that its attention kernel saves.
     """
     own = {_storage_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, torch.UntypedStorage] = {}  # the storages themselves, so that no address is reused
+    kept: dict[int, torch.UntypedStorage] = {}  # references to the storages, so that no address is reused
 
     def pack(tensor: Tensor) -> Tensor:
         kept.setdefault(_storage_key(tensor), tensor.untyped_storage())

@@ -1,4 +1,4 @@
-"""Memory of this process: growth during a call, a limit, and storages of tensors."""
+"""Memory of this process: its growth during a call, a limit on it, and the storages of tensors."""
 
 import ctypes
 import os
@@ -19,11 +19,11 @@ _PROCESS = Path("/proc/self")
 
 
 def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
-    """Return the growth of resident memory in `work`, up to its peak, in bytes, and its seconds by `clock`.
+    """Return how much resident memory grows in `work`, up to its peak, in bytes, and the seconds by `clock`.
 
     Memory that earlier calls freed is first returned to the system, since its reuse would not be counted. Not every
     allocator supports that (glibc's does), and only Linux can reset the peak: elsewhere measure the first call of a new
-    process. The growth is None where the system does not count.
+    process. The growth is None if the system does not report it.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -36,7 +36,7 @@ def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf
 
 
 def in_fresh_process(script: str, *what: str, threads: int) -> int:
-    """Return the number of bytes that `script --threads N --bytes-here WHAT` prints.
+    """Run `script --threads N --bytes-here WHAT` in a new process and return the number of bytes that it prints.
 
     The allocator of the new process returns freed memory to the system.
     """
@@ -98,7 +98,7 @@ def _kilobytes(file: Path, name: str) -> int | None:
 
 
 class LiveStorages(TorchDispatchMode):
-    """Sum of the bytes of tensor storages created while active; `peak` is the largest sum of those alive at once.
+    """Sum the bytes of tensor storages created while active; `peak` is the largest sum alive at once.
 
     This measures the peak memory of a training step on the CPU, where resident memory depends more on libraries and malloc
     than on the model. Memory that a kernel uses internally is not counted.

@@ -48,7 +48,7 @@ class Duration:
 
 @dataclass(frozen=True)
 class Bar:
-    """An upper limit of a ratio or a duration. It fails only if the whole interval lies above the limit."""
+    """An upper limit on a ratio or a duration, missed only if the whole interval lies above it."""
 
     limit: float
 
@@ -58,7 +58,7 @@ class Bar:
 
 
 def paired_ratio(baseline: Work, candidate: Work, *, pairs: int = 30, **sampling: Any) -> PairedRatio:
-    """Time `candidate` against `baseline` by interleaved pairs in alternating order; arguments as of `several`."""
+    """Time `candidate` against `baseline` in interleaved pairs of alternating order; `sampling` is passed to `several`."""
     return several(baseline, {"candidate": candidate}, pairs=pairs, **sampling)["candidate"]
 
 
@@ -78,13 +78,13 @@ def several(
         baseline, candidates: functions to time; their results are ignored.
         pairs: number of paired samples.
         warmup: untimed calls of each before the first pair.
-        min_seconds: a sample repeats its work until the baseline takes at least this long, for work that is too short to
-            time.
+        min_seconds: repeat the work of a sample until the baseline takes at least this long, for work that is too short
+            to time.
         synchronize: waits for the device, called before reading the clock. None on CPU.
-        clock: seconds; `time.process_time` for CPU time.
+        clock: returns seconds; `time.process_time` for CPU time.
 
     Raises:
-        ValueError: `pairs` below 1, or work too short for the clock (raise `min_seconds`).
+        ValueError: `pairs` is below 1, or the work is too short for the clock (raise `min_seconds`).
     """
     if pairs < 1:
         raise ValueError(f"pairs must be at least 1, not {pairs}")
@@ -116,7 +116,7 @@ def duration(
     """Time `work` in seconds per call, for absolute bars.
 
     Raises:
-        ValueError: `samples` below 1.
+        ValueError: `samples` is below 1.
     """
     if samples < 1:
         raise ValueError(f"samples must be at least 1, not {samples}")
@@ -168,7 +168,7 @@ def _timer(clock: Clock, synchronize: Callable[[], object] | None) -> Callable[[
 
 
 def _repeats(baseline: Work, min_seconds: float, time_calls: Callable[[Work, int], float]) -> int:
-    """Return how often a sample repeats its work, so that the baseline takes `min_seconds`."""
+    """Return how often a sample repeats its work so that the baseline takes at least `min_seconds`."""
     repeats = 1
     while min_seconds > 0 and repeats < _MAX_REPEATS:
         taken = time_calls(baseline, repeats)

@@ -1,5 +1,5 @@
-"""Training: a recipe (`recipe.py`) and a folder in, a finished run (`loop.py`) out.
+"""Training of a run: `recipe.py` defines its settings, `loop.py` trains it in a folder.
 
-`from attngraft.training.loop import train`, `from attngraft.training.recipe import load_recipe`; nothing is imported here,
+Import `train` from `attngraft.training.loop` and `load_recipe` from `attngraft.training.recipe`. Nothing is imported here,
 so that reading a recipe does not import torch.
 """

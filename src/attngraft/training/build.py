@@ -25,7 +25,7 @@ def build_task(recipe: Recipe) -> Task:
     """Return the recipe's task, with its section checked.
 
     Raises:
-        ConfigError: no such task, or a wrong key or value in its section.
+        ConfigError: the task does not exist, or its section has a wrong key or value.
     """
     config = {key: value for key, value in recipe.task.items() if key != "name"}
     return load_task(recipe.task["name"]).from_config(config, seed=recipe.seed)
@@ -34,9 +34,9 @@ def build_task(recipe: Recipe) -> Task:
 def model_data_config(recipe: Recipe) -> dict[str, Any]:
     """Return the host's input configuration (timm: input_size, mean, std, interpolation, crop_pct).
 
-    The task needs it to load the data, and the data determine the head of the real model: so a host without weights is
-    built on the meta device first. `img_size` and `in_chans` among the host's arguments, which timm's configuration
-    ignores, determine the input size.
+    The task needs it to load the data, and only the data determine the head of the real model, so a host without weights is
+    first built on the meta device. The host arguments `img_size` and `in_chans`, which timm's configuration ignores,
+    determine the input size.
     """
     with torch.device("meta"):
         probe = _create_host(recipe, {}, pretrained=False)
@@ -52,20 +52,20 @@ class Start:
     """Initial weights of a model."""
 
     origin: str = ""  #: description of the weights and what was loaded of them; empty for random values
-    whole: bool = False  #: the head was loaded, too
-    path: Path | None = None  #: of the file of weights
+    whole: bool = False  #: whether the head was loaded, too
+    path: Path | None = None  #: path of the file of weights
 
 
 def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
     """Return the grafted host with untrained parameters frozen.
 
-    Host and grafts are initialized from separate random streams, so the host's initial weights (a new head's too) do not
-    depend on the graft. `weights=False` skips pretrained weights and a file of weights.
+    Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
+    not depend on the graft. `weights=False` skips pretrained weights and a file of weights.
 
     Raises:
-        UsageError: unknown host, missing file of weights, or unreadable graft.
+        UsageError: unknown host, missing file of weights, or invalid graft specification.
         HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
-        ConfigError: nothing would be trained.
+        ConfigError: no parameter would be trained.
     """
     return build_started_model(recipe, model_args, weights=weights)[0]
 
@@ -73,7 +73,7 @@ def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool 
 def build_started_model(
     recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True
 ) -> tuple[nn.Module, Start]:
-    """Return the model of `build_model` and its initial weights.
+    """Return the model of `build_model` with a description of its initial weights.
 
     Raises:
         UsageError, HostError, ConfigError: as `build_model`.
@@ -93,7 +93,7 @@ def build_started_model(
 
 
 def check_start(recipe: Recipe) -> None:
-    """Fetch and load the recipe's initial weights, if any, to fail early.
+    """Fetch and load the recipe's initial weights, if any, in order to fail early.
 
     Raises:
         UsageError, HostError, ConfigError: as `build_model`.
@@ -105,7 +105,7 @@ def check_start(recipe: Recipe) -> None:
 def _started_host(
     recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool
 ) -> tuple[nn.Module, WeightsFile | None, Start]:
-    """Return the host without grafts, the file of its weights, and its initial weights."""
+    """Return the host without grafts, the file of its weights, and a description of its initial weights."""
     given = recipe.host.weights if weights else None
     file = read_weights(given, host=recipe.host.name) if given is not None else None
     pretrained = weights and recipe.host.pretrained
@@ -136,13 +136,13 @@ def _train_both_heads(model: nn.Module, recipe: Recipe) -> None:
 
 
 def _host_of_run(weights: Path) -> str:
-    """Return the host options of the run whose folder holds `weights`, for a message."""
+    """Return the host options of the run whose folder contains `weights`, for a message."""
     try:
         host = RunFolder(weights.parent.parent).read_recipe().host
     except AttngraftError:
         return ""
     arguments = [f" --host-arg {name}={value}" for name, value in host.args.items()]
-    return f". Their run has --host {host.name}{''.join(arguments)}"
+    return f". The weights are from a run with --host {host.name}{''.join(arguments)}"
 
 
 def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
@@ -150,8 +150,8 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
     for name in model_args.keys() & host.args.keys():
         if model_args[name] != host.args[name]:
             raise ConfigError(
-                f"host.args.{name} is {host.args[name]!r}, but the data needs {model_args[name]!r}: "
-                f"leave {name} out, the data determine it"
+                f"host.args.{name} is {host.args[name]!r}, but the data require {model_args[name]!r}; "
+                f"leave {name} out, because the data determine it"
             )
     arguments = {**model_args, **host.args}
     if recipe.train.drop_path is not None:

@@ -49,13 +49,13 @@ class Counters:
     epoch: int = 0
     step: int = 0
     seconds: float = 0.0  #: spent on the current epoch so far
-    sums: dict[str, float] = field(default_factory=dict)  #: of this process's losses over the current epoch
+    sums: dict[str, float] = field(default_factory=dict)  #: sums of this process's losses over the current epoch
     rows: list[Metrics] = field(default_factory=list)
     best: dict[str, float] = field(default_factory=dict)  #: best primary metric so far, per kind of weights
 
     @property
     def moved(self) -> bool:
-        """Whether any update was made: only then does the optimizer have states."""
+        """Return whether any update was made; otherwise the optimizer has no states."""
         return bool(self.epoch or self.step)
 
 
@@ -114,7 +114,7 @@ def _unwrapped(state: TrainState) -> nn.Module:
 def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
     """Fill the detached originals (host modules that a graft replaces) from `content`, a checkpoint.
 
-    Without a checkpoint their values are not the run's own, so undo has to refuse them.
+    Without a checkpoint their values are not those of the run, so undo must refuse to restore them.
     """
     if "parked" in content:
         load_detached_state(model, content["parked"])
@@ -124,7 +124,7 @@ def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
 
 
 def _optimizer_state(state: TrainState) -> dict[str, Any]:
-    """Return the optimizer's state, {} before its first step: torch would make an empty step to read it, which counts."""
+    """Return the optimizer's state; {} before its first step, as reading it would make torch perform an empty step."""
     if not state.counters.moved:
         return {}
     return get_optimizer_state_dict(state.model, state.optimizer, options=_whole())
@@ -133,11 +133,11 @@ def _optimizer_state(state: TrainState) -> dict[str, Any]:
 def restore(run: RunFolder, state: TrainState) -> bool:
     """Load `last.pt` into `state` and return True; return False if there is no checkpoint yet.
 
-    A damaged `last.pt` is replaced by `previous.pt`, with a warning: the run only repeats some updates. It is kept as
-    `damaged.pt`, so that the next checkpoint does not make it the previous one.
+    A damaged `last.pt` is replaced by `previous.pt`, with a warning: the run only repeats some updates. The damaged file is
+    kept as `damaged.pt`, so that the next checkpoint does not make it the previous one.
 
     Raises:
-        TrainingError: no checkpoint can be read; names the file and the remedy.
+        TrainingError: no checkpoint can be read; the message names the file and the remedy.
     """
     accelerator, counters = state.accelerator, state.counters
     content = _read_and_repair(run) if accelerator.is_main_process else None
@@ -155,7 +155,7 @@ def restore(run: RunFolder, state: TrainState) -> bool:
         counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
     state.freezing.enter_last(epoch=counters.epoch, step=counters.step)
     if counters.moved:
-        # the optimizer first: to have a state to fill, torch makes an empty step
+        # the optimizer first, because torch performs an empty step to create the state to fill
         set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
     set_model_state_dict(state.model, content["model"], options=options)
     if "parked" in content:  # in the main process; the others keep their initial values, which are the same
@@ -181,7 +181,7 @@ def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
     """Return the content of `last.pt`, or of `previous.pt` (with a warning) if that is damaged; None without either.
 
     Raises:
-        TrainingError: none can be read; names the files and the remedy.
+        TrainingError: neither can be read; the message names the files and the remedy.
     """
     return _newest(run)[1]
 
@@ -201,14 +201,14 @@ def _newest(run: RunFolder) -> tuple[Path | None, dict[str, Any] | None]:
         return path, content
     if problems:
         raise TrainingError(
-            f"{'; '.join(problems)}. Put a good copy there, or delete {run.checkpoints} to start this run again"
+            f"{'; '.join(problems)}. Restore a good copy, or delete {run.checkpoints} to start this run again"
         )
     return None, None
 
 
 def _read_one(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
-        if broken := archive.testzip():  # torch writes checksums and does not check them
+        if broken := archive.testzip():  # torch writes checksums but does not verify them
             raise ValueError(f"checksum of {broken} is wrong")
     content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if content["format"] > FORMAT:
@@ -221,7 +221,7 @@ def _read_one(path: Path) -> dict[str, Any]:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write `weights` as safetensors, with `facts` as JSON in the file's metadata."""
-    # one metadata entry: safetensors keeps no order, and equal runs must give equal files
+    # one metadata entry, because safetensors does not keep their order and equal runs must give equal files
     write_atomically(path, safetensors.torch.save(unshared(weights), {"attngraft": json.dumps(dict(facts))}))
 
 
@@ -229,7 +229,7 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     """Load the weights at `path` into `model` and return the file's facts.
 
     Raises:
-        TrainingError: the file is missing, damaged, or of another model.
+        TrainingError: the file is missing or damaged, or belongs to a different model.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -238,7 +238,7 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
     except (OSError, SafetensorError) as error:
         raise TrainingError(f"{path}: these weights cannot be read: {error}") from None
     except RuntimeError as error:
-        raise TrainingError(f"{path}: these weights are of another model: {error}") from None
+        raise TrainingError(f"{path}: these weights belong to a different model: {error}") from None
     return facts
 
 
@@ -252,5 +252,5 @@ def _refuse_not_finite(weights: Mapping[str, Tensor], counters: Counters) -> Non
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise TrainingError(
             f"weights are not finite in epoch {counters.epoch + 1} after step {counters.step} "
-            f"({', '.join(bad[:5])}{more}); the last checkpoint, from before, was kept"
+            f"({', '.join(bad[:5])}{more}); the last checkpoint, from before that, is intact"
         )

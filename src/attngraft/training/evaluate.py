@@ -1,4 +1,4 @@
-"""Evaluation of a model on a split, by any number of processes, and of a trained run."""
+"""Evaluation of a model on a split by any number of processes, and evaluation of a trained run."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -61,8 +61,8 @@ class SplitEvaluator:
         Args:
             model: as prepared by accelerate.
             stop: the run's signal handler; None: not interruptible.
-            inputs: arguments of the model for a batch; None: those of the task.
-            change: maps a batch on the device, and the indices of its examples, to the batch that is evaluated.
+            inputs: maps a batch to the arguments of the model; None: those of the task.
+            change: maps a batch on the device, and the indices of its examples, to the batch to evaluate.
             epoch: part of the keys of the examples.
         """
         self._order.epoch = epoch
@@ -116,10 +116,10 @@ def evaluate_run(
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
         split: another part of the data (`task.data.val_split`); None: the run's own validation part.
-        weights: of the last checkpoint, the best epoch, or their moving averages.
+        weights: which weights to use: last checkpoint, best epoch, or their moving averages.
 
     Raises:
-        TrainingError: not a run, or it has no such weights.
+        TrainingError: the folder is not a run, or the run has no such weights.
         DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
     record = read_run(folder)
@@ -134,7 +134,7 @@ def evaluate_run(
 
 
 def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tuple[Recipe, Task, Split]:
-    """Open the examples to evaluate a run on: its validation split, or that of other data; with recipe and task.
+    """Open the split to evaluate a run on, its own validation split or that of other data, with recipe and task.
 
     Raises:
         DataError: as `evaluate_run`.
@@ -148,14 +148,16 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
     if dict(found.model_args) != record.model_args:
         raise DataError(
             f"{record.folder}: this run's model was built for {record.model_args}, "
-            f"but the data require {dict(found.model_args)}: evaluate it on data of the same kind"
+            f"but the data require {dict(found.model_args)}; evaluate the run on data of the same kind"
         )
     _check_classes(record, found.facts.get("classes"), where=data or "the data")
     return recipe, task, found.val
 
 
 def _check_classes(record: RunRecord, theirs: object, *, where: str) -> None:
-    """Check that labels mean the same classes. Data without class names has numbers for names, which are not checked.
+    """Check that the labels mean the same classes.
+
+    Data without class names have numbers as names, which are not checked.
 
     Raises:
         DataError: the data have other classes, or the same in another order.
@@ -168,8 +170,8 @@ def _check_classes(record: RunRecord, theirs: object, *, where: str) -> None:
     both = f"{where}: its classes are {_few(theirs)}, and those of {record.folder} are {_few(ours)}"
     unknown = next((name for name in theirs if name not in ours), None)
     if unknown is not None:
-        raise DataError(f"{both}: {unknown!r} is none of them; evaluate the run on data of its own classes")
-    raise DataError(f"{both}: the same in another order, which would mix up the labels; use the same order")
+        raise DataError(f"{both}: {unknown!r} is not one of them; evaluate the run on data of its own classes")
+    raise DataError(f"{both}: the same classes in another order, which would mix up the labels; use the same order")
 
 
 def _few(names: list[object]) -> str:
@@ -199,7 +201,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
 def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
     section = dict(recipe.task.get("data", {}))
     if data is not None or split is not None:
-        section.pop("split_file", None)  # names images of the run's own data
+        section.pop("split_file", None)  # a split file names images of the run's own data
     if data is not None:
         section["source"] = data
     if split is not None:

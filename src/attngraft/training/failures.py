@@ -1,8 +1,8 @@
 """Errors of a training run, explained: losses that are not finite, memory that runs out, loading processes that die.
 
 If a batch does not fit into memory, smaller ones are tried, and the error (or `train.auto_batch`) names the largest that
-fits. An update's batch can be cut into more micro-batches (`train.accumulate`), which leaves the update as it is: same
-examples, same learning rate; only batch norms then see fewer examples at a time. An evaluation's batch can be smaller
+fits. An update's batch can be cut into more micro-batches (`train.accumulate`), which does not change the update: same
+examples, same learning rate; only batch norms then normalize over fewer examples. An evaluation's batch can be smaller
 (`train.eval_batch_size`).
 """
 
@@ -25,19 +25,19 @@ from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import write_json
 from attngraft.training.setup import RunContext
 
-_SHOWN = 8  #: examples and parameters in the message; failure.json has all
+_SHOWN = 8  #: maximum number of examples and parameters in the message; failure.json has all
 
-#: out-of-memory messages of CPU libraries that accelerate does not recognize; oneDNN has no better one
+#: out-of-memory messages of CPU libraries that accelerate does not recognize; oneDNN's is no more specific
 _CPU_MESSAGES = ("std::bad_alloc", "could not create a primitive")
 
 Phase = Literal["update", "evaluation", "evaluation of the teacher"]
 
 
 def raise_not_finite(run: RunContext, losses: dict[str, float]) -> NoReturn:
-    """Stop before the optimizer step; name the step, the batch's examples and the gradients' norms.
+    """Raise an error before the optimizer step that names the step, the batch's examples and the gradients' norms.
 
-    failure.json has everything, the message the most telling part. Weights and checkpoints are those of the step before.
-    Under FSDP the norms are those of this process's shards.
+    failure.json has the full report, the message the most useful part. Weights and checkpoints are those of the previous
+    step. Under FSDP the norms are those of this process's shards.
 
     Raises:
         TrainingError: always.
@@ -80,7 +80,7 @@ def _shortened(texts: list[str]) -> str:
 
 
 class OutOfMemory(TrainingError):
-    """A batch does not fit into memory; `fits` holds the fields of the recipe's `train` with which it does, or nothing."""
+    """A batch does not fit into memory; `fits` maps fields of the recipe's `train` to values that fit, if any is known."""
 
     def __init__(self, message: str, fits: Mapping[str, int]) -> None:
         super().__init__(message)
@@ -95,9 +95,9 @@ class OutOfMemory(TrainingError):
 
 @contextmanager
 def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
-    """Turn an out-of-memory error in the block into an `OutOfMemory`, after trying which size fits.
+    """Convert an out-of-memory error in the block to an `OutOfMemory`, after searching for a size that fits.
 
-    Trying leaves weights and optimizer as they are. Processes of a distributed run do not try: the others wait in the
+    The search does not change weights or optimizer. Distributed runs skip it, because the other processes wait in the
     middle of an update.
     """
     try:
@@ -105,7 +105,7 @@ def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # they hold the tensors that fill the memory
+        traceback.clear_frames(error.__traceback__)  # the frames hold the tensors that fill the memory
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         run.state.optimizer.zero_grad()
         alone = run.accelerator.num_processes == 1
@@ -114,7 +114,7 @@ def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` means that a device's or this machine's memory is used up."""
+    """Return whether `error` means that a device or this machine is out of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_MESSAGES):
@@ -123,7 +123,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _batch_size(run: RunContext, phase: Phase) -> int:
-    """Return the number of examples that go through the model at once."""
+    """Return the number of examples in one forward pass."""
     train = run.recipe.train
     micro = train.batch_size // train.accumulate
     return micro if phase == "update" else train.eval_batch_size or micro
@@ -187,26 +187,29 @@ def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, 
     saved = " The last checkpoint is intact"
     if not tried:
         field = f"train.accumulate={2 * train.accumulate}" if phase == "update" else "a smaller train.eval_batch_size"
-        return OutOfMemory(f"{begin}Several processes do not try which size fits: use {field}, or more.{saved}", {})
+        return OutOfMemory(
+            f"{begin}With several processes, attngraft does not search for a size that fits: try {field}, or more.{saved}",
+            {},
+        )
     if size is None:
         smaller = "use a smaller input or host, train.amp=bf16, or another device"
         return OutOfMemory(f"{begin}Not even one example fits: {smaller}.{saved}", {})
     fits = {"accumulate": train.batch_size // size} if phase == "update" else {"eval_batch_size": size}
     field = " ".join(f"train.{name}={value}" for name, value in fits.items())
-    effect = ", which leaves updates as they are" if phase == "update" else ""
+    effect = ", which does not change updates" if phase == "update" else ""
     if effect and trained_batch_norms(run.update.core):
-        effect += " except for batch norms, which then see fewer examples at a time"
-    remedy = f"{size} fit: use --set {field}{effect}, or --auto-batch, which finds it"
-    if run.folder.has_saved:  # then the recipe is fixed, except for sizes that the run chooses itself
-        remedy = f"{size} fit ({field}{effect}): repeat the command with --auto-batch, which resumes with that"
+        effect += " except for batch norms, which then normalize over fewer examples"
+    remedy = f"{size} fit: use --set {field}{effect}, or --auto-batch, which finds the size by itself"
+    if run.folder.has_saved:  # the recipe is now fixed, except for sizes that the run chooses itself
+        remedy = f"{size} fit ({field}{effect}): rerun the command with --auto-batch to resume with this size"
     return OutOfMemory(f"{begin}{remedy}.{saved}", fits)
 
 
 @contextmanager
 def workers_explained(folder: Path, *, workers: int) -> Iterator[None]:
-    """Turn the death of a loading process within the block into an error with cause and remedy.
+    """Convert the death of a loading process within the block to an error with cause and remedy.
 
-    Torch raises it from a signal handler, so it may come out of any statement.
+    Torch raises its error from a signal handler, so any statement may raise it.
 
     Raises:
         TrainingError: a loading process was killed, or crashed.
@@ -220,12 +223,12 @@ def workers_explained(folder: Path, *, workers: int) -> Iterator[None]:
         if "Bus error" in found[1]:
             cause = "shared memory is used up (df -h /dev/shm; in a container, raise --shm-size)"
         elif "exited" in found[1] or "Killed" in found[1]:
-            cause = "memory ran out, and the system ended a process (see dmesg)"
+            cause = "memory ran out, and the system killed a process (see dmesg)"
         else:
             cause = "a library that reads the data crashed"
         fewer = f"{workers // 2}" if workers > 1 else "0, which loads in the training process itself"
         raise TrainingError(
-            f"{folder}: a process that loads data died ({found[0]}). Likely cause: {cause}. Repeat the command, which "
-            f"resumes from the last checkpoint; if it happens again, load with fewer processes (now {workers}): "
-            f"--set train.workers={fewer}. That changes no result"
+            f"{folder}: a process that loads data died ({found[0]}). Likely cause: {cause}. Rerun the command to "
+            f"resume from the last checkpoint; if it happens again, load with fewer processes (now {workers}): "
+            f"--set train.workers={fewer}. This does not change results"
         ) from error

@@ -1,9 +1,9 @@
-"""Which parameters of a grafted host are trained, by epoch, and how the frozen rest behaves.
+"""Selection of the trained parameters of a grafted host, by epoch, and the behavior of the frozen ones.
 
 A frozen parameter has `requires_grad=False` before the first forward pass, so autograd computes nothing below the first
 layer that is trained. A batch norm whose own parameters are frozen also keeps its running statistics and normalizes with
-them as in evaluation: a frozen host maps each image alone, whatever the batch. Dropout and stochastic depth stay as the
-recipe sets them.
+them as in evaluation, so a frozen host's outputs for an image do not depend on the batch. Dropout and stochastic depth
+remain as the recipe sets them.
 """
 
 from torch import nn
@@ -19,7 +19,7 @@ def freeze(model: nn.Module, parameters: Parameters) -> None:
     """Train only `parameters` of `model`. Parameters that a graft leaves unused stay untrained.
 
     Raises:
-        ConfigError: nothing would be trained, or the head of the model is unknown.
+        ConfigError: no parameter would be trained, or the head of the model is unknown.
     """
     if parameters == "all":
         return
@@ -31,7 +31,7 @@ def freeze(model: nn.Module, parameters: Parameters) -> None:
 
 
 def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
-    """Return the names of the trainable parameters that belong to this choice.
+    """Return the names of the trainable parameters that `parameters` selects.
 
     Raises:
         ConfigError: the head of the model is unknown.
@@ -70,8 +70,8 @@ class FreezingSchedule:
     """Two training stages: fewer parameters first (for example a frozen host), then all that the recipe trains.
 
     The optimizer holds all of them from the start. In the first stage the others have no gradient, so optimizers skip
-    them: neither values nor states nor weight decay change, and no time is spent on them. The stage is a function of the
-    epoch, so a resumed run needs no further state. Does nothing where the recipe has one stage.
+    them: their values and optimizer states do not change, not even by weight decay, and no time is spent on them. The stage
+    is a function of the epoch, so a resumed run needs no further state. Does nothing if the recipe has one stage.
 
     Raises:
         ConfigError: the first stage has nothing to train, or the head of the model is unknown.
@@ -92,7 +92,7 @@ class FreezingSchedule:
             parameter.requires_grad_(epoch >= self._epochs)
 
     def enter_last(self, *, epoch: int, step: int) -> None:
-        """Set `requires_grad` as in the last update before `step` of `epoch`: those have optimizer states."""
+        """Set `requires_grad` as in the last update before `step` of `epoch`, whose parameters have optimizer states."""
         self.enter(epoch if step else max(epoch - 1, 0))
 
 
@@ -104,7 +104,10 @@ def train_mode(model: nn.Module) -> None:
 
 
 def frozen_norms(model: nn.Module) -> list[nn.Module]:
-    """Return normalizations with running statistics and frozen parameters; without parameters, if most of the host is."""
+    """Return the normalizations with running statistics whose parameters are frozen.
+
+    Those without parameters count as frozen if most of the host's parameters are frozen.
+    """
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _NormBase)]
     if not norms:
         return []
@@ -127,8 +130,8 @@ def trained_batch_norms(model: nn.Module) -> list[nn.Module]:
 def batch_norm_examples(model: nn.Module, recipe: Recipe, *, processes: int) -> int | None:
     """Return the number of examples in a batch norm's statistics if smaller than an update's batch, else None.
 
-    In training a batch norm takes mean and variance of one micro-batch in one process. This is the one thing, besides
-    random draws, that cutting a batch into micro-batches changes.
+    In training a batch norm takes mean and variance of one micro-batch in one process. Apart from random draws, this is
+    the only effect of cutting a batch into micro-batches.
     """
     norms, train = trained_batch_norms(model), recipe.train
     if not norms:

@@ -12,12 +12,12 @@ Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  #: positional, and by key
 
 
 def model_inputs(task: Task, batch: Batch, *, channels_last: bool) -> Arguments:
-    """Return the arguments with which a model is called on this batch."""
+    """Return the arguments of a model's forward for this batch."""
     return in_format(task.to_model(batch), channels_last=channels_last)
 
 
 def in_format(arguments: Arguments, *, channels_last: bool) -> Arguments:
-    """Return `arguments`, with 4-D tensors in channels-last if `channels_last`."""
+    """Return `arguments`, with 4-D tensors in channels-last format if `channels_last`."""
     if not channels_last:
         return arguments
     args, kwargs = arguments

@@ -1,7 +1,7 @@
 """Records of a run besides its checkpoints: metrics.jsonl, TensorBoard events, and the scores before training.
 
-Metrics and events hold what the checkpoint holds. A resumed run writes both anew, so nothing has to be removed from a
-file, and no order depends on a clock, which may have been set back.
+Metrics and events hold what the checkpoint holds. A resumed run rewrites both, so nothing has to be removed from a file,
+and no order depends on a clock, which may have been set back.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Journal:
 
     TensorBoard reads the event files of a folder in the order of their names. Instead of the time, names have a number:
     each start takes the next one, writes all rows so far and deletes older files, which an open viewer shows as a restart.
-    Not torch's SummaryWriter: it writes from a thread, where a full disk is no error of the run.
+    torch's SummaryWriter is not used: it writes from a thread, where a full disk raises no error in the run.
     """
 
     def __init__(self, run: RunFolder, rows: list[Metrics]) -> None:
@@ -72,14 +72,14 @@ def _write(file: IO[bytes], events: list[Event]) -> None:
 def record_start(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> None:
     """Write start.json: the initial weights, and their validation metrics if the head is not new.
 
-    A graft that starts as the identity scores what the host scores; what another one loses at the start, training has to
-    win back first. Does nothing for random initial values, or if the run resumes from a checkpoint. `evaluate` returns
-    the same metrics in all processes, or None if stopped.
+    A graft that starts as the identity has the scores of the host; other grafts start lower, and training must first
+    recover the difference. Does nothing for random initial values, or if the run resumes from a checkpoint. `evaluate`
+    returns the same metrics in all processes, or None if stopped.
     """
     start, counters = run.start, run.state.counters
     if not start.origin:
         if run.accelerator.is_main_process and not counters.moved:
-            run.folder.start.unlink(missing_ok=True)  # of an attempt with another recipe that saved nothing
+            run.folder.start.unlink(missing_ok=True)  # left by an attempt with another recipe that saved nothing
         return
     facts: dict[str, Any] = {"from": start.origin}
     if start.path is not None:
@@ -98,7 +98,7 @@ def record_start(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> 
 def record_teacher_metrics(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> None:
     """Add the teacher's validation metrics to teacher.json before the first update, if the run has a teacher.
 
-    They expose a teacher that was trained on other classes, or on the same in another order.
+    These metrics expose a teacher that was trained on other classes, or on the same classes in another order.
     """
     if run.teacher is None or run.state.counters.moved:
         return

@@ -36,8 +36,7 @@ class TrainOrder:
     """Keys of every training batch of one process.
 
     Update `step` of an epoch takes the next `batch_size` examples of the epoch's order; the process of `rank` takes its
-    contiguous share of them and cuts it into `accumulate` micro-batches. The rest of an epoch, less than a batch, is not
-    used in that epoch.
+    contiguous share of them and cuts it into `accumulate` micro-batches. An incomplete last batch of an epoch is not used.
     """
 
     split: Split
@@ -66,11 +65,11 @@ class TrainOrder:
 
     @property
     def steps(self) -> int:
-        """Updates per epoch."""
+        """Number of updates per epoch."""
         return self._examples // self.batch_size
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the indices of the examples of `epoch`: in the split's own order if it has one, else shuffled."""
+        """Return the indices of the examples in `epoch`: in the split's own order if it has one, else shuffled."""
         order = self.split.order(seed=self.seed, epoch=epoch)
         return epoch_order(self.seed, epoch, len(self.split)) if order is None else order
 
@@ -84,7 +83,7 @@ class TrainOrder:
         return [keys[i : i + size] for i in range(0, share, size)]
 
     def stream(self, *, epoch: int, step: int, epochs: int) -> Iterator[Keys]:
-        """Yield the keys of all micro-batches from that update to the end of the last epoch."""
+        """Yield the keys of all micro-batches from update `step` of `epoch` to the end of the last epoch."""
         for current in range(epoch, epochs):
             order = self.order(current)
             for number in range(step if current == epoch else 0, self.steps):
@@ -92,7 +91,7 @@ class TrainOrder:
 
 
 class _KeySampler:
-    """Batch sampler of a DataLoader, from an iterator of keys."""
+    """Batch sampler for a DataLoader that yields the keys of an iterator."""
 
     def __init__(self, keys: Iterator[Keys]) -> None:
         self._keys = keys
@@ -103,13 +102,13 @@ class _KeySampler:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A data error on its way out of a loading process. Torch would pass on only its text, behind a traceback."""
+    """A data error that a loading process returns as an example; torch would pass on only its text, after a traceback."""
 
     error: AttngraftError
 
 
 class _Examples(Dataset[Any]):
-    """A split that returns errors as examples."""
+    """A split that returns errors as examples instead of raising them."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
@@ -125,7 +124,7 @@ class _Examples(Dataset[Any]):
         return self._split.collate(examples) if failed is None else failed
 
 
-#: raised while receiving a batch from a process that died on the way
+#: raised while receiving a batch from a process that died meanwhile
 _SENDER_DIED = (OSError, EOFError, AuthenticationError)
 
 
@@ -133,8 +132,8 @@ class _RaisingIterator:
     """Iterator over batches that raises the errors among them.
 
     The sockets of a killed loading process close a moment before the system reports its death. Torch then raises an
-    error from a signal handler; for up to `grace` seconds we sleep so that it comes out here. If no process died, the
-    error is raised as it came; at once if it is an error of the data.
+    error from a signal handler; the iterator sleeps for up to `grace` seconds so that the error is raised here. If no
+    process died, the original error is raised; an error of the data is raised immediately.
     """
 
     def __init__(self, batches: Iterator[Any], *, grace: float) -> None:
@@ -159,7 +158,7 @@ class _RaisingIterator:
 class _LockFreeEvent:
     """The part of an event that torch uses, without a lock.
 
-    A process that ends while it holds an event's lock would block the trainer, which sets the event to end the others.
+    A process that dies while it holds an event's lock would block the trainer, which sets the event to end the others.
     """
 
     def __init__(self, flag: Any) -> None:
@@ -198,7 +197,7 @@ class Batches(DataLoader[Batch]):
 
 
 def train_batches(order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool) -> Batches:
-    """Return the batches from that update to the end of the last epoch as one stream: workers start once, read ahead."""
+    """Return the batches from an update to the end of the last epoch as one stream: workers start once and prefetch."""
     sampler = _KeySampler(order.stream(epoch=epoch, step=step, epochs=epochs))
     return _loader(order.split, sampler, workers=workers, pin=pin)
 
@@ -207,15 +206,15 @@ def train_batches(order: TrainOrder, *, epoch: int, step: int, epochs: int, work
 class EvalOrder:
     """Indices of one process's evaluation batches.
 
-    Every example is seen once. If the last batch cannot be shared evenly, its last example appears in more than one
-    process, because all must take part; an evaluator ignores repeats.
+    Every example is evaluated once. If the last batch cannot be shared evenly, its last example is repeated in other
+    processes, because all must take part; the evaluator ignores repeats.
     """
 
     length: int
     batch_size: int  #: over all processes
     rank: int = 0
     world: int = 1
-    epoch: int = 0  #: of the keys; may change between two passes, and persistent workers then see it
+    epoch: int = 0  #: epoch in the keys; may change between two passes, also with persistent workers
 
     def __iter__(self) -> Iterator[Keys]:
         size = max(self.batch_size // self.world, 1) * self.world

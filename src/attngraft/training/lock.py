@@ -1,6 +1,6 @@
-"""One process per run folder. The operating system releases the lock when its holder dies, however it dies.
+"""Lock that allows one process per run folder. The operating system releases it when its holder dies, for any reason.
 
-Some network file systems have no locks. There the note in the lock file decides, which names process and host.
+Some network file systems have no locks. There the note in the lock file, which names process and host, decides.
 """
 
 import errno
@@ -24,7 +24,7 @@ _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, err
 
 
 class FolderBusy(TrainingError):
-    """Another process is at work in the folder."""
+    """Another process is using the folder."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Holder:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder`, a file named `.lock` in it.
 
-    A lock that a killed process left is taken over, with a warning if that was on another host.
+    A lock left by a killed process is taken over, with a warning if the process was on another host.
 
     Raises:
-        FolderBusy: another process, or another run of this process, holds it; names process and host.
+        FolderBusy: another process, or another run of this process, holds the lock; the message names process and host.
         StorageError: the folder cannot be written.
     """
     path = folder.resolve() / ".lock"
@@ -61,14 +61,14 @@ def locked(folder: Path) -> Iterator[None]:
     alive = previous is not None and previous.is_local and _is_alive(previous.process)
     if result == "busy" or (result == "unsupported" and alive):
         raise FolderBusy(
-            f"{folder}: another run is at work in this folder ({previous or 'process unknown'}); "
+            f"{folder}: another run is using this folder ({previous or 'process unknown'}); "
             "wait for it, stop it, or choose another folder"
         )
     if previous is not None and not previous.is_local:
         if result == "unsupported":
             raise FolderBusy(
-                f"{folder}: {previous} was at work in this folder, and this file system has no locks that would tell "
-                f"whether it still is; if it is not, delete {path}"
+                f"{folder}: {previous} was using this folder, and may still be, because this file system has no locks; "
+                f"if the process has ended, delete {path}"
             )
         log.warning("%s: lock taken over from %s, which ended without releasing it", folder, previous)
     try:
@@ -102,7 +102,7 @@ def _read_note(path: Path) -> Holder | None:
 
 
 def _write_note(path: Path, text: str) -> None:
-    with suppress(OSError):  # the lock holds without a note: a full disk is no reason to fail here
+    with suppress(OSError):  # the lock works without the note, so a full disk need not raise here
         path.write_text(text, encoding="utf-8")
 
 

@@ -1,8 +1,8 @@
 """The training loop.
 
-Every update re-seeds the random generators from (seed, epoch, step, process), so weights, optimizer and counters are all
-that a run must save to resume exactly. Losses are read before the optimizer step, so a loss that is not finite leaves
-good weights behind. Under `accelerate launch` or `torchrun` the same loop trains on many devices, which share
+Every update re-seeds the random generators from (seed, epoch, step, process), so a run only needs to save weights,
+optimizer and counters to resume exactly. Losses are read before the optimizer step, so a loss that is not finite never
+reaches the weights. Under `accelerate launch` or `torchrun` the same loop trains on several devices, which share
 `batch_size`.
 """
 
@@ -52,7 +52,7 @@ def train(
     Args:
         recipe: what to train and how.
         folder: the run's folder; created if missing.
-        resume: resume an existing run; False refuses its folder.
+        resume: resume an existing run; False raises an error if the folder holds one.
         progress: callbacks; None logs plain lines.
         stop_after_epoch: leave the run unfinished after this epoch (from 1), its schedule unchanged; the same call with
             a later epoch, or without one, resumes it.
@@ -60,7 +60,7 @@ def train(
     Raises:
         ConfigError: the recipe cannot be used; nothing was written except an empty folder.
         DataError: the data cannot be used.
-        TrainingError: the folder holds a run of another recipe, another process is at work there, or the training failed.
+        TrainingError: the folder holds a run of another recipe, another process is using it, or the training failed.
         StorageError: a file could not be written; the last checkpoint is intact.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
     """
@@ -83,7 +83,7 @@ def train(
 
 
 def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
-    """Refuse another run's folder; return `recipe` with the batch sizes that the run in it has chosen so far."""
+    """Check that the folder is not another run's; return `recipe` with the batch sizes that its run has chosen so far."""
     if not run.recipe.exists():
         return recipe
     if not resume:
@@ -96,8 +96,10 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
 def _train_once(
     recipe: Recipe, folder: RunFolder, accelerator: Accelerator, progress: Progress, *, stop_after_epoch: int | None
 ) -> Recipe | None:
-    """Start or resume the run and train it. After an out-of-memory error under `train.auto_batch`, return the recipe
-    with which to resume; None once done."""
+    """Start or resume the run and train it.
+
+    Returns None, or after an out-of-memory error under `train.auto_batch` the recipe to resume with.
+    """
     run = prepare_run(recipe, folder, accelerator)
     restore(folder, run.state)
     counters = run.state.counters
@@ -114,7 +116,7 @@ def _train_once(
     except OutOfMemory as error:
         if not (recipe.train.auto_batch and error.fits):
             raise
-        log.warning("%s\nResuming with that", error)
+        log.warning("%s\nResuming with this size", error)
         recipe = error.fitting(recipe)
         folder.record_choice(recipe, epoch=counters.epoch + 1, step=counters.step + 1)
     else:
@@ -143,7 +145,7 @@ class Trainer:
             workers=run.recipe.train.workers,
             pin=run.accelerator.device.type == "cuda",
         )
-        # started here: starting a loader draws a random number, and no other code may draw during updates
+        # started here, because starting a loader draws a random number, which must not happen during updates
         self._batches = stop.while_waiting(iter(self._loader))
 
     def stop_workers(self) -> None:
@@ -167,7 +169,7 @@ class Trainer:
             self._progress.on_epoch(row)
 
     def _train_epoch(self) -> None:
-        """Make the remaining updates of this epoch."""
+        """Perform the remaining updates of this epoch."""
         run, counters = self._run, self._counters
         save_every, steps = run.recipe.train.save_every, run.order.steps
         begun = time.perf_counter() - counters.seconds
@@ -177,7 +179,7 @@ class Trainer:
             try:
                 with memory_explained(run, "update"):
                     losses = self._update_weights()
-            except StoppedWaiting:  # nothing has changed since the step before
+            except StoppedWaiting:  # nothing has changed since the previous step
                 self._save_and_stop()
             for name, value in losses.items():
                 counters.sums[name] = counters.sums.get(name, 0.0) + value
@@ -194,7 +196,7 @@ class Trainer:
     def _update_weights(self) -> dict[str, float]:
         """Make one update with the next batch and return its losses."""
         update, epoch, step = self._run.update, self._counters.epoch, self._counters.step
-        # all micro-batches first, before running statistics change: a stop signal may end the wait for data
+        # load all micro-batches before running statistics change, because a stop signal may end the wait for data
         batches = [next(self._batches) for _ in range(self._run.recipe.train.accumulate)]
         losses = update.accumulate_gradients(batches, epoch=epoch, step=step)
         if not all_finite(losses):
@@ -233,7 +235,7 @@ class Trainer:
             return self._evaluate(teacher.model, stop=self._stop, inputs=teacher.inputs)
 
     def _evaluate_and_keep_best(self, prefix: str, row: Metrics) -> Evaluation:
-        """Evaluate the weights ("val") or their moving average ("ema") into `row`, and save the weights if best so far."""
+        """Add the metrics of the weights ("val") or their average ("ema") to `row`; save the weights if best so far."""
         run, best = self._run, self._counters.best
         evaluation = self._evaluate_weights(average=prefix == "ema")
         if evaluation is None:
@@ -270,5 +272,5 @@ class Trainer:
 
 
 def _from_main(value: T) -> T:
-    """Return the main process's value, in all processes."""
+    """Return the main process's value in all processes."""
     return cast(T, broadcast_object_list([value])[0])

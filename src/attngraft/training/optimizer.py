@@ -1,4 +1,4 @@
-"""Optimizer, schedule and moving average, all of them timm's; learning rate and weight decay of each parameter."""
+"""Optimizer, schedule and moving average (all timm's), with the learning rate and weight decay of each parameter."""
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -23,7 +23,7 @@ from attngraft.training.recipe import OptimizerConfig, Recipe
 def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """Return the recipe's optimizer over the trainable parameters of `model`, grouped by `parameter_groups`.
 
-    Rows of a host's parameters that a graft leaves unused are pinned, so that decay does not move them.
+    Rows of a host's parameters that a graft leaves unused are pinned, so that weight decay does not change them.
 
     Raises:
         ConfigError: an optimizer or an argument that timm does not know.
@@ -40,7 +40,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
             parameter_groups(model, config),
             opt=config.name,
             lr=recipe.lr,
-            weight_decay=0.0,  # every group has its own
+            weight_decay=0.0,  # each group sets its own
             **arguments,
         )
     except (TypeError, ValueError) as error:
@@ -79,7 +79,7 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: 
 
 
 def create_ema(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:
-    """Return a moving average of all weights and buffers; None if the recipe has none."""
+    """Return a moving average of all weights and buffers; None if the recipe does not use one."""
     if recipe.train.ema is None:
         return None
     return ModelEmaV3(model, decay=recipe.train.ema, use_warmup=recipe.train.ema_warmup)
@@ -91,13 +91,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     Parameters with one axis (of grafts too), biases, and those that the host exempts (`no_weight_decay`) are not decayed;
     others by `weight_decay`, or by `graft_weight_decay` if a graft added them.
 
-    A group's `lr_scale`, which timm's schedules multiply the rate by, is
+    A group's `lr_scale`, by which timm's schedules multiply the learning rate, is
 
         layer_decay ** (layers above the parameter's own) * (graft_lr_scale, if a graft added it)
 
-    with the host's own grouping of its layers (timm's `group_matcher`; without one, parameters by the dozen). A graft
-    belongs to the layer of its target module, and grafts change no layer of the host: variants of a study train the
-    host's parameters at the same rates.
+    with the host's own grouping of its layers (timm's `group_matcher`; without one, parameters in groups of twelve). A
+    graft belongs to the layer of its target module, and does not change the layers of the host: all variants of a study
+    train the host's parameters at the same rates.
     """
     exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()  # type: ignore[operator]
     layer_scale = _layer_scales(model, config.layer_decay)
@@ -135,7 +135,7 @@ def _layer_scales(model: nn.Module, layer_decay: float | None) -> Callable[[str]
 
 
 def _graft_layer(name: str, layers: dict[str, int], *, default: int) -> int:
-    """Return the layer of a graft's parameter: the uppermost layer in its target module, or in one around that."""
+    """Return the layer of a graft's parameter: the uppermost layer in its target module, or else in an enclosing module."""
     target = f".{name}".partition(".grafts.")[0].removeprefix(".")
     while target:
         inside = [layer for other, layer in layers.items() if other.startswith(f"{target}.")]
@@ -146,7 +146,7 @@ def _graft_layer(name: str, layers: dict[str, int], *, default: int) -> int:
 
 
 class _HostParameters:
-    """The part of a model that timm's grouping reads, without the grafts' parameters."""
+    """View of a model for timm's parameter grouping, without the grafts' parameters."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -1,7 +1,7 @@
-"""Profiling of one variant: real updates and evaluation batches outside of any run, to be timed and measured.
+"""Profiling of one variant: real updates and evaluation batches outside of any run, for measuring time and memory.
 
-Task, data, model and update are built as a run builds them, on the device that a run would use. The CPU's random state
-and run folders are left alone.
+Task, data, model and update are built as in a run, on the device that a run would use. The CPU's random state and run
+folders are not changed.
 """
 
 import time
@@ -24,9 +24,9 @@ from attngraft.training.teacher import create_teacher
 
 
 class BenchmarkBatch:
-    """Task, data, teacher, a training micro-batch and an evaluation batch, which all variants share.
+    """Task, data, teacher, a training micro-batch and an evaluation batch, shared by all variants.
 
-    The data are opened as a run would; `split` is the file with a split that was drawn before (`Task.save_split`).
+    The data are opened as in a run; `split` is the file of an earlier random split (`Task.save_split`).
 
     Raises:
         DataError, ConfigError: as in a run.
@@ -54,7 +54,7 @@ class BenchmarkBatch:
             self.batch = batches[0]
             self.eval_batch = validation.collate([validation[key] for key in evaluation[0]])
         self.steps_per_epoch, self.eval_batches = order.steps, len(evaluation)
-        self.load_seconds = min(seconds)  # to load one update's examples, in one process
+        self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
 
 
 class Profiler:
@@ -80,7 +80,7 @@ class Profiler:
         )
 
     def train_step(self) -> None:
-        """Make one update, as the training loop does."""
+        """Perform one update, as the training loop does."""
         with _separate_stream(self.recipe):
             train_mode(self._update.state.model)
             batches = [self._batch] * self.recipe.train.accumulate
@@ -110,7 +110,7 @@ class Profiler:
 
     def peak_memory(self) -> int:
         """Return the bytes at the peak of an update: parameters, optimizer state, gradients, activations and batch."""
-        self.train_step()  # creates the optimizer's state, which later steps have from the start
+        self.train_step()  # creates the optimizer's state, which exists in all later steps
         kept = self.state_bytes()
         if self.device.type == "cpu":
             with LiveStorages() as storages:
@@ -135,12 +135,12 @@ def synchronizer(device: torch.device) -> Callable[[], object] | None:
 
 
 def _separate_stream(recipe: Recipe) -> Any:
-    """Return a random stream of its own, so that profiling changes no draw outside."""
+    """Return a separate random stream, so that profiling does not affect other random draws."""
     return seeded("workbench", recipe.seed)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in a nest."""
+    """Return all tensors in a nested structure."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):

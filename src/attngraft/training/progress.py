@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Callbacks of the training loop, which do nothing here. `on_step` follows every update and must be cheap."""
+    """Callbacks of the training loop; these do nothing. `on_step` is called after every update and must be cheap."""
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         """Training starts, or resumes after `done_steps`."""
@@ -66,7 +66,7 @@ class LogLines(Progress):
 
 
 class LiveBars(Progress):
-    """A live bar on a terminal and a line per epoch above it; use it in a `with` block."""
+    """A live progress bar on a terminal, with a line per epoch above it; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(

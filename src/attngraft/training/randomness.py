@@ -20,7 +20,7 @@ def stream_seed(seed: int, *purpose: str | int) -> int:
 def reseed(seed: int, device: torch.device) -> None:
     """Seed the global generators of python, numpy and torch (CPU and `device`).
 
-    Not `torch.manual_seed`: before CUDA is initialized it formats a traceback at every call.
+    Does not use `torch.manual_seed`, which formats a traceback at every call until CUDA is initialized.
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

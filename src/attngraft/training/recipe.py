@@ -1,7 +1,7 @@
 """Recipe of a run: all settings that determine its result, as frozen dataclasses read from YAML.
 
 A recipe file may extend another one (`base: deit`), and `--set optimizer.lr=1e-3` changes single fields. The packaged
-recipes are in `training/recipes/`; their comments name the results to expect.
+recipes are in `training/recipes/`; their comments give the expected results.
 """
 
 import re
@@ -35,21 +35,21 @@ TRAINED: dict[str, set[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """Trained model: timm name, arguments of its factory, and initial weights."""
+    """The model to train: timm name, arguments of its factory, and initial weights."""
 
-    name: str = "vit_tiny_patch16_224"  #: as in timm; `name.tag` chooses pretrained weights
+    name: str = "vit_tiny_patch16_224"  #: timm model name; `name.tag` selects pretrained weights
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
     pretrained: bool = False  #: start from timm's weights of that name (name.tag: of that tag)
-    #: start from this file: .safetensors, .pth, .pt, .bin; also a run's checkpoint; for transformers_classifier also a
-    #: folder that save_pretrained of transformers wrote, which then sets args
+    #: start from this file: .safetensors, .pth, .pt, .bin, or a run's checkpoint; for transformers_classifier also a
+    #: folder written by save_pretrained of transformers, which then sets args
     weights: str | None = None
 
     def __post_init__(self) -> None:
         both = self.pretrained and self.weights is not None
-        _require(self, "weights", not both, "excludes pretrained: true, use one of them")
+        _require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
         _require(self, "weights", self.weights != "", "must be the path of a file, or null")
         if self.name == "transformers_classifier" and self.weights is not None:
-            # imports torch, which reading a recipe should not need
+            # imported here because it imports torch, which reading a recipe should not do
             from attngraft.models.transformers_folder import folder_arguments, transformers_folder
 
             folder = transformers_folder(self.weights)
@@ -145,7 +145,7 @@ class TrainConfig:
     drop_path: float | None = None  #: stochastic depth, passed to the host's factory; null: the host's default
     threads: int | None = None  #: CPU threads of torch; null: torch's default
     workers: int = 0  #: loading processes per training process
-    save_every: int | None = None  #: also save every that many updates
+    save_every: int | None = None  #: also save after every this many updates
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every"):
@@ -159,7 +159,7 @@ class TrainConfig:
         _require(self, "workers", self.workers >= 0, "must not be negative")
         fewer = self.first is None or TRAINED[self.first.parameters] < TRAINED[self.parameters]
         if not fewer and self.first is not None:
-            rule = f"must be fewer than train.parameters ({self.parameters}), is {self.first.parameters}"
+            rule = f"must be fewer than train.parameters ({self.parameters}); got {self.first.parameters}"
             raise FieldError("first.parameters", rule)
 
 
@@ -167,14 +167,14 @@ class TrainConfig:
 class TeacherConfig:
     """Distillation teacher: a timm model (`name`), a run or exported model or file (`weights`), or both."""
 
-    name: str | None = None  #: as in timm; without `weights`, with timm's weights (name.tag: of that tag)
-    args: Mapping[str, Any] = field(default_factory=dict)  #: of its factory: img_size, ...; only with `name`
+    name: str | None = None  #: timm model name; without `weights`, timm's weights are used (name.tag: of that tag)
+    args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of its factory: img_size, ...; only with `name`
     #: folder of a run (its best weights) or of an exported model, or, with `name`, a file of weights as in host.weights
     weights: str | None = None
-    size: int | None = None  #: pixels that its images are resized to; null: its own size
+    size: int | None = None  #: height and width in pixels of the teacher's inputs; null: its own size
 
     def __post_init__(self) -> None:
-        _require(self, "args", not self.args or self.name is not None, "belong to a name, which is missing")
+        _require(self, "args", not self.args or self.name is not None, "require a teacher name (distill.teacher.name)")
         _require(self, "weights", self.weights != "", "must be a path, or null")
         _require(self, "size", self.size is None or self.size > 0, "must be positive")
 
@@ -194,41 +194,45 @@ class DistillConfig:
     def __post_init__(self) -> None:
         _require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
         _require(self, "temperature", self.temperature > 0, "must be positive")
-        _require(self, "temperature", self.temperature == 1 or not self.hard, "changes nothing with hard: true")
+        _require(
+            self, "temperature", self.temperature == 1 or not self.hard, "has no effect with hard: true; leave it out"
+        )
 
     @property
     def weight(self) -> float:
-        """`alpha`, or its default."""
+        """Return `alpha`, or its default."""
         return self.alpha if self.alpha is not None else {"logits": 5.0, "token": 1.0}[self.kind]
 
 
 _NO_GRAFT = (
-    "is grafts, and there is no graft to train. Name one, or use grafts+head: the plain host (a study's baseline) then "
-    "trains its head alone"
+    "is grafts, but the recipe has no graft to train. Set a graft, or use grafts+head: the plain host (a study's "
+    "baseline) then trains only its head"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Host, graft, task, and training. `task` is read by the task of its `name`."""
+    """Host, graft, task, and training. The fields of `task` depend on the task of that `name`."""
 
     host: HostConfig = field(default_factory=HostConfig)
     graft: str | list[Any] | None = None  #: a graft specification, or a list of mappings
-    task: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})  #: `name`, and its fields
+    task: Mapping[str, Any] = field(
+        default_factory=lambda: {"name": "classification"}
+    )  #: `name` of the task, and its fields
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    distill: DistillConfig | None = None  #: learn from a teacher, too: {teacher: {name: ...}}
-    seed: int = 0  #: of initialization, order and augmentation
+    distill: DistillConfig | None = None  #: also learn from a teacher: {teacher: {name: ...}}
+    seed: int = 0  #: seed of initialization, order and augmentation
 
     def __post_init__(self) -> None:
         if not isinstance(self.task.get("name"), str):
-            raise FieldError("task.name", f"must be the name of a task, is {self.task.get('name')!r}")
+            raise FieldError("task.name", f"must be the name of a task; got {self.task.get('name')!r}")
         if self.graft in ("none", "", []):
             object.__setattr__(self, "graft", None)  # so that equal recipes compare equal
         first = self.train.first
         if first is not None and first.epochs >= self.schedule.epochs:
-            rule = f"must be less than schedule.epochs ({self.schedule.epochs}), is {first.epochs}"
+            rule = f"must be less than schedule.epochs ({self.schedule.epochs}); got {first.epochs}"
             raise FieldError("train.first.epochs", rule)
         for name, trained in (("parameters", self.train.parameters), ("first.parameters", first and first.parameters)):
             if trained == "grafts" and self.graft is None:
@@ -245,7 +249,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     """Return the packaged recipe of that name, or the file at that path, with `a.b=value` overrides.
 
     Raises:
-        ConfigError: unknown recipe (lists the known ones), unknown key or invalid value; names file and field.
+        ConfigError: unknown recipe (the message lists the known ones), unknown key or invalid value (with file and field).
     """
     mapping = _with_bases(name_or_path, ())
     source = f"recipe {name_or_path}"
@@ -259,7 +263,7 @@ def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> R
     """Return the recipe that plain values describe; missing fields take their defaults.
 
     Raises:
-        ConfigError: unknown key or invalid value; names `source` and the field.
+        ConfigError: unknown key or invalid value; the message names `source` and the field.
     """
     return from_mapping(Recipe, mapping, source=source)
 
@@ -296,7 +300,7 @@ def _with_bases(name_or_path: str | Path, below: tuple[Path, ...]) -> dict[str, 
     if base is None:
         return mapping
     if not isinstance(base, str):
-        raise ConfigError(f"{path}: base must be the name or the path of a recipe, is {base!r}")
+        raise ConfigError(f"{path}: base must be the name or the path of a recipe; got {base!r}")
     return merge(_with_bases(base, (*below, path)), mapping)
 
 
@@ -317,4 +321,4 @@ def _find(name_or_path: str | Path, *, beside: Path) -> Path:
 
 def _require(config: object, name: str, holds: bool, rule: str) -> None:
     if not holds:
-        raise FieldError(name, f"{rule}, is {getattr(config, name)}")
+        raise FieldError(name, f"{rule}; got {getattr(config, name)}")

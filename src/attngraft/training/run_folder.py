@@ -2,7 +2,7 @@
 
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
-data.json           facts of the data, and the arguments of the host that they require
+data.json           facts about the data, and the host arguments that they require
 split.csv           validation images (only if they were drawn at random)
 teacher.json        distillation teacher and the hash of its weights (only with distill)
 start.json          initial weights and their scores (absent for random values)
@@ -58,12 +58,12 @@ class RunFolder:
         self.finished = path / "finished.json"
 
     def best(self, kind: str = "") -> Path:
-        """Return the path of the best weights by the primary metric; `kind` "ema": those of the moving average."""
+        """Return the path of the best weights by the primary metric, or with `kind` "ema" of the best moving average."""
         return self.checkpoints / f"best{kind and '-' + kind}.safetensors"
 
     @property
     def has_saved(self) -> bool:
-        """Whether the run has metrics or a checkpoint."""
+        """Return whether the run has metrics or a checkpoint."""
         there = self.metrics.is_file() and self.metrics.stat().st_size > 0
         return there or any(path.exists() for path in (self.last, self.previous, self.finished))
 
@@ -71,7 +71,7 @@ class RunFolder:
         """Create the folders.
 
         Raises:
-            TrainingError: they cannot be created.
+            TrainingError: the folders cannot be created.
         """
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
@@ -92,11 +92,11 @@ class RunFolder:
         write_json(self.teacher, dict(facts))
 
     def write_metrics(self, rows: list[Metrics]) -> None:
-        """Write all rows: the file holds exactly what the checkpoint holds."""
+        """Write all rows, so that the file holds exactly what the checkpoint holds."""
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_predictions(self, predictions: Predictions) -> None:
-        """Write `name` and `score` per example, `binary`, and the task's own arrays."""
+        """Write `name` and `score` per example, `binary`, and the task's additional arrays."""
         arrays = {
             "name": np.asarray(list(predictions.names), dtype=np.str_),
             "score": np.asarray(predictions.score),
@@ -109,24 +109,24 @@ class RunFolder:
     def refuse_other_recipe(self, recipe: Recipe) -> None:
         """Check that the run in this folder has this `recipe`, except for fields that change no result.
 
-        A run that has saved nothing may change its recipe: the change may fix what it failed for.
+        A run that has saved nothing may change its recipe: the change may fix the failure.
 
         Raises:
-            TrainingError: names the fields that differ.
+            TrainingError: the recipes differ; the message names the fields.
         """
         if self.has_saved and (different := self._differing(recipe)):
             raise TrainingError(
-                f"{self.path}: the run in this folder has another recipe: {'; '.join(different)}. "
+                f"{self.path}: the run in this folder has a different recipe: {'; '.join(different)}. "
                 "Resume it with its own recipe, or choose another folder"
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove a drawn split that belongs to another recipe, of an attempt that saved nothing."""
+        """Remove the random split of an earlier attempt with another recipe that saved nothing."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
-        """Return `recipe` with the sizes that the run chose after an out-of-memory error, if it may (`train.auto_batch`)."""
+        """Return `recipe` with the sizes that the run chose after an out-of-memory error, if `train.auto_batch` is set."""
         if not recipe.train.auto_batch or self._differing(recipe):
             return recipe
         before = self.read_recipe().train
@@ -144,7 +144,7 @@ class RunFolder:
         self.write_recipe(recipe)
 
     def _differing(self, recipe: Recipe) -> list[str]:
-        """Return the fields in which the run's recipe differs from `recipe` and that must not change."""
+        """Return the fields that must not change but differ between the run's recipe and `recipe`."""
         free = HARMLESS + (CHOSEN_BY_MEMORY if recipe.train.auto_batch else ())
         existing, given = (_without(recipe_to_dict(r), free) for r in (self.read_recipe(), recipe))
         return differing_fields(existing, given)
@@ -158,7 +158,7 @@ class RunRecord:
     recipe: Recipe
     environment: dict[str, Any]
     model_args: dict[str, Any]  #: arguments of the host's factory that the data require
-    facts: dict[str, Any]  #: facts of the data, from the task
+    facts: dict[str, Any]  #: facts about the data, from the task
     start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training if the head is not new
     teacher: dict[str, Any] = field(default_factory=dict)  #: `name`, `from`, `sha256`, and `metrics` of the teacher
     epochs: list[Metrics] = field(default_factory=list)  #: per epoch: epoch (1-based), seconds, train/..., val/...
@@ -167,7 +167,7 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the finished epochs, evaluation included."""
+        """Return the seconds of the finished epochs, evaluation included."""
         return sum(row["seconds"] for row in self.epochs)
 
 
@@ -175,7 +175,7 @@ def read_run(folder: Path | str) -> RunRecord:
     """Read the run in `folder`, finished or not.
 
     Raises:
-        TrainingError: there is no run, or one of its files is damaged; names the file.
+        TrainingError: there is no run, or one of its files is damaged; the message names the file.
     """
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
@@ -199,7 +199,7 @@ def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
     Raises:
-        TrainingError: it cannot be read.
+        TrainingError: the file cannot be read.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Set up a run before its first step: recipe and folder in, a `RunContext` out."""
+"""Setup of a run before its first step: from a recipe and a folder to a `RunContext`."""
 
 import json
 import logging
@@ -54,7 +54,7 @@ class RunContext:
 
 
 def create_accelerator(recipe: Recipe) -> Accelerator:
-    """Return accelerate's view of this process: one of those of `accelerate launch` or `torchrun`, or alone.
+    """Return the accelerator for this process, which may be one of several of `accelerate launch` or `torchrun`.
 
     Raises:
         ConfigError: the precision, or sharding, does not work on this device.
@@ -66,19 +66,19 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     if cpu and sharding:  # accelerate would ignore it silently
         raise ConfigError(
             "FSDP was requested (ACCELERATE_USE_FSDP), but accelerate shards weights on GPUs only; launch without "
-            "--use_fsdp, which is DDP"
+            "--use_fsdp to use DDP"
         )
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != recipe.train.amp:
-        AcceleratorState._reset_state()  # accelerate allows one precision per process; runs of one process may differ
+        AcceleratorState._reset_state()  # accelerate allows one precision per process, but the runs of a process may differ
     handlers: list[KwargsHandler] = []
-    if recipe.train.first is not None:  # DDP must find out which parameters have a gradient in this stage
+    if recipe.train.first is not None:  # DDP must detect which parameters have a gradient in this stage
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
     return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu, kwargs_handlers=handlers)
 
 
 @contextmanager
 def cpu_threads(count: int | None) -> Iterator[None]:
-    """Set torch's number of CPU threads within the block; None leaves it as it is."""
+    """Set torch's number of CPU threads within the block; None leaves it unchanged."""
     before = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
@@ -119,8 +119,8 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
             _log_start(recipe, start)
         _write_facts(recipe, folder, update, data)
         drawn = not folder.split.exists()
-        if task.save_split(folder.split) and drawn:  # after the recipe, which the split belongs to
-            log.info("the validation examples were drawn at random; %s keeps the split", folder.split)
+        if task.save_split(folder.split) and drawn:  # after the recipe, because the split belongs to it
+            log.info("the validation examples were drawn at random; the split is saved in %s", folder.split)
         record_teacher(folder, teacher)
     return RunContext(
         recipe=recipe,
@@ -164,7 +164,9 @@ def build_update(
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
-    if accelerator.scaler is None:  # then accelerate's wrapper only adds a check for installed packages, per step
+    if (
+        accelerator.scaler is None
+    ):  # without a scaler, accelerate's wrapper only adds a check for installed packages to each step
         prepared = prepared.optimizer
     state = TrainState(
         accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), freezing=freezing
@@ -176,13 +178,13 @@ def build_update(
 
 
 def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
-    """Check that all processes found the same data, else their batches would not form one batch."""
+    """Check that all processes found the same data; otherwise their batches would not form one batch."""
     if accelerator.num_processes > 1:
         found = gather_object([json.dumps(data.facts, sort_keys=True, default=str)])
         if len(set(found)) > 1:
             raise DataError(
                 "the processes of this run found different data (perhaps one could not read what another could); run "
-                "attngraft data check on each machine, and repeat the command"
+                "attngraft data check on each machine, and rerun the command"
             )
 
 
@@ -210,7 +212,7 @@ def _refuse_unshardable(recipe: Recipe, core: nn.Module) -> None:
 
 
 def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskData) -> None:
-    """Write recipe, data and environment. The environment of the first start stays; later ones are appended to it."""
+    """Write recipe, data and environment. The environment of the first start is kept; later ones are appended to it."""
     accelerator = update.state.accelerator
     processes = accelerator.num_processes
     current = environment(accelerator.device, processes=processes)

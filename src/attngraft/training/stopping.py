@@ -19,10 +19,10 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted after it saved a checkpoint. The message names the way to resume."""
+    """The run was interrupted and has saved a checkpoint. The message says how to resume."""
 
 
-class StoppedWaiting(BaseException):  # no Exception, which a loader may take for a bad image
+class StoppedWaiting(BaseException):  # not an Exception: a loader may mistake that for a bad image
     """The run was interrupted while it waited for data."""
 
 
@@ -30,7 +30,7 @@ class StopSignal:
     """Handler of SIGINT, SIGTERM and SIGHUP within its block; a second Ctrl-C stops at once, without saving.
 
     Processes of one run must stop after the same step, so they vote: a signal in any of them stops all, one step later.
-    They communicate on the CPU, and no device waits.
+    They communicate on the CPU, so that no device has to wait.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -81,10 +81,10 @@ class StopSignal:
         return stop
 
     def while_waiting(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield `items`; a signal ends the wait for the next one, as slow data may leave no time to save.
+        """Yield `items`; a signal ends the wait for the next one, because slow data may leave no time to save.
 
         Raises:
-            StoppedWaiting: in a run of one process. Several have to agree, and wait.
+            StoppedWaiting: on a signal, in a run of one process. Several processes keep waiting, because they must agree.
         """
         iterator = iter(items)
         while True:

@@ -1,9 +1,9 @@
 """Distillation teachers: models that a run learns from besides its labels (the recipe's `distill`).
 
-The teacher is not trained: it has no gradient, is part of no checkpoint, moving average, parameter list or DDP wrapper,
-and every process has one. It sees each micro-batch as `Task.prepare` returns it, mixed images included, in evaluation
-mode and under the run's precision. Its outputs are a function of the batch, so a resumed run only needs the same teacher
-weights, which are identified by their hash.
+The teacher is not trained: it has no gradients, is not part of any checkpoint, moving average, parameter list or DDP
+wrapper, and every process has a copy. It receives each micro-batch as `Task.prepare` returns it, mixed images included, in
+evaluation mode and under the run's precision. Its outputs are a function of the batch, so a resumed run only needs the same
+teacher weights, which are identified by their hash.
 """
 
 import hashlib
@@ -28,52 +28,52 @@ from attngraft.training.inputs import Arguments, in_format
 from attngraft.training.recipe import DistillConfig, HostConfig, Recipe, TeacherConfig
 from attngraft.training.run_folder import RunFolder, read_json, read_run
 
-FIELD = "distill.teacher"  #: its name in errors
+FIELD = "distill.teacher"  #: the recipe's field, for error messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
     """A teacher on the run's device.
 
-    The model is in timm's teacher wrapper. Its inputs are made by the task: timm's own re-normalization handles neither
-    other sizes nor gray images.
+    The model is in timm's teacher wrapper. The task makes its inputs, because timm's re-normalization handles neither other
+    sizes nor gray images.
     """
 
     model: nn.Module
     distillation: Distillation
     config: DistillConfig
     channels_last: bool
-    facts: Mapping[str, Any]  #: `name`, `from`, `sha256` of its weights, `input_size` of its inputs
+    facts: Mapping[str, Any]  #: `name`, `from`, `sha256` of the weights, `input_size`
 
     def inputs(self, batch: Batch) -> Arguments:
-        """Return the arguments with which the teacher is called on a batch."""
+        """Return the teacher's forward arguments for a batch."""
         return in_format(self.distillation.to_teacher(batch), channels_last=self.channels_last)
 
     @torch.no_grad()  # not inference_mode: the outputs become part of the student's graph
     def __call__(self, batch: Batch) -> Any:
-        """Return the teacher's outputs for a batch, without gradient."""
+        """Return the teacher's outputs for a batch, computed without gradients."""
         args, kwargs = self.inputs(batch)
         return self.model(*args, **kwargs)
 
     def refuse_other(self, run: RunFolder) -> None:
-        """Check that a run that has saved something learned from this teacher.
+        """Check that a run was trained with this teacher, if it has saved anything.
 
         Raises:
-            TrainingError: its teacher had other weights.
+            TrainingError: the run's teacher had other weights.
         """
         if run.has_saved and run.teacher.exists():
             before = read_json(run.teacher)
             if before.get("sha256") != self.facts["sha256"]:
                 raise TrainingError(
                     f"{run.path}: the teacher's weights have changed since this run began ({FIELD}: "
-                    f"{before.get('from')}). Put those back, or choose another folder"
+                    f"{before.get('from')}). Restore the old weights, or choose another folder"
                 )
 
 
 def step_losses(
     task: Task, outputs: Any, batch: Batch, *, teacher: Teacher | None, teacher_outputs: Any = None
 ) -> dict[str, Tensor]:
-    """Return the losses of a prepared batch, `loss` among them; with a teacher also its two parts:
+    """Return the losses of a prepared batch, including `loss`, and with a teacher also its two parts.
 
         loss = label_loss + alpha * teacher_loss
 
@@ -97,17 +97,17 @@ def step_losses(
 def record_teacher(run: RunFolder, teacher: Teacher | None) -> None:
     """Write teacher.json, unless it already describes this teacher."""
     if teacher is None:
-        run.teacher.unlink(missing_ok=True)  # of an attempt with another recipe that saved nothing
+        run.teacher.unlink(missing_ok=True)  # left by an attempt with another recipe that saved nothing
     elif not run.teacher.exists() or read_json(run.teacher).get("sha256") != teacher.facts["sha256"]:
         run.write_teacher(teacher.facts)
 
 
 def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.device) -> Teacher | None:
-    """Return the recipe's teacher, checked against the data; None if it has none.
+    """Return the recipe's teacher, checked against the data; None if the recipe has no teacher.
 
     Raises:
-        ConfigError: no teacher is named, it has other classes, or the task does not support distillation.
-        UsageError, HostError, ExportError, TrainingError: it cannot be found or read.
+        ConfigError: no teacher is given, it has other classes, or the task does not support distillation.
+        UsageError, HostError, ExportError, TrainingError: the teacher cannot be found or read.
     """
     config = recipe.distill
     if config is None:
@@ -125,7 +125,7 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     from timm.task import DistillationTeacher  # slow to import
 
     if recipe.train.compile:
-        source.model.compile()  # not the wrapper: its `compile` is not that of a module, and not in every timm
+        source.model.compile()  # not the wrapper: its `compile` differs from a module's, and some versions lack it
     model = DistillationTeacher(source.model).requires_grad_(False).to(device)
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
@@ -135,7 +135,7 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
 
 
 def check_teacher(recipe: Recipe) -> None:
-    """Find the recipe's teacher, if any, without data, to fail early.
+    """Build the recipe's teacher, if any, without data, in order to fail early.
 
     Raises:
         ConfigError, UsageError, HostError, ExportError, TrainingError: as `create_teacher`.
@@ -156,22 +156,22 @@ def weights_hash(model: nn.Module) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A teacher's model as found, on the CPU."""
+    """A teacher's model, on the CPU, with what is known about it."""
 
     model: nn.Module
     name: str
-    origin: str  #: of its weights, for messages
-    expects: Mapping[str, Any]  #: its input, as in `model_data_config`
-    built_for: Mapping[str, Any]  #: arguments that its data required (num_classes)
-    classes: tuple[str, ...] | None = None  #: names, if known
+    origin: str  #: origin of its weights, for messages
+    expects: Mapping[str, Any]  #: input configuration, as in `model_data_config`
+    built_for: Mapping[str, Any]  #: model arguments that the teacher's data required (num_classes)
+    classes: tuple[str, ...] | None = None  #: class names, if known
 
 
 def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Source:
-    """Build the teacher of this section; `model_args` is what the data require of a model, None without data."""
+    """Build the teacher of a recipe section; `model_args` are the arguments that the data require, None without data."""
     if teacher.name is None and teacher.weights is None:
         raise ConfigError(
-            f"{FIELD}: which teacher? --set {FIELD}.name=NAME for timm's weights of that name, "
-            f"--set {FIELD}.weights=FOLDER for a run of yours or a model exported from one, or both for a file of weights"
+            f"{FIELD}: no teacher is given; use --set {FIELD}.name=NAME for timm's weights of that name, "
+            f"--set {FIELD}.weights=FOLDER for one of your runs or exported models, or both for a file of weights"
         )
     try:
         with seeded("teacher", 0):
@@ -180,18 +180,18 @@ def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) 
             return _trained(Path(str(teacher.weights)).expanduser())
     except ConfigError:
         raise
-    except (HostError, UsageError) as error:  # without the field it would read as an error of the student
+    except (HostError, UsageError) as error:  # without the field it would look like an error in the student
         raise type(error)(f"{FIELD}: {error}") from error
 
 
 def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | None) -> _Source:
-    """Build a model of timm's with its own weights, or with those of a file."""
+    """Build a timm model with timm's weights, or with the weights of a file."""
     from_file = teacher.weights is not None
     path = Path(str(teacher.weights)).expanduser()
     if from_file and ((path / MANIFEST).is_file() or RunFolder(path).recipe.is_file()):
         raise ConfigError(f"{FIELD}.name: {path} has its own name and arguments; leave name and args out")
     recipe = Recipe(host=HostConfig(name=name, args=teacher.args, pretrained=not from_file, weights=teacher.weights))
-    required = dict(model_args or {}) if from_file else {}  # timm's head keeps its own classes
+    required = dict(model_args or {}) if from_file else {}  # timm's weights keep their own head
     model, start = build_started_model(recipe, {key: required[key] for key in required if key not in teacher.args})
     if not start.whole and (model_args is not None or not from_file):
         raise ConfigError(
@@ -202,7 +202,7 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
 
 
 def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
-    """Return the reason why a file's head was not loaded."""
+    """Return the reason why the head in a file of weights was not loaded."""
     layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
     names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
     if start.path is None:
@@ -211,11 +211,11 @@ def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
     classes = next((len(values[name]) for name in names if name in values), None)
     if classes is None:
         return f"{start.path} holds no head"
-    return f"{start.path} is for {classes} classes, and the data have {getattr(model, 'num_classes', '?')}"
+    return f"{start.path} is for {classes} classes, but the data have {getattr(model, 'num_classes', '?')}"
 
 
 def _trained(path: Path) -> _Source:
-    """Load the model of an exported folder, of a run's folder, or of a file of weights in one."""
+    """Load the model of an exported folder, of a run's folder, or of a weights file in a run's folder."""
     if (path / MANIFEST).is_file():
         manifest = read_manifest(path)
         return _Source(
@@ -261,7 +261,7 @@ def _refuse_other_classes(source: _Source, data: TaskData) -> None:
         built = source.built_for.get(name)
         if built is not None and built != value:
             what = (
-                f"{built} classes, and the data have {value}"
+                f"{built} classes, but the data have {value}"
                 if name == "num_classes"
                 else f"{name} {built}, not {value}"
             )

@@ -1,4 +1,4 @@
-"""One update of the weights: the training loop repeats it, the profiler times it, the out-of-memory probe tries parts."""
+"""One update of the weights, used by the training loop, the profiler, and the search for batches that fit into memory."""
 
 import math
 from collections.abc import Mapping
@@ -21,9 +21,9 @@ from attngraft.training.teacher import Teacher, step_losses
 class Update:
     """Forward, loss and backward of every micro-batch, gradient clipping, optimizer step and moving average.
 
-    An update has two halves, `accumulate_gradients` and `apply`, so that a loss that is not finite can be refused before
-    any weight changes. The random generators are re-seeded from (seed, epoch, step, process) in each update: weights,
-    optimizer and counters are all that a run must save to resume exactly.
+    An update has two halves, `accumulate_gradients` and `apply`, so that a loss that is not finite can be rejected before
+    any weight changes. The random generators are re-seeded from (seed, epoch, step, process) in each update, so a run only
+    needs to save weights, optimizer and counters to resume exactly.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Update:
         """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
 
         Args:
-            batches: micro-batches; the list is emptied on the way, so that each is freed once it was used.
-            epoch, step: both from 0.
+            batches: micro-batches; the list is emptied, so that each batch is freed after use.
+            epoch, step: position of the update, both from 0.
         """
         accelerator, count = self.state.accelerator, self.recipe.train.accumulate
         self._schedule.step_update(epoch * self._steps_per_epoch + step)
@@ -67,7 +67,7 @@ class Update:
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
         batch = self.task.prepare(batch, epoch=epoch, step=step)
         teacher_outputs = None
-        if teacher is not None:  # first, while the student's activations do not take memory yet
+        if teacher is not None:  # first, before the student's activations take memory
             with accelerator.autocast():
                 teacher_outputs = teacher(batch)
         args, kwargs = model_inputs(self.task, batch, channels_last=self.recipe.train.channels_last)
@@ -76,7 +76,7 @@ class Update:
             return step_losses(self.task, outputs, batch, teacher=teacher, teacher_outputs=teacher_outputs)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a micro-batch's loss."""
+        """Accumulate the gradients of a micro-batch's loss."""
         count = self.recipe.train.accumulate
         self.state.accelerator.backward(loss if count == 1 else loss / count)
 
@@ -101,7 +101,7 @@ class _LossSums:
     """Sums of the losses over an update's micro-batches, copied to the CPU without stalling the device.
 
     On a GPU the copy is queued right after the last forward pass and read once the backward pass is queued, so the device
-    works on the backward pass while the CPU waits. Kept over updates, so that its buffer is pinned once.
+    works on the backward pass while the CPU waits. One object serves all updates, so that its buffer is pinned only once.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -123,7 +123,7 @@ class _LossSums:
             self._copied.record()
 
     def read(self) -> dict[str, float]:
-        """Return the sums and start over."""
+        """Return the sums and reset them."""
         if self._copied is not None:
             self._copied.synchronize()
         source = self._host if self._asynchronous else self._sum

@@ -16,8 +16,8 @@ SPECS = [
     "toy_scale(start=0.5, stage='attn.end') + toy_scale(start=0.5, stage='mlp.mid')",
 ]
 CAUSAL = {
-    "bisa": "must not see later ones, and the softmax over queries does",
-    "cb": "must not see later ones, and this averages over all",
+    "bisa": "must not see later ones, but the softmax over queries does",
+    "cb": "must not see later ones, but this graft averages over all",
 }
 
 

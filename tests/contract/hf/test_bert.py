@@ -33,9 +33,9 @@ MODERN = {
 }
 #: what must not see later tokens refuses them
 CAUSAL = {
-    "bisa": "must not see later ones, and the softmax over queries does",
-    "cb": "must not see later ones, and this averages over all",
-    "cb(at=attention)": "must not see later ones, and this averages over all",
+    "bisa": "must not see later ones, but the softmax over queries does",
+    "cb": "must not see later ones, but this graft averages over all",
+    "cb(at=attention)": "must not see later ones, but this graft averages over all",
 }
 #: grafts that causal sites accept
 FOR_DECODERS = [

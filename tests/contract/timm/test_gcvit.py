@@ -38,6 +38,9 @@ class TestGCViT(HostContract):
 
 def test_queries_of_the_image_are_refused_what_needs_own_ones() -> None:
     model = TestGCViT().make()
-    for spec, reason in {"bisa": "other tokens than its queries", "uniform_heads(value=cb)": "not its keys"}.items():
+    for spec, reason in {
+        "bisa": "other tokens than its queries",
+        "uniform_heads(value=cb)": "different tokens",
+    }.items():
         with pytest.raises(attngraft.HostError, match=rf"stages.0.blocks.1.attn.*{reason}"):
             attngraft.graft(model, spec)

@@ -53,8 +53,8 @@ class TestDecoder(_Contract):
     layers = 4
     mlps = 2
     refused: ClassVar = {
-        "bisa": "must not see later ones, and the softmax over queries does",
-        "cb": "must not see later ones, and this averages over all",
+        "bisa": "must not see later ones, but the softmax over queries does",
+        "cb": "must not see later ones, but this graft averages over all",
     }
     specs: ClassVar = [*_CAUSAL, *refused]
 

@@ -60,7 +60,7 @@ def test_patches_are_those_of_16_of_224_pixels(size: tuple[int, int], side: int)
 
 
 def test_sides_without_a_common_patch() -> None:
-    with pytest.raises(UnsupportedCondition, match="223 x 224 cannot be cut into at most 14 square patches"):
+    with pytest.raises(UnsupportedCondition, match="223 x 224 cannot be divided into square patches with at most 14"):
         patch_side(223, 224)
 
 
@@ -87,7 +87,7 @@ def test_too_few_patches_to_drop_a_share_of(
             else:
                 with pytest.raises(
                     UnsupportedCondition,
-                    match=rf"{size[0]} x {size[1]} are {patches} .* {share:.0%} would be (all|none)$",
+                    match=rf"{size[0]} x {size[1]} have {patches} .* {share:.0%} would be (all|none)$",
                 ):
                     drop()
 

@@ -48,13 +48,17 @@ def test_images_outside_of_class_folders_are_not_passed_over(
     run: Path, tmp_path: Path, outside: Tree, told: str
 ) -> None:
     make_folder(tmp_path, {**FLAT, **outside})
-    with pytest.raises(DataError, match=f"{tmp_path}: has folders of the run's classes, and {told}: move .* away$"):
+    with pytest.raises(
+        DataError, match=f"{tmp_path}: contains folders of the run's classes, but also {told}; move .* elsewhere$"
+    ):
         opened(run, tmp_path)
 
 
 def test_parts_beside_class_folders(run: Path, tmp_path: Path) -> None:
     make_folder(tmp_path, {**FLAT, "train": FLAT, "held": dict.fromkeys(NAMES, 3)})
-    with pytest.raises(DataError, match=r"15 images .* \(held/cat/0.png\): .* away, or name a part .* with --split$"):
+    with pytest.raises(
+        DataError, match=r"15 images .* \(held/cat/0.png\); .* elsewhere, or select a split with --split$"
+    ):
         opened(run, tmp_path)
     assert len(opened(run, tmp_path, split="held").split) == 9
 

@@ -248,7 +248,7 @@ def test_models_without_attention_over_patches_say_why(tmp_path: Path) -> None:
     by_name = {group.name: group for group in patches.groups}
     assert by_name["random-50"].metrics
     assert not by_name["salient-50"].metrics
-    assert "no attention of this model is over the patches" in by_name["salient-50"].reason
+    assert "this model has no attention over the patches" in by_name["salient-50"].reason
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -282,14 +282,14 @@ def test_throughput(done: Path) -> None:
 def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(toy_recipe(), tmp_path, progress=Silent())
     with pytest.raises(
-        ConfigError, match=r"task toy: suites that change images are not supported \(Task.suite_support\)"
+        ConfigError, match=r"task toy: does not support suites that change images \(Task.suite_support\)"
     ):
         under(tmp_path, "noise")
-    with pytest.raises(TrainingError, match="has no such weights"):
+    with pytest.raises(TrainingError, match="does not have these weights"):
         under(done, "noise", weights="best-ema")
-    with pytest.raises(UsageError, match="there is no suite 'noises'.*did you mean noise"):
+    with pytest.raises(UsageError, match="unknown suite 'noises'.*did you mean noise"):
         parse_suites(["noises"])
-    with pytest.raises(UsageError, match="given with two folders"):
+    with pytest.raises(UsageError, match="specified with two folders"):
         parse_suites(["a=x", "a=y"])
     assert [each.text for each in parse_suites(["a=x,y", "robustness", "noise,clean"])] == [
         *("a=x,y", "occlusion", "patches", "fgsm", "noise", "clean")

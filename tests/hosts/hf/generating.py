@@ -124,11 +124,11 @@ class Generates:
     def test_what_mixes_tokens_is_refused_in_the_decoder(self, where: str, verb: Any) -> None:
         model = self.model(head=False)
         reasons = {"bisa": "the softmax over queries does", "misa": "the softmax over queries does"}
-        reasons |= dict.fromkeys(["cb", "cb_s(at=both)", "se(reduction=2)"], "this averages over all")
+        reasons |= dict.fromkeys(["cb", "cb_s(at=both)", "se(reduction=2)"], "this graft averages over all")
         for spec, reason in reasons.items():
             with pytest.raises(
                 attngraft.HostError,
-                match=rf"cannot be grafted at decoder.*tokens must not see later ones, and {reason}",
+                match=rf"cannot be grafted at decoder.*tokens must not see later ones, but {reason}",
             ):
                 verb(model, f"{spec}@{where}")
         attngraft.graft(model, "bisa@encoder + cb@encoder")
@@ -153,7 +153,7 @@ class Generates:
         model = self.model(head=False)
         classes = [type(module) for module in model.modules()]
         attngraft.graft(model, f"{spec}@encoder")
-        with pytest.raises(attngraft.AttngraftError, match="with a padding mask: its batches hold padding"):
+        with pytest.raises(attngraft.AttngraftError, match="with a padding mask: its batches contain padding"):
             self.states(model, mask=MASK)
         assert torch.equal(self.states(model, mask=torch.ones_like(MASK)), self.states(model))
         attngraft.ungraft(model)

@@ -116,14 +116,14 @@ def test_what_mixes_tokens_refuses_masks_when_called(spec: str) -> None:
         match="with a mask over pairs of tokens, treated as causal: its tokens must not",
     ):
         host(X, X, X, attn_mask=CAUSAL)
-    with pytest.raises(UsageError, match="with a padding mask: its batches hold padding"):
+    with pytest.raises(UsageError, match="with a padding mask: its batches contain padding"):
         host(X, X, X, key_padding_mask=PADDING)
 
 
 def test_and_keys_of_other_tokens() -> None:
     host = _attention().eval()
     attngraft.graft(host, "bisa")
-    with pytest.raises(UsageError, match="keys or values from tokens other.*choose sites of self-attention"):
+    with pytest.raises(UsageError, match="keys or values from tokens other.*choose self-attention sites"):
         host(X, MEMORY, MEMORY)
     attngraft.ungraft(host)
     expected = host(X, X + 1, X)[0]  # as detectors do it: positions in queries and keys, not in values
@@ -208,7 +208,7 @@ def test_a_branch_of_a_layer_ends_behind_its_dropout() -> None:
 
 def test_keys_of_other_widths_are_of_other_tokens() -> None:
     host = _attention(kdim=8, vdim=8).eval()
-    with pytest.raises(attngraft.HostError, match="its queries are not its keys"):
+    with pytest.raises(attngraft.HostError, match="its queries and keys are different tokens"):
         attngraft.graft(host, "uniform_heads(value=cb)")
     with pytest.raises(attngraft.HostError, match=r"have widths \(8, 8\)"):
         attngraft.graft(host, "bisa")

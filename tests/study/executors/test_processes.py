@@ -131,10 +131,10 @@ class NotThere(Laborer):
 
 def test_a_trainer_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
     kit = dataclasses.replace(tools(Laborer()), train=lambda *args, **kwargs: None)  # type: ignore[arg-type, return-value]
-    with pytest.raises(UsageError, match="define it at the top of a module"):
+    with pytest.raises(UsageError, match="define it at the top level of a module"):
         compare(study(tmp_path), tools=kit, executor=Processes(jobs=1))
 
 
 def test_a_number_of_jobs_that_makes_no_sense() -> None:
-    with pytest.raises(UsageError, match="--jobs: at least 1"):
+    with pytest.raises(UsageError, match="--jobs must be at least 1"):
         Processes(jobs=0)

@@ -140,7 +140,7 @@ def test_ray_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @with_ray
 def test_numbers_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="--cpus-per-run: must not be negative"):
+    with pytest.raises(UsageError, match="--cpus-per-run must not be negative"):
         Ray(cpus=-1)
 
 

@@ -139,7 +139,7 @@ def test_missing_examples_are_an_error() -> None:
     with pytest.raises(TrainingError, match=r"2 of 20 examples are missing \(image 18, image 19"):
         _evaluate(logits, labels, order=np.arange(18))
     evaluator = ClassificationEvaluator(_split(labels, 6))
-    with pytest.raises(TrainingError, match="indices 3 to 20 of 20 examples"):
+    with pytest.raises(TrainingError, match="indices 3 to 20 for 20 examples"):
         evaluator.update({}, torch.tensor([3, 20]))
 
 

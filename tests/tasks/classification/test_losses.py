@@ -66,7 +66,7 @@ def test_half_precision_is_widened_and_double_kept() -> None:
         ((LOGITS, LOGITS, LOGITS), r"returned tuple of 3 \(Tensor, Tensor, Tensor\)"),
         ((LOGITS, None), r"returned tuple of 2 \(Tensor, NoneType\)"),
         ([], "returned list of 0"),
-        (LOGITS[:, :4], r"logits of shape \(6, 4\); the data have 5 classes.*num_classes"),
+        (LOGITS[:, :4], r"logits of shape \(6, 4\), but the data have 5 classes.*num_classes"),
         (LOGITS[None], r"logits of shape \(1, 6, 5\)"),
     ],
 )

@@ -83,7 +83,7 @@ def test_data_check_says_what_is_there_before_it_says_why_not(shared: Path, caps
     assert (found["unreadable"], found["leaks"], found["conflicting"]) == ([], [], [])
     assert found["notes"] == [
         "Labels are read from column 'class_index'.",
-        "Paths are relative to images/ beside the table.",
+        "Paths are relative to images/, next to the table.",
     ]
     assert run_command("data", "check", folder) == 1
     shown = capsys.readouterr().out

@@ -89,7 +89,7 @@ def test_distilled_hosts_return_two_heads() -> None:
 def test_a_head_of_another_width_is_named() -> None:
     task = make_task("digits")
     batch = _batch(task.load(model_data_config=host_config(8)).train)
-    with pytest.raises(TrainingError, match=r"logits of shape \(8, 1000\); the data have 10 classes"):
+    with pytest.raises(TrainingError, match=r"logits of shape \(8, 1000\), but the data have 10 classes"):
         task.loss(torch.zeros(8, 1000), batch)
 
 

@@ -47,7 +47,7 @@ def test_away_from_boundaries_nothing_counts() -> None:
 
 
 def test_what_is_no_label_map() -> None:
-    with pytest.raises(UsageError, match=r"give \(B, H, W\)"):
+    with pytest.raises(UsageError, match=r"must be \(B, H, W\)"):
         boundary(torch.zeros(4, 4))
-    with pytest.raises(UsageError, match="0 or more pixels"):
+    with pytest.raises(UsageError, match="radius at least 0"):
         boundary(torch.zeros(1, 4, 4), radius=-1)

@@ -152,7 +152,7 @@ def test_gray_images_are_shown_to_a_teacher_of_color_and_not_the_other_way() -> 
     torch.testing.assert_close(shown, expected, rtol=0, atol=1e-5)
     colored = make_task("digits")
     colored.load(model_data_config=host_config(8))
-    with pytest.raises(ConfigError, match="a grayscale teacher cannot read color images"):
+    with pytest.raises(ConfigError, match="a grayscale teacher cannot be used with color images"):
         colored.distillation(model_data_config=host_config(8, channels=1))
 
 
@@ -160,5 +160,5 @@ def test_a_task_that_does_not_say_how_refuses() -> None:
     import tests.training.toys  # noqa: F401
 
     toy = load_task("toy").from_config({}, seed=0)
-    with pytest.raises(ConfigError, match=r"task toy: training with a teacher is not supported"):
+    with pytest.raises(ConfigError, match=r"task toy: does not support training with a teacher"):
         toy.distillation(model_data_config={})

@@ -56,9 +56,7 @@ def test_unreadable_images_are_left_out_up_to_a_limit(folder: Path) -> None:
     assert data.facts["sizes"] == {"train": 9, "val": 5}
     assert len(data.facts["check"]["unreadable"]) == 2
     assert data.facts["check"]["unreadable"][0].startswith("train/a/1.png (")
-    assert any(
-        note == "2 images could not be read and skipped: train/a/1.png, val/b/0.png." for note in data.facts["notes"]
-    )
+    assert any(note == "Skipped 2 unreadable images: train/a/1.png, val/b/0.png." for note in data.facts["notes"])
     names = [data.train.name(i) for i in range(len(data.train))]
     assert "train/a/1.png" not in names
     assert [data.train[(0, i)][1] for i in range(9)] == [0] * 4 + [1] * 5
@@ -84,7 +82,7 @@ def test_a_drawn_split_does_not_move_when_a_file_is_repaired(tmp_path: Path) -> 
 def test_a_class_that_nothing_is_left_of_is_told(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "data", {"train": {"a": 2, "b": 1}, "val": {"a": 1, "b": 1}})
     (folder / "train" / "b" / "0.png").write_bytes(b"")
-    with pytest.raises(DataError, match="class 'b': no training images"):
+    with pytest.raises(DataError, match="no training images of class 'b'"):
         load(folder, data={"max_corrupt": 1})
 
 

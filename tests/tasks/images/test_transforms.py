@@ -105,7 +105,7 @@ def test_the_hosts_numbers_are_fitted_to_its_channels() -> None:
     assert gray.mean == pytest.approx((0.2,))
     assert gray.mode == "L"
     assert HostInput.from_model({}).crop_pct == 0.875
-    with pytest.raises(ConfigError, match=r"takes 4 input channels.*in_chans"):
+    with pytest.raises(ConfigError, match=r"has 4 input channels.*in_chans"):
         HostInput.from_model({"input_size": (4, 8, 8)})
 
 

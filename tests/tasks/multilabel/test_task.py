@@ -188,7 +188,7 @@ def test_single_labels_are_refused() -> None:
     ("sections", "message"),
     [
         ({"loss": {"name": "cross_entropy"}}, r"task\.loss\.name: 'cross_entropy' is not a choice.*bce, asymmetric"),
-        ({"loss": {"name": "asymmetric", "pos_weight": 2}}, r"task\.loss\.pos_weight: is for loss bce"),
+        ({"loss": {"name": "asymmetric", "pos_weight": 2}}, r"task\.loss\.pos_weight: applies to loss bce"),
         ({"loss": {"pos_weight": {"a": 0}}}, r"task\.loss\.pos_weight: must be positive"),
         ({"loss": {"clip": 1}}, r"task\.loss\.clip: must lie in"),
         ({"loss": {"gamma_neg": -1}}, r"task\.loss\.gamma_neg: must not be negative"),

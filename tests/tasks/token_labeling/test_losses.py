@@ -55,5 +55,5 @@ def test_a_box_mixes_the_class_target_by_its_share_of_the_patches(logits: tuple[
 
 
 def test_another_number_of_patches(logits: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(UsageError, match="targets for 5 patches do not fit the 6 of the model"):
+    with pytest.raises(UsageError, match="targets for 5 patches, but the model has 6"):
         TokenLabelLoss()(*logits, torch.zeros(2, 4, 7), box=NOTHING)

@@ -64,7 +64,7 @@ def test_all_are_there(tmp_path: Path) -> None:
     maps = fill(tmp_path)
     maps.check(NAMES)
     with pytest.raises(
-        DataError, match=r"1 of 3 training images have no label map, the first is .*n02/c\.pt; maps are in"
+        DataError, match=r"1 of 3 training images have no label map \(first: .*n02/c\.pt\); maps must be in"
     ):
         maps.check([*NAMES, "train/n02/c.png"])
     with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*nowhere is not a folder; unpack"):
@@ -78,13 +78,13 @@ def test_what_is_no_map(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"{re.escape(str(file))}: cannot be read as a label map"):
         maps.read(NAMES[0])
     torch.save({"scores": torch.zeros(2)}, file)
-    with pytest.raises(DataError, match=r"must have shape \(2, K, rows, columns\), not dict"):
+    with pytest.raises(DataError, match=r"must have shape \(2, K, rows, columns\), got dict"):
         maps.read(NAMES[0])
     torch.save(torch.zeros(3, 5, 2, 2), file)
-    with pytest.raises(DataError, match=r"not \(3, 5, 2, 2\)"):
+    with pytest.raises(DataError, match=r"got \(3, 5, 2, 2\)"):
         maps.read(NAMES[0])
     save_label_map(torch.arange(9.0).view(9, 1, 1), file)
-    with pytest.raises(DataError, match="has class 8, but the data have 7 classes; use maps"):
+    with pytest.raises(DataError, match="contains class 8, but the data have 7 classes; use maps"):
         maps.read(NAMES[0])
 
 

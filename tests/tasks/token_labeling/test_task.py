@@ -67,7 +67,7 @@ def section(source: Path, maps: Path | None = None, **more: Any) -> dict[str, An
             r"task\.loss: token labeling uses cross entropy without class weights",
         ),
         ({"token_labels": {"dense_weight": -1}}, r"task\.token_labels\.dense_weight: must not be negative, got -1"),
-        ({"token_labels": {"with_ground_truth": True}}, r"with_ground_truth: .*mixes label maps with labels; set maps"),
+        ({"token_labels": {"with_ground_truth": True}}, r"with_ground_truth: .*requires label maps; set task"),
         ({"token_labels": {"map": "x"}}, r"task\.token_labels\.map: unknown field \(did you mean maps\?\)"),
         (
             {"token_labels": {"maps": "x"}, "data": {"source": "digits", "classes": ["1", "2"]}},
@@ -110,7 +110,7 @@ def test_maps_come_with_their_images(folder: Path, maps: Path) -> None:
 def test_training_begins_with_all_maps(folder: Path, maps: Path) -> None:
     (maps / "b" / "5.pt").unlink()
     data = TokenLabeling.from_config(section(folder, maps), seed=0).load(model_data_config=host_config(32))
-    with pytest.raises(DataError, match=r"1 of 12 training images have no label map, the first is .*b/5\.pt"):
+    with pytest.raises(DataError, match=r"1 of 12 training images have no label map \(first: .*b/5\.pt"):
         data.train.order(seed=0, epoch=0)
 
 
@@ -119,7 +119,7 @@ def test_training_begins_with_all_maps(folder: Path, maps: Path) -> None:
 )
 def test_transforms_without_a_random_crop_are_refused(folder: Path, maps: Path, augment: dict[str, Any]) -> None:
     task = TokenLabeling.from_config(section(folder, maps, augment=augment), seed=0)
-    with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*set task\.augment\.crop to resized"):
+    with pytest.raises(DataError, match=r"task\.token_labels\.maps: .*set task\.augment\.crop=resized"):
         task.load(model_data_config=host_config(32))
 
 
@@ -127,7 +127,7 @@ def test_maps_of_different_shapes(folder: Path, maps: Path) -> None:
     save_label_map(torch.zeros(2, 5, 5), maps / "b" / "5.pt")
     data = TokenLabeling.from_config(section(folder, maps), seed=0).load(model_data_config=host_config(32))
     with pytest.raises(
-        DataError, match=r"maps: label maps of different shapes, \(2, 2, 3, 4\), \(2, 2, 5, 5\); all must"
+        DataError, match=r"maps: label maps must have the same shape .*, got \(2, 2, 3, 4\), \(2, 2, 5, 5\)"
     ):
         data.train.collate([data.train[(0, index)] for index in (0, 11)])
 
@@ -140,7 +140,7 @@ def test_other_hosts_are_refused() -> None:
 
 def test_other_outputs_are_refused(folder: Path) -> None:
     task = TokenLabeling.from_config(section(folder), seed=0)
-    with pytest.raises(TrainingError, match="token labeling needs a host that returns logits of its class token"):
+    with pytest.raises(TrainingError, match="token labeling requires a host that returns logits of the class token"):
         task.loss(torch.zeros(2, 2), {"target": torch.tensor([0, 1])})
 
 

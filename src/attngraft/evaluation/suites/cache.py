@@ -1,6 +1,6 @@
-"""Cached predictions of one condition: a .parquet with a row per example and a fingerprint in its metadata.
+"""Cached predictions under one condition: a .parquet file with a row per example and a fingerprint in its metadata.
 
-The file is written atomically: if it exists with the same fingerprint, the condition is done.
+The file is written atomically, so if it exists with the same fingerprint, the condition is finished.
 """
 
 import dataclasses
@@ -18,23 +18,24 @@ from attngraft.tasks.task import Evaluation
 
 # pyarrow is an optional dependency, imported in the functions that need it
 
-KEY = b"attngraft"  #: of the metadata
+KEY = b"attngraft"  #: key of our entry in the file's metadata
 
-Fingerprint = Mapping[str, Any]  #: JSON-ready: everything that determines the predictions
+Fingerprint = Mapping[str, Any]  #: everything that determines the predictions, JSON-ready
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedPredictions:
-    """Metadata of the predictions in a file; the field names are its keys."""
+    """Metadata of a file of predictions; the field names are the keys in the file."""
 
     metrics: dict[str, float]
-    binary: bool  #: scores are 0 or 1
+    binary: bool  #: whether scores are 0 or 1
     examples: int
-    said: list[str]  #: how the changes were made
+    said: list[str]  #: remarks on how the images were changed
 
 
 def require_pyarrow() -> None:
-    """
+    """Check that pyarrow is installed.
+
     Raises:
         TrainingError: pyarrow is not installed.
     """
@@ -42,7 +43,7 @@ def require_pyarrow() -> None:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
         raise TrainingError(
-            "suites store predictions as .parquet, which needs pyarrow: pip install 'attngraft[data]'"
+            "suites store predictions as .parquet, which requires pyarrow; run pip install 'attngraft[data]'"
         ) from None
 
 
@@ -56,7 +57,9 @@ def cache_predictions(
     remarks: Iterable[str] = (),
     write: bool = True,
 ) -> CachedPredictions:
-    """Write the columns name, those of the predictions' `columns`, score and noise_seed, in the process with `write`.
+    """Save predictions and return their metadata; only the process with `write` writes the file.
+
+    The file's columns are name, the arrays named in `columns`, score and noise_seed.
 
     Raises:
         StorageError: the file cannot be written.
@@ -87,7 +90,7 @@ def cache_predictions(
 
 
 def read_cached(path: Path, *, fingerprint: Fingerprint | None = None) -> CachedPredictions | None:
-    """Read a file's metadata; None if it is missing, damaged, or has another fingerprint than a given one."""
+    """Read a file's metadata; None if the file is missing or damaged, or its fingerprint differs from `fingerprint`."""
     if (metadata := _metadata(path)) is None:
         return None
     written = metadata.pop("fingerprint")
@@ -100,7 +103,7 @@ def read_cached(path: Path, *, fingerprint: Fingerprint | None = None) -> Cached
 
 
 def read_fingerprint(path: Path) -> Fingerprint | None:
-    """Read a file's fingerprint; None if it is missing or damaged."""
+    """Read a file's fingerprint; None if the file is missing or damaged."""
     metadata = _metadata(path)
     found: Fingerprint | None = None if metadata is None else metadata["fingerprint"]
     return found
@@ -117,10 +120,10 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Read the columns of a file of `cache_predictions`, all or some.
+    """Read all columns, or `only` some, of a file written by `cache_predictions`.
 
     Raises:
-        TrainingError: it cannot be read.
+        TrainingError: the file cannot be read.
     """
     from pyarrow import ArrowException, parquet
 

@@ -1,4 +1,4 @@
-"""Conditions and suites: their definitions, and the suites by name."""
+"""Definitions of conditions and suites, and the catalog of suites."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,42 +20,43 @@ from attngraft.evaluation.suites.changes import (
 from attngraft.suggest import did_you_mean
 from attngraft.targets.test_sets import TEST_SETS
 
-NOISE_SEEDS = (0, 1, 2, 3, 4)  #: as many as in CB's Table 12
-EPSILONS = (1, 2, 4, 8)  #: of 255
-SHARES = (25, 50, 75)  #: percent of the patches
-STEPS = 10  #: of PGD
+NOISE_SEEDS = (0, 1, 2, 3, 4)  #: five seeds, as in CB's Table 12
+EPSILONS = (1, 2, 4, 8)  #: largest change of a pixel in attacks, out of 255
+SHARES = (25, 50, 75)  #: percentages of dropped patches
+STEPS = 10  #: number of PGD steps
 
-#: `conditions`: examples are evaluated under each; `calibration`: of clean predictions; `throughput`: nothing is predicted
+#: `conditions`: examples are evaluated under each condition; `calibration`: of predictions on clean images; `throughput`:
+#: timing without predictions
 Kind = Literal["conditions", "calibration", "throughput"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A change of all examples: at most one of `example` and `batch`; without both, examples are unchanged."""
+    """A change applied to all examples, by at most one of `example` and `batch`; with neither, examples are unchanged."""
 
-    name: str  #: of its file; unique in its suite
-    group: str  #: conditions of one group differ only in their noise seed, and are averaged
-    label: str  #: of the group, in words
-    settings: Mapping[str, Any] = field(default_factory=dict)  #: JSON-ready: everything that affects the predictions
-    noise_seed: int | None = None  #: None: not random
+    name: str  #: name of the file, unique in the suite
+    group: str  #: group of conditions that differ only in their noise seed and are averaged
+    label: str  #: description of the group
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: everything that affects the predictions, JSON-ready
+    noise_seed: int | None = None  #: None: the condition is not random
     example: ExampleChange | None = None
     batch: BatchChange | None = None
-    kind: str = ""  #: of groups that are severities of one corruption ("gaussian_noise"); their mean is reported too
+    kind: str = ""  #: name of the corruption if groups are its severities, whose mean is also reported
     severity: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Conditions under one name, or an alias for several suites."""
+    """A named list of conditions, or an alias for several suites."""
 
     name: str
     title: str
-    summary: str  #: one line
+    summary: str  #: description in one line
     conditions: tuple[Condition, ...] = ()
     kind: Kind = "conditions"
-    home: str = ""  #: the suite that holds its predictions; empty: itself
-    stands_for: tuple[str, ...] = ()  #: of an alias: the suites' names
-    test_set: str = ""  #: name of images that the user must download (`test_sets.TEST_SETS`)
+    home: str = ""  #: name of the suite whose predictions are used; empty: this suite
+    stands_for: tuple[str, ...] = ()  #: names of the suites that this alias stands for
+    test_set: str = ""  #: name of the test set that the user must download (`test_sets.TEST_SETS`)
 
     @property
     def folder(self) -> str:
@@ -64,20 +65,20 @@ class Suite:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:
-    """A requested suite, and its images if they are not the run's."""
+    """A requested suite, with a folder of images if they are not the run's."""
 
     suite: Suite
     data: str | None = None
 
     @property
     def text(self) -> str:
-        """The choice as input of `parse_suites`."""
+        """The choice in the format of `parse_suites`."""
         return self.suite.name if self.data is None else f"{self.suite.name}={self.data}"
 
 
 @cache
 def suites() -> Mapping[str, Suite]:
-    """All suites, by name."""
+    """Return all suites by name."""
     clean = (Condition(name="clean", group="clean", label="clean"),)
     center = Condition(
         name="center",
@@ -156,14 +157,14 @@ def suites() -> Mapping[str, Suite]:
 
 
 def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[SuiteChoice, ...]:
-    """Parse requested suites, in their order and without duplicates.
+    """Parse requested suites, keeping their order and dropping duplicates.
 
     Args:
-        texts: each a name, several names with commas, or `name=FOLDER` with images for the suite.
-        option: name of the option in messages.
+        texts: names of suites, each a single name, a comma-separated list, or `name=FOLDER` with a folder of images.
+        option: name of the command-line option, for messages.
 
     Raises:
-        UsageError: unknown suite, or a suite with two folders.
+        UsageError: a suite is unknown, or has two folders.
     """
     known, chosen = suites(), dict[str, SuiteChoice]()
     for text in texts:
@@ -171,14 +172,14 @@ def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[Suit
         for part in parts:
             name, equals, data = part.strip().partition("=")
             if equals and not data:
-                raise UsageError(f"{option} {part}: give a folder after the =, or leave the = out")
+                raise UsageError(f"{option} {part}: the folder after = is missing; add it, or remove the =")
             if name not in known:
                 near = did_you_mean(name, known)
-                raise UsageError(f"{option} {name}: there is no suite {name!r}{near}; available: {', '.join(known)}")
+                raise UsageError(f"{option}: unknown suite {name!r}{near}; available: {', '.join(known)}")
             for suite in [known[each] for each in known[name].stands_for or (name,)]:
                 given = SuiteChoice(suite=suite, data=data or None)
                 if chosen.setdefault(suite.name, given).data != given.data:
-                    raise UsageError(f"{option} {suite.name}: given with two folders")
+                    raise UsageError(f"{option} {suite.name}: specified with two folders; keep one")
     return tuple(chosen.values())
 
 

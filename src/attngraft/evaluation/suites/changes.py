@@ -1,7 +1,7 @@
-"""Changes of examples: one image at a time in the loading processes, or a batch with access to the model.
+"""Changes of images: one at a time in the data loading processes, or in batches with access to the model.
 
-Images are between 0 and 1, before normalization. Random numbers are a function of the noise seed and the example's index in
-the whole data, not of order or process.
+Pixels are between 0 and 1, before normalization. Random numbers depend only on the noise seed and the example's index in the
+full data, not on order or process.
 """
 
 import math
@@ -23,30 +23,30 @@ from attngraft.recording.attention_maps import full_attention_map
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
 
-GRID = 14  #: most patches along a side: patches of 16 pixels of an image of 224
+GRID = 14  #: most patches along a side, as with patches of 16 pixels in an image of 224
 
-Color = tuple[float, ...]  #: of each channel
+Color = tuple[float, ...]  #: one value per channel
 
 
 class UnsupportedCondition(AttngraftError):
-    """A condition that cannot be applied to this model or these images; the message gives the reason."""
+    """Error for a condition that cannot be applied to the model or the images."""
 
 
 def noise_generator(seed: int, index: int) -> torch.Generator:
-    """Random generator of one example, shared by all severities, which scale the same noise."""
+    """Return the random generator of one example, the same for all severities, which therefore scale the same noise."""
     words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, index]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0]))
 
 
 class ExampleChange(Protocol):
-    """Change of an image (C, H, W); `color` is the mean color."""
+    """Interface of a change of one image (C, H, W); `color` is the mean color."""
 
     def __call__(self, pixels: Tensor, generator: torch.Generator, *, color: Color) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """A corruption by name, at a level in its unit."""
+    """Corruption, given by its name and a level in its unit."""
 
     name: str
     level: float
@@ -57,7 +57,7 @@ class Corrupted:
 
 @dataclass(frozen=True)
 class CenterHidden:
-    """The central rectangle, `side` of the image's sides, in the mean color, which is 0 after normalization."""
+    """Fill the central rectangle, `side` times the image's sides, with the mean color, which is 0 after normalization."""
 
     side: float
 
@@ -67,7 +67,7 @@ class CenterHidden:
 
 @dataclass(frozen=True)
 class PatchesDropped:
-    """A share of the patches, drawn at random, in the mean color."""
+    """Fill a random share of the patches with the mean color."""
 
     share: float
 
@@ -80,25 +80,25 @@ class PatchesDropped:
 
 
 def patch_side(height: int, width: int) -> int:
-    """Side of square patches: the smallest that divides both sides into at most `GRID` patches.
+    """Return the smallest side of square patches that divides both sides of the image into at most `GRID` patches.
 
     Raises:
-        UnsupportedCondition: there is none.
+        UnsupportedCondition: there is no such side.
     """
     both = math.gcd(height, width)
     for side in range(1, both + 1):
         if both % side == 0 and max(height, width) // side <= GRID:
             return side
     raise UnsupportedCondition(
-        f"images of {height} x {width} cannot be cut into at most {GRID} square patches along a side"
+        f"images of {height} x {width} cannot be divided into square patches with at most {GRID} along a side"
     )
 
 
 def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
-    """Number of patches of `side` pixels in images (..., H, W).
+    """Return the number of patches of `side` pixels in images (..., H, W).
 
     Raises:
-        UnsupportedCondition: the `share` of them, in whole patches, is none or all.
+        UnsupportedCondition: the `share` of patches, rounded, is none or all of them.
     """
     height, width = int(pixels.shape[-2]), int(pixels.shape[-1])
     count = height // side * (width // side)
@@ -106,34 +106,35 @@ def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
     if not 0 < gone < count:
         patches = f"{count} patch{'es' * (count != 1)} of {side} x {side} pixels"
         raise UnsupportedCondition(
-            f"images of {height} x {width} are {patches}, of which {share:.0%} would be {'all' if gone else 'none'}"
+            f"images of {height} x {width} have {patches}, of which {share:.0%} would be {'all' if gone else 'none'}"
         )
     return count
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackTarget:
-    """A model and a batch, as the input of attacks and other changes of batches."""
+    """Access to a model and a batch for attacks and other changes of batches."""
 
     model: nn.Module
-    outputs: Callable[[Tensor], Any]  #: from pixels (B, C, H, W) between 0 and 1
-    losses: Callable[[Tensor], Tensor]  #: from the same to losses by example (B,), in full precision
-    indices: Sequence[int]  #: of the examples, in the whole data
+    outputs: Callable[[Tensor], Any]  #: function of pixels (B, C, H, W) between 0 and 1
+    losses: Callable[[Tensor], Tensor]  #: losses (B,) of such pixels, in full precision
+    indices: Sequence[int]  #: indices of the examples in the full data
     color: Color
     report: Callable[[str], None] = lambda text: (
         None
-    )  #: called with how the change was made, if that depends on the model
+    )  #: called with a remark on how the images were changed, if that depends on the model
 
 
 class BatchChange(Protocol):
-    """Change of a batch of images (B, C, H, W)."""
+    """Interface of a change of a batch of images (B, C, H, W)."""
 
-    gradients: ClassVar[bool]  #: needs a backward pass through the model, which takes more memory
+    gradients: ClassVar[bool]  #: whether it requires a backward pass through the model, which takes more memory
 
     def __call__(self, pixels: Tensor, target: AttackTarget, *, noise_seed: int) -> Tensor:
-        """
+        """Return the changed pixels.
+
         Raises:
-            UnsupportedCondition: the model does not support this.
+            UnsupportedCondition: the model does not support this change.
         """
 
 
@@ -170,7 +171,7 @@ class ManySteps:
 
 @dataclass(frozen=True)
 class SalientDropped:
-    """The share of patches with the most attention in the model's last layer, in the mean color."""
+    """Fill the share of patches that get the most attention in the model's last layer with the mean color."""
 
     share: float
     gradients: ClassVar[bool] = False
@@ -190,31 +191,30 @@ class SalientDropped:
 
 @dataclass(frozen=True, kw_only=True)
 class PatchSalience:
-    """Scores of patches, and their origin."""
+    """Salience scores of patches, and their origin."""
 
     scores: Tensor  #: (B, rows * columns)
-    patch: int  #: side in pixels
-    by: str  #: in words
+    patch: int  #: side of a patch in pixels
+    by: str  #: description of the scores
 
 
 def patch_salience(model: nn.Module, run: Callable[[], object], *, size: tuple[int, int]) -> PatchSalience:
-    """Attention to each patch of the images, mean over heads.
+    """Return the attention that each patch of the images gets, averaged over heads.
 
-    From the class token's row of the last attention map (Naseer et al. 2021); without a class token, from the mean over all
-    tokens.
+    It is the class token's row of the last attention map (Naseer et al. 2021); without a class token, the mean of all rows.
 
     Args:
-        model: a model that some host adapter matches.
-        run: calls it on the images.
-        size: of the images, (H, W).
+        model: a model that a host adapter supports.
+        run: runs the model on the images.
+        size: size of the images, (H, W).
 
     Raises:
-        UnsupportedCondition: no attention of the model is over the patches.
+        UnsupportedCondition: the model has no attention over the patches.
     """
     try:
         host = find_host(model)
     except HostError as error:
-        raise UnsupportedCondition(f"no attention of this model can be read: {str(error).splitlines()[0]}") from None
+        raise UnsupportedCondition(f"cannot record this model's attention: {str(error).splitlines()[0]}") from None
     why = "its host has no attention over the patches"
     for site in reversed([site for site in host.sites if "weights" in site.targets]):
         try:
@@ -223,7 +223,7 @@ def patch_salience(model: nn.Module, run: Callable[[], object], *, size: tuple[i
             return _recorded_salience(recording, site.path, size)
         except (RecordError, UnsupportedCondition, UsageError) as error:
             why = str(error).splitlines()[0]
-    raise UnsupportedCondition(f"no attention of this model is over the patches of the image: {why}")
+    raise UnsupportedCondition(f"this model has no attention over the patches of the image: {why}")
 
 
 def _recorded_salience(recording: Recording, site: str, size: tuple[int, int]) -> PatchSalience:
@@ -233,7 +233,7 @@ def _recorded_salience(recording: Recording, site: str, size: tuple[int, int]) -
         raise UnsupportedCondition(f"{site} has a map of {rows} x {columns}")
     if size[0] % rows or size[1] % columns or size[0] // rows != size[1] // columns:
         raise UnsupportedCondition(
-            f"{site}'s map of {rows} x {columns} does not cut images of {size[0]} x {size[1]} into squares"
+            f"{site} has a map of {rows} x {columns}, which does not divide images of {size[0]} x {size[1]} into squares"
         )
     if "class" in prefix:
         row = weights[:, :, prefix.index("class")].mean(1)

@@ -1,4 +1,4 @@
-"""Evaluation of a run's model on its device under the conditions of one suite."""
+"""Evaluation of a run's model under the conditions of one suite."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ class RunModel:
 
     @cached_property
     def core(self) -> nn.Module:
-        """The plain model, without accelerate: in full precision, unless called under autocast."""
+        """The model not prepared by accelerate: in full precision, unless called under autocast."""
         return trained_model(self.record, self.weights).requires_grad_(False).eval()
 
     @cached_property
@@ -41,7 +41,7 @@ class RunModel:
 
 
 class _Wrapper(nn.Module):
-    """Wrapper whose `forward` accelerate replaces instead of the model's."""
+    """Wrapper that accelerate can modify (it replaces `forward`) in place of the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,9 +52,9 @@ class _Wrapper(nn.Module):
 
 
 class RestrictedClassifier(nn.Module):
-    """A classifier restricted to some of its classes: the others get very low logits.
+    """A classifier restricted to some of its classes; the others get very low logits.
 
-    Not minus infinity, for which losses of each class by itself are NaN.
+    The logits are not minus infinity, which would make losses of individual classes NaN.
     """
 
     allowed: Tensor
@@ -72,17 +72,17 @@ class RestrictedClassifier(nn.Module):
 
 
 class ConditionEvaluator:
-    """Evaluates a model under the conditions of one suite; loading processes are kept between conditions."""
+    """Evaluate a model under the conditions of one suite, with the same data loading processes for all conditions."""
 
     def __init__(
         self, run: RunModel, context: EvaluationContext, conditions: Sequence[Condition], *, progress: SuiteProgress
     ) -> None:
         self._run, self._context, self._conditions, self._progress = run, context, list(conditions), progress
         self._evaluators: dict[bool, SplitEvaluator] = {}
-        self.remarks: dict[str, None] = {}  #: how the last condition's changes were made
+        self.remarks: dict[str, None] = {}  #: remarks on how the images were changed under the last condition
 
     def __call__(self, condition: Condition, stop: StopSignal) -> Evaluation | None:
-        """Evaluate under one condition; None if `stop` was set before the end.
+        """Evaluate under one condition; return None if `stop` was set before the end.
 
         Raises:
             UnsupportedCondition: the condition cannot be applied to the model.
@@ -101,7 +101,7 @@ class ConditionEvaluator:
         return score_accepted(evaluation, accepted) if evaluation is not None and accepted else evaluation
 
     def close(self) -> None:
-        """Stop the loading processes."""
+        """Stop the data loading processes."""
         for evaluator in self._evaluators.values():
             evaluator.stop_workers()
 
@@ -115,7 +115,7 @@ class ConditionEvaluator:
         if gradients not in self._evaluators:
             context, recipe = self._context, self._run.record.recipe
             if gradients:
-                # batches no larger than those whose backward pass fits in memory: in full precision half of mixed precision
+                # batches whose backward pass fits in memory: in full precision, half the size of mixed precision
                 train = recipe.train
                 micro = max(1, train.batch_size // train.accumulate // (1 if train.amp == "no" else 2))
                 size = min(train.eval_batch_size or micro, micro)
@@ -129,7 +129,7 @@ class ConditionEvaluator:
     def _changed(
         self, batch: Batch, indices: Tensor, condition: Condition, model: nn.Module, exact: nn.Module
     ) -> Batch:
-        """The batch under the condition; attacks take gradients of `exact`, the model in full precision."""
+        """Return the batch under the condition; attacks use gradients of `exact`, the model in full precision."""
         if condition.batch is None:
             return batch
         context, pixels = self._context, self._context.support.pixels
@@ -156,9 +156,9 @@ class ConditionEvaluator:
 
 
 def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]) -> Evaluation:
-    """Score predictions of single labels as correct if any of the `accepted` ones, by image; `real` is the share.
+    """Score predictions as correct if they are among the `accepted` classes of their image; `real` is the accuracy.
 
-    Metrics against one label are dropped: which of several labels it is, is arbitrary.
+    Metrics that compare with a single label are dropped, because the choice among several labels is arbitrary.
     """
     predictions = evaluation.predictions
     correct = [

@@ -1,4 +1,4 @@
-"""Evaluation contexts: a task with the split to evaluate, from the run or from the user."""
+"""Evaluation contexts: a task with the split to evaluate, either the run's or the user's."""
 
 import hashlib
 import re
@@ -25,22 +25,22 @@ from attngraft.training.run_folder import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationContext:
-    """Examples, and how predictions on them are scored."""
+    """The examples to evaluate, and how predictions on them are scored."""
 
     task: Task
     support: SuiteSupport
     split: Split
-    indices: np.ndarray  #: of the examples in the whole data, which determine random numbers
-    source: str  #: in words
-    digest: str = ""  #: of the examples
-    slug: str = ""  #: suffix of the folder for results; empty for the run's whole validation part
-    allowed: np.ndarray | None = None  #: classes that the model chooses among; None: all
-    accepted: Mapping[str, Sequence[int]] = field(default_factory=dict)  #: by name, all classes that count as correct
+    indices: np.ndarray  #: indices of the examples in the full data, which determine random numbers
+    source: str  #: description of the examples' source
+    digest: str = ""  #: digest of the examples
+    slug: str = ""  #: suffix of the folder for results; empty for the run's full validation split
+    allowed: np.ndarray | None = None  #: classes that may be predicted; None: all
+    accepted: Mapping[str, Sequence[int]] = field(default_factory=dict)  #: by example name, all correct classes
     notes: tuple[str, ...] = ()
 
 
 class ChangedSplit(Split):
-    """The examples of `split`, changed by the condition whose index is the key's epoch."""
+    """The examples of `split` under a condition; the epoch in the key is the condition's index."""
 
     def __init__(self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], pixels: PixelAccess) -> None:
         self.split, self.indices, self.conditions, self.pixels = split, indices, conditions, pixels
@@ -78,19 +78,19 @@ def open_context(
         record: the run.
         choice: the suite, possibly with its own folder.
         data: other data, for suites without their own folder.
-        split: a part of the data by name.
+        split: name of a split of the data.
         limit: number of examples, evenly spaced.
 
     Raises:
-        DataError: the data cannot be used, or images lie outside of its class folders; for a suite whose images must be
-            downloaded, says what to download and from where.
-        ConfigError: the task does not define its examples' pixels.
-        UsageError: a part of a test set is requested.
+        DataError: the data cannot be used, there are images outside of the class folders, or the suite's images must be
+            downloaded; then the message has the instructions.
+        ConfigError: the task does not support suites that change images.
+        UsageError: a split of a test set is requested.
     """
     source = choice.data if choice.data is not None else data
     if choice.suite.test_set:
         if split is not None:
-            raise UsageError(f"--split {split}: suite {choice.suite.name} has its own images; leave --split out")
+            raise UsageError(f"--split {split}: suite {choice.suite.name} has its own images; remove --split")
         context = _test_set(record, choice.suite.test_set, source)
     elif source is not None and split is None and (found := _class_folders(record, source)) is not None:
         context = found
@@ -123,7 +123,7 @@ def _test_set(record: RunRecord, name: str, source: str | None) -> EvaluationCon
     task = build_task(record.recipe)
     if not isinstance(task, Classification):
         raise DataError(
-            f"{record.folder}: its task is {task.name}, and suite {name} has one label per image: leave it out"
+            f"{record.folder}: suite {name} has one label per image, but the task is {task.name}; remove the suite"
         )
     order = imagenet_order(list(record.facts.get("classes", ())), run=record.folder)
     if source is None:
@@ -139,15 +139,15 @@ def _test_set(record: RunRecord, name: str, source: str | None) -> EvaluationCon
 
 
 def missing_images(name: str) -> DataError:
-    """Error for a suite whose images were not given."""
+    """Return the error for a suite whose images were not provided, with download instructions."""
     return DataError(f"suite {name}: {how_to_get(name)}")
 
 
 def _class_folders(record: RunRecord, source: str) -> EvaluationContext | None:
-    """All images of a folder with a folder for each of the run's classes; None for any other source.
+    """Return the context for a folder with one folder per class of the run; None for any other source.
 
     Raises:
-        DataError: some images lie outside of the class folders.
+        DataError: there are images outside of the class folders.
     """
     task, folder = build_task(record.recipe), Path(source)
     classes = {name: index for index, name in enumerate(record.facts.get("classes", ()))}
@@ -159,13 +159,13 @@ def _class_folders(record: RunRecord, source: str) -> EvaluationContext | None:
     outside = sorted(file for name, files in by_folder.items() if name not in classes for file in files)
     parts = {name.lower() for name in by_folder} & {*TRAIN_NAMES, *VAL_NAMES} if outside else set()
     training = not parts.isdisjoint(TRAIN_NAMES)
-    if training and not parts.isdisjoint(VAL_NAMES):  # parts of a data set, one of them named like a class
+    if training and not parts.isdisjoint(VAL_NAMES):  # a data set with splits, one of which is named like a class
         return None
     if outside:
         raise DataError(
-            f"{folder}: has folders of the run's classes, and {len(outside):,} image{'s' * (len(outside) > 1)} outside of "
-            f"them ({outside[0]}): move images without a class away"
-            + (", or name a part of the data with --split" if training else "")
+            f"{folder}: contains folders of the run's classes, but also {len(outside):,} image{'s' * (len(outside) > 1)} "
+            f"outside of them ({outside[0]}); move images without a class elsewhere"
+            + (", or select a split with --split" if training else "")
         )
     files = sorted(file for each in by_folder.values() for file in each)
     labels = np.array([classes[file.split("/")[0]] for file in files], dtype=np.int64)
@@ -184,7 +184,7 @@ def _context(task: Task, split: Split, *, source: str) -> EvaluationContext:
 
 
 def _digest(split: Split) -> str:
-    """SHA-256 of the names; for labelled images also of labels and files."""
+    """Return a SHA-256 of the examples' names; for labeled images, also of labels and files."""
     digest = hashlib.sha256()
     for index in range(len(split)):
         digest.update(split.name(index).encode("utf-8", "surrogateescape") + b"\0")

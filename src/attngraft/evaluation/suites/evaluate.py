@@ -1,11 +1,11 @@
-"""Evaluation of a run under suites: finished conditions are reused, the others evaluated, and the results written.
+"""Evaluation of a run under suites: reuse finished conditions, evaluate the others, and write the results.
 
     RUN/evaluation/<weights>/<suite>/<condition>.parquet  predictions, a file per condition and noise seed
                                      results.json, results.csv
                                      reliability.svg, reliability.png    (calibration)
 
-For other data than the run's own, or a part of it, the folder is `<suite>--<which>`. A condition is finished if its file was
-made from the same weights, data and settings.
+For data other than the run's full validation split, the suite's folder is `<suite>--<which>`. A condition is finished if its
+file was computed from the same weights, data and settings.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ from attngraft.training.stopping import Interrupted, StopSignal
 log = logging.getLogger(__name__)
 
 FOLDER = "evaluation"
-FORMAT = 2  #: of fingerprints; raised when the meaning of the settings changes
+FORMAT = 2  #: version of fingerprints; increased when the meaning of the settings changes
 
 
 def evaluate_suites(
@@ -68,20 +68,21 @@ def evaluate_suites(
         folder: the run's folder.
         choices: from `parse_suites`.
         data: other data of the same kind, or the downloaded images of test sets; None: the run's own.
-        split: another part of the data by name.
-        weights: of the last checkpoint, the best epoch, or their moving averages.
+        split: name of another split of the data.
+        weights: weights of the last checkpoint or of the best epoch, or their moving averages.
         limit: number of examples, evenly spaced.
-        progress: progress callbacks; None writes log lines.
+        progress: progress callbacks; None: log messages.
 
     Returns:
-        The suites' results in their order, which are also written into the run's folder.
+        The results in the order of the suites; they are also written to the run's folder.
 
     Raises:
-        TrainingError: no run, no such weights, or pyarrow is not installed.
-        DataError: as `open_context`: says what must be downloaded. Nothing was evaluated.
-        ConfigError: the task does not define its examples' pixels. Nothing was evaluated.
-        SuitesFailed: some of several suites failed; the others were evaluated. A single suite raises its own error.
-        Interrupted: Ctrl-C; finished conditions are kept, and the same call resumes.
+        TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
+        DataError: as `open_context`; nothing was evaluated.
+        ConfigError: the task does not support suites that change images; nothing was evaluated.
+        SuitesFailed: some of several suites failed, and the others were evaluated. If a single suite was requested, its own
+            error is raised.
+        Interrupted: Ctrl-C was pressed; finished conditions are kept, and the same call resumes.
     """
     require_pyarrow()
     record = read_run(folder)
@@ -96,20 +97,20 @@ def evaluate_suites(
 
 
 def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
-    """SHA-256 of the file of a run's weights.
+    """Return the SHA-256 of the file with a run's weights.
 
     Raises:
-        TrainingError: the run has no such weights.
+        TrainingError: the run does not have these weights.
     """
     path = weights_file(record.folder, weights)
     if not path.is_file():
-        raise TrainingError(f"{path}: does not exist: the run has no such weights (yet)")
+        raise TrainingError(f"{path}: does not exist, so the run does not have these weights (yet)")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _RunEvaluator:
-    """Evaluates one run under suites."""
+    """Evaluate one run under suites."""
 
     def __init__(self, record: RunRecord, weights: Weights, progress: SuiteProgress) -> None:
         self.record, self.weights, self.progress = record, weights, progress
@@ -118,11 +119,11 @@ class _RunEvaluator:
         self.root = record.folder / FOLDER
 
     def suites(self, requested: Sequence[tuple[SuiteChoice, EvaluationContext]], stop: StopSignal) -> list[SuiteRun]:
-        """Evaluate each suite, also after another one failed.
+        """Evaluate each suite, continuing after failures.
 
         Raises:
-            SuitesFailed: some failed. The error of a single suite is raised directly, and so is any with several processes:
-                the others wait for the one that failed, so none may continue with the next suite.
+            SuitesFailed: some of several suites failed. With a single suite or several processes, the error itself is
+                raised; other processes wait for the one that failed, so none can continue with the next suite.
             Interrupted: `stop` was set.
         """
         results: list[SuiteRun] = []
@@ -135,7 +136,7 @@ class _RunEvaluator:
                     raise
                 log.debug("suite %s failed", choice.text, exc_info=True)
                 self.progress.on_failure(choice.suite.title, str(error))
-                failed[choice.text] = str(error)  # not the error, which keeps its frames' tensors alive
+                failed[choice.text] = str(error)  # the error itself would keep its frames' tensors alive
         if failed:
             raise SuitesFailed(results, failed)
         return results
@@ -154,12 +155,12 @@ class _RunEvaluator:
         if suite.kind == "throughput":
             metric, higher = "images_per_second", True
             groups = [self._throughput(context)]
-            notes = ["Timed anew each time; attngraft compare measures the costs of models side by side."]
+            notes = ["Measured anew each time; attngraft compare measures the costs of models side by side."]
             machine = environment(accelerator.device, processes=accelerator.num_processes)
         else:
             folder = self._folder(suite.folder, context)
             cached, refused = self._evaluate(choice, context, folder, stop)
-            accelerator.wait_for_everyone()  # until the main process has written
+            accelerator.wait_for_everyone()  # wait until the main process has written
             if suite.kind == "calibration":
                 groups, bins = calibration_results(folder, suite.conditions[0], task, root=self.root)
                 metric, higher = "ece", False
@@ -194,12 +195,12 @@ class _RunEvaluator:
     def _evaluate(
         self, choice: SuiteChoice, context: EvaluationContext, folder: Path, stop: StopSignal
     ) -> tuple[dict[str, CachedPredictions], dict[str, str]]:
-        """Predictions by condition, and reasons for missing ones by group."""
+        """Return predictions by condition, and by group the reasons why some are missing."""
         suite, progress, accelerator = choice.suite, self.progress, self.run.accelerator
         fingerprints = {each.name: self._fingerprint(each, context) for each in suite.conditions}
         read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}
         cached = {name: each for name, each in read.items() if each is not None}
-        accelerator.wait_for_everyone()  # until all have read: the main process writes files from now on
+        accelerator.wait_for_everyone()  # until all have read the files that the main process writes from now on
         progress.on_suite(suite.title, conditions=len(fingerprints), done=len(cached), examples=len(context.split))
         refused: dict[str, str] = {}
         evaluate = ConditionEvaluator(self.run, context, suite.conditions, progress=progress)
@@ -212,7 +213,7 @@ class _RunEvaluator:
                     evaluation = evaluate(condition, stop)
                 except UnsupportedCondition as error:
                     refused[condition.group] = str(error)
-                    progress.on_outcome(condition.label, f"no numbers: {error}")
+                    progress.on_outcome(condition.label, f"no result: {error}")
                     continue
                 if evaluation is None:
                     raise Interrupted(

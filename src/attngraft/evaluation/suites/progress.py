@@ -1,4 +1,4 @@
-"""Progress of an evaluation under suites: as log lines, or a bar on a terminal."""
+"""Progress of an evaluation under suites, as log messages or as a progress bar."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ log = logging.getLogger(__name__)
 
 
 class SuiteProgress:
-    """Progress callbacks; the base class ignores them."""
+    """Progress callbacks; those of the base class do nothing."""
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
-        """A suite begins, with `done` of its conditions finished before."""
+        """Called when a suite starts; `done` of its conditions were finished before."""
 
     def on_condition(self, label: str) -> None:
-        """A condition begins."""
+        """Called when a condition starts."""
 
     def on_examples(self, count: int) -> None:
-        """`count` more examples were evaluated."""
+        """Called after `count` more examples were evaluated."""
 
     def on_outcome(self, label: str, outcome: str) -> None:
-        """A condition is finished, or not supported."""
+        """Called when a condition is finished or found to be unsupported."""
 
     def on_failure(self, title: str, error: str) -> None:
-        """A suite failed; the next one begins."""
+        """Called when a suite failed, before the next one starts."""
 
 
 class SuiteLog(SuiteProgress):
-    """Log lines: one per suite and condition, and one every `every` seconds."""
+    """Log one message per suite and condition, and one every `every` seconds."""
 
     def __init__(self, *, every: float = 60.0) -> None:
         self._every, self._last = every, 0.0
@@ -40,7 +40,7 @@ class SuiteLog(SuiteProgress):
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
         self._examples = examples
-        before = f", {done} of them done before" if done else ""
+        before = f", {done} already finished" if done else ""
         log.info("%s: %d condition%s%s", title, conditions, "" if conditions == 1 else "s", before)
 
     def on_condition(self, label: str) -> None:
@@ -60,7 +60,7 @@ class SuiteLog(SuiteProgress):
 
 
 class SuiteBar(SuiteProgress):
-    """A bar over all examples of a suite; use it in a `with` block."""
+    """Progress bar over all examples of a suite; use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(

@@ -1,4 +1,4 @@
-"""Results of a suite on one run as plain data: results.json and results.csv beside the predictions."""
+"""Results of a suite on one run as plain data, saved as results.json and results.csv next to the predictions."""
 
 import csv
 import dataclasses
@@ -25,9 +25,9 @@ from attngraft.tasks.task import Task
 
 FORMAT = 1
 RESULT_FILE, TABLE_FILE = "results.json", "results.csv"
-_LIMITED = re.compile(r"-limit\d+$")  #: end of the name of a folder of results on a part of the images (`--limit`)
+_LIMITED = re.compile(r"-limit\d+$")  #: suffix of result folders for some of the images (`--limit`)
 
-#: errors of a single suite's evaluation, after which the other suites continue: unreadable images, memory, a full disk
+#: errors of one suite that do not stop the others: unreadable images, out of memory, a full disk
 FAILURES = (AttngraftError, RuntimeError, OSError)
 
 
@@ -35,25 +35,25 @@ FAILURES = (AttngraftError, RuntimeError, OSError)
 class GroupMetric:
     """A metric under the conditions of one group."""
 
-    mean: float  #: over noise seeds
+    mean: float  #: mean over noise seeds
     interval: Interval | None  #: Student's 95% interval over noise seeds; None: not random, or all seeds agree
-    values: list[float]  #: one per noise seed
+    values: list[float]  #: one value per noise seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """Result of conditions that differ only in their noise seed, or the mean over the severities of a kind."""
+    """Result of a group of conditions that differ only in their noise seed, or mean over the severities of a kind."""
 
     name: str
     label: str
     noise_seeds: list[int]  #: empty if not random
     metrics: dict[str, GroupMetric]
-    files: list[str]  #: of predictions, relative to the run's `evaluation` folder; empty for a mean over severities
+    files: list[str]  #: predictions, relative to the run's `evaluation` folder; empty for a mean over severities
     settings: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
-    severity: int | None = None  #: of a kind; None: the mean over them
-    reason: str = ""  #: why there are no numbers
-    said: list[str] = field(default_factory=list)  #: how the changes were made, if that depends on the model
+    severity: int | None = None  #: severity within the kind; None: the mean over severities
+    reason: str = ""  #: reason why there are no numbers
+    said: list[str] = field(default_factory=list)  #: how the images were changed, if that depends on the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class SuiteRun:
     title: str
     run: str
     weights: str
-    checkpoint: str  #: SHA-256 of the file of weights
+    checkpoint: str  #: SHA-256 of the weights file
     data: str
     examples: int
     metric: str
@@ -73,18 +73,21 @@ class SuiteRun:
     classes: list[str] = field(default_factory=list)  #: names of the class indices in targets and predictions
     notes: list[str] = field(default_factory=list)
     reliability: Reliability | None = None
-    machine: dict[str, Any] = field(default_factory=dict)  #: environment of timings
+    machine: dict[str, Any] = field(default_factory=dict)  #: environment in which times were measured
     version: str = ""
-    digest: str = ""  #: of the examples: equal for runs on the same examples
+    digest: str = ""  #: digest of the examples, equal for runs evaluated on the same examples
     format: int = FORMAT
 
 
 class SuitesFailed(AttngraftError):
-    """Some of several suites failed; `found` has the results of the others, `failed` the errors by suite."""
+    """Error raised if some of several suites failed.
+
+    `found` has the results of the other suites, and `failed` the errors by suite.
+    """
 
     def __init__(self, found: Sequence[SuiteRun], failed: Mapping[str, str]) -> None:
         self.found, self.failed = list(found), dict(failed)
-        by_error: dict[str, list[str]] = {}  # missing weights fail every suite, and are reported once
+        by_error: dict[str, list[str]] = {}  # an error shared by all suites, such as missing weights, is reported once
         for text, error in failed.items():
             by_error.setdefault(error, []).append(text)
         super().__init__(
@@ -113,11 +116,11 @@ def group_results(
     """Return the result of each group of conditions, then the means over severities.
 
     Args:
-        conditions: the suite's.
-        cached: by name of the condition.
-        refused: by group, why it has no numbers.
-        folder: of the predictions.
-        root: of the run's evaluations.
+        conditions: the suite's conditions.
+        cached: predictions by name of the condition.
+        refused: reasons why groups have no numbers, by group.
+        folder: folder of the predictions.
+        root: folder of the run's evaluations.
     """
     groups: dict[str, list[Condition]] = {}
     for condition in conditions:
@@ -150,7 +153,7 @@ def group_results(
 def calibration_results(
     folder: Path, condition: Condition, task: Task, *, root: Path
 ) -> tuple[list[GroupResult], Reliability]:
-    """Expected calibration error of predictions on clean images, and its reliability bins."""
+    """Return the expected calibration error of predictions on clean images, and the reliability bins."""
     stated, true = task.calibration_inputs(read_columns(folder / f"{condition.name}.parquet"))
     bins = reliability([stated.reshape(-1)], [true.reshape(-1)])
     group = GroupResult(
@@ -168,7 +171,7 @@ def _relative(folder: Path, name: str, root: Path) -> str:
 
 
 def means_over_severities(groups: Sequence[GroupResult]) -> list[GroupResult]:
-    """Mean of each kind over its severities, and with several kinds the mean over them, by noise seed."""
+    """Return each kind's mean over severities, and, for several kinds, the mean over kinds, by noise seed."""
     by_kind: dict[str, list[GroupResult]] = {}
     for group in groups:
         if group.kind and group.metrics:
@@ -183,7 +186,7 @@ def means_over_severities(groups: Sequence[GroupResult]) -> list[GroupResult]:
 
 
 def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) -> GroupResult:
-    """Mean over groups; groups without noise seeds are repeated for every seed of the others."""
+    """Return the mean over groups; values of groups without noise seeds are repeated for each seed of the others."""
     seeds = max((group.noise_seeds for group in groups), key=len)
     metrics = {}
     for metric in groups[0].metrics:
@@ -194,10 +197,10 @@ def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) ->
 
 
 def save_suite_run(result: SuiteRun, folder: Path) -> None:
-    """Write results.json, results.csv, and with reliability bins reliability.svg and reliability.png.
+    """Write results.json and results.csv, and reliability.svg and reliability.png if there are reliability bins.
 
     Raises:
-        StorageError: they cannot be written.
+        StorageError: the files cannot be written.
     """
     write_atomically(folder / RESULT_FILE, json.dumps(dataclasses.asdict(result), indent=2) + "\n")
     write_atomically(folder / TABLE_FILE, _csv(result))
@@ -210,12 +213,12 @@ def save_suite_run(result: SuiteRun, folder: Path) -> None:
 
 
 def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
-    """Find the newest results of this suite in a run's `evaluation/<weights>`; None if there are none.
+    """Return the newest results of a suite in a run's `evaluation/<weights>`; None if there are none.
 
-    On all images of the run's validation part, or all images of the choice's folder.
+    Only results on all images are considered: of the run's validation split, or of the choice's folder.
 
     Raises:
-        ConfigError: they cannot be read.
+        ConfigError: the results cannot be read.
     """
     name = choice.suite.name
     folders = [evaluations / name] if choice.data is None else evaluations.glob(f"{name}--*")

@@ -23,10 +23,10 @@ SAMPLES = 30
 def measure_throughput(
     context: EvaluationContext, model: nn.Module, recipe: Recipe, accelerator: Accelerator
 ) -> tuple[dict[str, GroupMetric], int]:
-    """Measure an evaluation batch; also return its size.
+    """Measure the forward pass on an evaluation batch; return metrics and the batch size.
 
-    `images_per_second` is the median over `SAMPLES` forward passes with its bootstrap interval, `peak_memory_bytes` the
-    memory of weights, batch and the pass itself. The batch is normalized and on the device before: loading is not timed.
+    `images_per_second` is the median over `SAMPLES` forward passes, with its bootstrap interval. `peak_memory_bytes` covers
+    weights, batch and the forward pass. The batch is normalized and moved to the device beforehand, so loading is not timed.
     """
     train = recipe.train
     size = min(train.eval_batch_size or train.batch_size // train.accumulate, len(context.split))

@@ -22,7 +22,7 @@ from attngraft.hosts.timm.family import (
 )
 
 _TALKING = (
-    "its heads are mixed before the softmax and again after it (talking heads), so no head has scores of its own; "
+    "its heads are mixed before the softmax and again after it (talking heads), so heads have no separate scores; "
     "horizontal, vertical and cb work here"
 )
 

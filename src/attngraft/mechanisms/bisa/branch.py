@@ -1,6 +1,6 @@
 """The inverse branch beside a score matrix: its projections, and the transform of a query by a value.
 
-`projection` and `init` say how the host builds its own linear maps; `factory` is device and dtype, as for `torch.nn.Linear`.
+`projection` and `init` describe the host's own linear maps; `factory` holds device and dtype, as for `torch.nn.Linear`.
 """
 
 import math
@@ -23,8 +23,9 @@ class TokenProjection(nn.Module):
     """A linear map of tokens, (B, N, C) to (B, N, width), with the host's bias or batch norm over all B N tokens.
 
     Args:
-        dim: C. width: of the output.
-        projection: of the host; has a bias or not, a norm or not.
+        dim: C.
+        width: width of the output.
+        projection: the host's kind of projection: with or without bias, with or without norm.
         init: the host's rule for weight matrices; biases start at 0, norms as in torch.
     """
 
@@ -59,12 +60,15 @@ def activation(projection: Projection) -> nn.Module:
 
 
 class HyperTransform(nn.Module):
-    """q_hat_i W_j with W_j = v_hat_j G (Sec. 3.1); G (s, s, dv) is shared by all heads.
+    """Hypernetwork transform q_hat_i W_j, W_j = v_hat_j G (Sec. 3.1); G (s, s, dv) is shared by all heads.
 
-    G starts normal with standard deviation 1 / s, which preserves the variance of the input; the paper gives none.
+    G is initialized from a normal distribution of standard deviation 1 / s, which preserves the variance of the input; the
+    paper does not specify it.
 
     Args:
-        hyper_dim: s. value_dim: dv. zero: start with G = 0.
+        hyper_dim: s.
+        value_dim: dv.
+        zero: start with G = 0.
     """
 
     def __init__(self, hyper_dim: int, value_dim: int, *, zero: bool = False, **factory: Any) -> None:
@@ -85,11 +89,14 @@ class HyperTransform(nn.Module):
 
 
 class MlpTransform(nn.Module):
-    """W2 GELU(W1 [q_hat_i ; v_hat_j] + b1) + b2, shared by all heads (Table 3); m (2 s + 1) + (m + 1) dv parameters.
+    """MLP transform W2 GELU(W1 [q_hat_i ; v_hat_j] + b1) + b2, shared by all heads (Table 3).
+
+    It has m (2 s + 1) + (m + 1) dv parameters.
 
     Args:
-        hyper_dim: s. value_dim: dv.
-        hidden: m; by default the largest that makes it no larger than the hypernetwork (337 for s = dv = 32).
+        hyper_dim: s.
+        value_dim: dv.
+        hidden: m; by default the largest for which the MLP is no larger than the hypernetwork (337 for s = dv = 32).
         zero: start with W2 = 0.
         init: the host's rule for weight matrices.
     """
@@ -139,11 +146,13 @@ def mlp_hidden(hyper_dim: int, value_dim: int) -> int:
 
 
 class InverseBranch(nn.Module):
-    """q_hat = GELU(x Wq2), v_hat = GELU(x Wv') and the transform (Alg. 1, lines 4 to 8), with the exact GELU.
+    """Inverse branch: q_hat = GELU(x Wq2), v_hat = GELU(x Wv') and the transform (Alg. 1, lines 4 to 8); exact GELU.
 
     Args:
-        dim: C. num_heads: H.
-        value_dim: dv, width per head of the output. hyper_dim: s, width per head of q_hat and v_hat.
+        dim: C.
+        num_heads: H.
+        value_dim: dv, width per head of the output.
+        hyper_dim: s, width per head of q_hat and v_hat.
         transform: "hyper" for the hypernetwork, or "mlp" (with `mlp_hidden` units, see `MlpTransform`).
         zero: start with zero output.
     """
@@ -182,12 +191,16 @@ class InverseBranch(nn.Module):
 
 
 class SeparateProjections(nn.Module):
-    """The projections that `separate` adds: the inverse branch's own queries and keys, and its own output projection.
+    """Projections added by `separate`: the inverse branch's own queries and keys, and its own output projection.
 
     Args:
-        dim: C. num_heads: H. key_dim: dk. value_dim: dv. out_dim: width of the output tokens.
-        projection: of the host; its activation comes before the output projection.
-        zero: start with zero output, by the batch norm behind the output projection, if there is one.
+        dim: C.
+        num_heads: H.
+        key_dim: dk.
+        value_dim: dv.
+        out_dim: width of the output tokens.
+        projection: the host's kind of projection; its activation comes before the output projection.
+        zero: start with zero output, through the batch norm after the output projection, if there is one.
         options: projection, init and factory of each map.
     """
 

@@ -8,10 +8,10 @@ backward recomputes the scores, which costs less than the page faults of storing
 For small score matrices plain operations are faster and are used instead.
 
 A score matrix larger than the cache is processed in tiles of keys. A tile contains all queries, so the softmax over queries
-is complete within it: E = exp(S - each key's largest) over its sums Z, where 1 / Z goes to v_hat and L = E / Z is
-never written. The softmax over keys is accumulated over the tiles, as in flash attention. The backward recomputes the tiles
-from each key's largest and sum and each query's log-sum-exp. The softmaxes' derivatives subtract in one more column of the
-products:
+is complete within it: with E = exp(S - max of each key's scores) and Z its sum for each key, v_hat is divided by Z, and
+L = E / Z is never written. The softmax over keys is accumulated over the tiles, as in flash attention. The backward
+recomputes the tiles from each key's maximum and sum and each query's log-sum-exp. The terms subtracted in the derivatives of
+the softmaxes, D and e, are one more column of the matrix products:
 
     dS = A (dsa v^T - D) + L (du v_hat^T - e),    D_i = dsa_i . sa_i,    e_j = dv_hat_j . v_hat_j
 """
@@ -35,7 +35,7 @@ from attngraft.mechanisms.bisa.hyper import hyper_transform
 from attngraft.mechanisms.bisa.scores import ALL, Scores, formula, large, shaped
 from attngraft.mechanisms.common import empty_heads
 
-#: numbers in all score matrices together up to which plain operations keep them
+#: largest number of scores, over all score matrices, for which plain operations store them
 SMALL = 2**21
 
 
@@ -82,7 +82,7 @@ def _differentiable(ctx: Any, inputs: Any, gradients: tuple[Tensor | None, ...])
 
 
 class _Whole(torch.autograd.Function):
-    """Both directions of matrices that fit the cache, in groups."""
+    """Both directions for score matrices that fit the cache, group by group."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
@@ -140,7 +140,7 @@ def _through_softmax(gradient: Tensor, weights: Tensor, dim: int, out: Tensor) -
 
 
 class _Tiled(torch.autograd.Function):
-    """Both directions of larger matrices, in tiles of keys."""
+    """Both directions for larger score matrices, in tiles of keys."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
@@ -225,9 +225,9 @@ class _RunningSoftmax:
 
     def __init__(self, scores: Scores) -> None:
         self._scores = scores
-        self._largest: Any = None  # (n, Nq, 1) of the tiles so far
-        self._sums: Any = None  # of exp(S - largest), (n, Nq, 1)
-        self._attended: Any = None  # of exp(S - largest) times the values, (n, Nq, dv)
+        self._largest: Any = None  # maximum over the tiles so far, (n, Nq, 1)
+        self._sums: Any = None  # sum of exp(S - largest), (n, Nq, 1)
+        self._attended: Any = None  # sum of exp(S - largest) times the values, (n, Nq, dv)
 
     def add(self, tile: Tensor, values: Tensor, buffer: Tensor) -> None:
         """Add the scores of some keys (n, Nq, keys) and their values (n, keys, dv)."""
@@ -241,7 +241,7 @@ class _RunningSoftmax:
         rescale = before.sub_(self._largest).exp_()
         self._sums.mul_(rescale).add_(sums)
         self._attended.mul_(rescale)
-        # not the in-place form, which FLOP counters do not count
+        # not in place, because FLOP counters do not count the in-place form
         torch.baddbmm(self._attended, weights, values, out=self._attended)
 
     def attended(self) -> Tensor:

@@ -37,7 +37,7 @@ class BisaOptions(Variant):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.weight == 1:
-            raise ValueError("weight=1 is the host's own attention, and the inverse branch is not used")
+            raise ValueError("weight=1 is the host's own attention without the inverse branch; choose a smaller weight")
 
     def variant(self) -> Variant:
         return self
@@ -56,7 +56,7 @@ class MisaOptions:
 
 
 class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
-    """Both grafts; they differ in options."""
+    """Graft type of `bisa` and `misa`, which differ in their options."""
 
     def __init__(self, name: str, summary: str, source: str, options: type[BisaOptions | MisaOptions]) -> None:
         self.name, self.summary, self.Options = name, summary, options
@@ -82,20 +82,20 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
         site, order = attention_geometry(geometry), options.variant().order
         if site.causal:
             return (
-                "its tokens must not see later ones, and the softmax over queries does; horizontal and vertical mix no "
-                "tokens"
+                "its tokens must not see later ones, but the softmax over queries does; use horizontal or vertical, which "
+                "do not mix tokens"
             )
         if site.padded:
             return (
-                "its batches hold padding, whose queries would take their share of every key; horizontal and vertical mix "
-                "no tokens"
+                "its batches contain padding, and padded queries would take a share of every key; use horizontal or "
+                "vertical, which do not mix tokens"
             )
         if site.cross:
-            return "its keys come from other tokens than its queries; choose sites of self-attention"
+            return "its keys come from other tokens than its queries; choose self-attention sites"
         if site.query_tokens is not None:
             return (
-                "its query side has fewer tokens than its key side (it subsamples), which the paper never replaces; choose "
-                "other sites"
+                "its query side has fewer tokens than its key side (queries are subsampled), and the paper never replaces "
+                "such attention; choose other sites"
             )
         if site.key_tokens is not None:
             return (
@@ -104,8 +104,8 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
             )
         if order != "parallel" and site.heads * site.value_width != site.dim:
             return (
-                f"order={order} sends the merged heads through the projections again, and {site.heads} heads of width "
-                f"{site.value_width} do not make the width {site.dim}; use order=parallel"
+                f"order={order} applies the projections to merged heads, but {site.heads} heads of width "
+                f"{site.value_width} do not add up to the width {site.dim}; use order=parallel"
             )
         return None
 
@@ -127,23 +127,25 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
         ):
             notes.append(
                 f"a map of {grid[0]} x {grid[1]} does not divide into windows of {window[0]} x {window[1]}, and the host "
-                "pads it with zeros: these take no part in the inverse branch; the host's own attention still sees them"
+                "pads it with zeros: the inverse branch ignores them, but the host's own attention includes them"
             )
         norm = site.projection.norm is not None
         if variant.identity:
-            start = "norm behind the branch's own projection" if norm and variant.separate else "hypernetwork"
-            notes.append(f"identity=true is ours: the paper's equation divided by lambda, with a zero {start}")
+            start = "norm after the branch's own projection" if norm and variant.separate else "hypernetwork"
+            notes.append(f"identity=true is not in the paper: its equation is divided by lambda, with a zero {start}")
         if norm and variant.order != "parallel":
             notes.append(
-                f"order={variant.order} sends two kinds of tokens through each batch norm, and the running statistics blend "
+                f"order={variant.order} passes two kinds of tokens through each batch norm, whose running statistics mix "
                 "both: evaluation normalizes differently from training"
             )
         if variant.separate:
             notes.append(
-                "separate=true is one reading of the two further maps per layer in the paper's counts for LeViT"
+                "separate=true is one interpretation of the two additional maps per layer in the paper's counts for LeViT"
             )
         if isinstance(options, MisaOptions):
-            notes.append("the host's value map stays in the model unused; the paper counts its parameters too")
+            notes.append(
+                "the host's value projection remains in the model, unused; the paper counts its parameters too"
+            )
         return tuple(notes)
 
     def inert_parameters(

@@ -1,10 +1,10 @@
 """The hypernetwork of inverse attention in lean PyTorch: each query times the matrix of its values.
 
-Row by row, a row being one token of one head, and G as an s s x dv matrix: out_i = (u_i (x) q_hat_i) G, one product for
-a few hundred rows, whose s x s matrices are in a buffer that stays in the cache and is reused: all of them at once
-would cost more in page faults than in products. The other order, q_hat_i (u_i G), takes s dv multiply-adds more, and its
-large product writes more. Half precision is computed in float32. Only the inputs are kept; with T_i = G g_i
-(s x s), g the gradient,
+A row i is one token of one head, and G is used as an (s s) x dv matrix: out_i = (u_i (x) q_hat_i) G. Each product covers a
+few hundred rows, whose s x s outer products are written to a reused buffer that stays in the cache; storing all of them at
+once would cost more in page faults than the products themselves. The other order, q_hat_i (u_i G), takes s dv more
+multiply-adds, and its large product writes more. Half precision is computed in float32. Only the inputs are saved for the
+backward; with T_i = G g_i (s x s) and g the gradient,
 
     dq_hat_i = u_i T_i,    du_i = T_i q_hat_i,    dG = sum_i u_i (x) q_hat_i (x) g_i.
 """
@@ -26,7 +26,7 @@ from attngraft.dispatch.autograd import (
 )
 from attngraft.mechanisms.common import as_rows
 
-#: bytes of the buffer per thread: a core's share of the third-level cache of usual processors
+#: bytes of the buffer per thread: a core's share of the L3 cache of common processors
 BUFFER = 2**21
 #: rows below which the product with G is no longer at full speed
 FEWEST_ROWS = 128
@@ -42,7 +42,7 @@ def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
 
 
 def formula(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """Compute the same as two plain products."""
+    """Compute `hyper_transform` as two plain products."""
     matrices = (u @ hyper.flatten(1)).unflatten(-1, hyper.shape[1:])
     return (q_hat.unsqueeze(-2) @ matrices).squeeze(-2)
 
@@ -96,7 +96,7 @@ def _products(u: Tensor, q_hat: Tensor, out: Tensor) -> None:
 
 
 def _multiply(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
-    """Write rows @ matrix to `out`: many columns of few products each, faster with a part of the rows for each thread."""
+    """Write rows @ matrix to `out`, one part of the rows per thread, which is faster for many columns and short sums."""
     parts = _parts(rows)
     torch.bmm(_in_parts(rows, parts), matrix.expand(parts, -1, -1), out=_in_parts(out, parts))
 
@@ -118,7 +118,7 @@ class _SumOverRows:
 
 
 def _parts(rows: Tensor) -> int:
-    """Return the number of parts: one for each thread, where it divides the rows."""
+    """Return the number of parts: the number of threads if it divides the number of rows, otherwise 1."""
     threads = torch.get_num_threads() if rows.device.type == "cpu" else 1
     return threads if len(rows) % threads == 0 else 1
 
@@ -128,11 +128,11 @@ def _in_parts(rows: Tensor, parts: int) -> Tensor:
 
 
 def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield each chunk of `rows` and a buffer (its rows, columns), the same memory for all."""
+    """Yield slices of `rows`, each with a buffer (rows of the slice, columns); all buffers share memory."""
     if rows.device.type == "cpu":
         fitting = BUFFER * torch.get_num_threads() // (columns * rows.element_size())
     else:
-        fitting = 2**26 // columns  # other devices have no cache to stay in, but a limit to memory
+        fitting = 2**26 // columns  # on other devices this only limits the memory
     step = min(max(fitting, FEWEST_ROWS), len(rows))
     buffer = rows.new_empty(step, columns)
     for start in range(0, len(rows), step):

@@ -19,19 +19,20 @@ class BidirectionalAttention(AttentionSite, nn.Module):
     Without self-attention (`Variant(weight=0)`, MISA) the only value map is that of the inverse branch.
 
     Args:
-        dim: C. num_heads: H.
+        dim: C.
+        num_heads: H.
         key_dim: dk, width of queries and keys per head; C / H by default.
         value_dim: dv, width per head of the heads' output; C / H by default.
         hyper_dim: s, width per head of q_hat and v_hat; dv by default.
         variant: one of the paper's forms.
-        projection: biases of the maps, batch norm behind them, and the activation before the output projection.
-        scale: of the scores, 1 / sqrt(dk) by default.
+        projection: biases of the linear maps, batch norms after them, and the activation before the output projection.
+        scale: scale of the scores, 1 / sqrt(dk) by default.
         mlp_hidden: units of the MLP transform, see `MlpTransform`.
-        attn_drop: share of attention weights that is dropped in training, independently in each direction.
+        attn_drop: dropout probability of attention weights, independent in each direction.
         options: `init`, the rule for weight matrices ("trunc_normal"), device and dtype.
 
     Raises:
-        UsageError: H does not divide C and a width is not given, or a sequential order where H dv is not C.
+        UsageError: H does not divide C and a width is not given, or the order is sequential and H dv is not C.
     """
 
     fused_attn = True
@@ -59,8 +60,8 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         values = dim // num_heads if value_dim is None else value_dim
         if variant.order != "parallel" and num_heads * values != dim:
             raise UsageError(
-                f"order={variant.order} sends merged heads through the projections again, and {num_heads} heads of width "
-                f"{values} do not make the width {dim}; use order=parallel"
+                f"order={variant.order} applies the projections to merged heads, but {num_heads} heads of width {values} "
+                f"do not add up to the width {dim}; use order=parallel"
             )
         self.num_heads = num_heads
         self.scale = keys**-0.5 if scale is None else scale
@@ -89,7 +90,7 @@ class BidirectionalAttention(AttentionSite, nn.Module):
                 pair at -inf takes part in neither direction. Boolean: True where a query may see a key.
 
         Raises:
-            UsageError: a bias of another shape.
+            UsageError: the bias has another shape.
         """
         if bias is not None:
             check_bias(bias, (x.shape[0], self.num_heads, x.shape[1], x.shape[1]))

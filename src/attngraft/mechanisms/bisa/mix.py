@@ -1,4 +1,4 @@
-"""The variants of bi-directional attention, and both branches joined where an attention forms its heads."""
+"""The variants of bi-directional attention, and the module that combines both branches into heads."""
 
 import math
 from dataclasses import dataclass
@@ -45,11 +45,14 @@ class Variant:
         if not 0 <= self.weight <= 1:
             raise ValueError(f"weight (lambda) must be between 0 (the inverse branch alone) and 1, not {self.weight}")
         if self.learned and self.weight in (0, 1):
-            raise ValueError(f"a learned lambda is a sigmoid, which is never {self.weight:g}; start it between 0 and 1")
+            raise ValueError(
+                f"a learned lambda is a sigmoid, which cannot start at weight={self.weight:g}; choose a weight strictly "
+                "between 0 and 1"
+            )
         if self.identity and self.weight == 0:
-            raise ValueError("identity starts from self-attention, and weight=0 has none")
+            raise ValueError("identity starts from self-attention, which weight=0 omits; choose a larger weight")
         if self.identity and self.norm:
-            raise ValueError("identity and norm are mutually exclusive: normalized heads are not the host's")
+            raise ValueError("identity and norm are mutually exclusive: normalized heads differ from the host's")
         if self.separate and self.weight == 0:
             raise ValueError("separate with weight=0 leaves nothing of the host's attention in use")
         if self.order != "parallel":
@@ -58,7 +61,7 @@ class Variant:
                 mixing.append("weight")
             if mixing:
                 raise ValueError(
-                    f"{mixing[0]} is about how the branches are mixed, and order={self.order} does not mix them; "
+                    f"{mixing[0]} sets how the branches are mixed, but order={self.order} does not mix them; "
                     "use order=parallel"
                 )
 
@@ -72,31 +75,37 @@ PAPER = Variant()
 
 
 class BidirectionalMix(Recordable, nn.Module):
-    """lambda SA + (1 - lambda) MISA (Eq. 3), from one score matrix, with the heads of both merged alike.
+    """Both branches mixed, lambda SA + (1 - lambda) MISA (Eq. 3), from one score matrix.
 
     | variant | output |
     |---|---|
     | `norm` | lambda n(SA) + (1 - lambda) n(MISA), n over a sequence's tokens, by channel (no affine, eps 1e-5) |
     | `learned` | lambda = sigmoid(logit) |
     | `order` | one branch on the merged heads of the other, under the same projections; no residual, no mixing |
-    | `separate` | MISA from its own scores, through its own output projection; mixed behind the projections |
+    | `separate` | MISA from its own scores, through its own output projection; mixed after the projections |
     | `identity` | SA + ((1 - lambda) / lambda) MISA, Eq. 3 divided by lambda; the inverse branch starts at 0 |
 
-    It starts at 0 by a transform of zeros. With `separate` on a host with batch norm the norm's weight behind the branch's
-    output projection starts at 0 instead, and the transform as usual: small changes of a constant vanish in the norm.
+    With `identity` the inverse branch starts at 0 because its transform is zero. With `separate` on a host with batch norms,
+    the weight of the norm after the branch's output projection starts at 0 instead, and the transform as usual: small
+    changes of a constant would vanish in the norm.
 
-    With an `order` on such a host a projection's norm sees the host's tokens and the first branch's result in one step. In
-    training each is normalized by its own statistics; the running ones, those of evaluation, blend both.
+    With a sequential `order` on such a host, a projection's norm is applied to the host's tokens and to the first branch's
+    result in the same step. In training each is normalized by its own statistics; the running statistics, used in
+    evaluation, mix both.
 
     Records `self` and `inverse` (B, H, Nq, dv), the branches before they are mixed, `inverse_weights` (B, H, Nq, Nk), whose
     columns sum to 1, and `lambda`.
 
     Args:
-        dim: C. num_heads: H. key_dim: dk. value_dim: dv.
+        dim: C.
+        num_heads: H.
+        key_dim: dk.
+        value_dim: dv.
         hyper_dim: s, width of q_hat and v_hat per head; dv by default, as in all of the paper's models.
-        out_dim: width of the tokens behind the output projection; C by default.
+        out_dim: width of the tokens after the output projection; C by default.
         mlp_hidden: units of the MLP transform, see `MlpTransform`.
-        projection, init: how the host builds its own maps. factory: device and dtype.
+        projection, init: the host's kind of projection and initialization.
+        factory: device and dtype.
     """
 
     def __init__(
@@ -117,7 +126,7 @@ class BidirectionalMix(Recordable, nn.Module):
         super().__init__()
         self.variant = variant
         options: dict[str, Any] = {"value_dim": value_dim, "projection": projection, "init": init, **factory}
-        # a norm behind the branch would divide by a variance of 0, and the first step away from it could have any size
+        # a norm after a zero branch would divide by a variance of 0, and its first step could have any size
         zero_by_norm = variant.identity and variant.separate and projection.norm is not None
         self.inverse = InverseBranch(
             dim,
@@ -138,14 +147,14 @@ class BidirectionalMix(Recordable, nn.Module):
             self.logit = nn.Parameter(torch.full((1,), start, **factory))
 
     def forward(self, context: MixContext) -> Mixed:
-        """Return the heads of an attention from its projections.
+        """Compute the heads of an attention from its projections.
 
         Raises:
-            UsageError: a causal mask, or sequential branches whose merged width does not fit the projections.
+            UsageError: the mask is causal, or the merged width of sequential branches does not fit the projections.
         """
         if context.projected.causal:
             raise UsageError(
-                "the softmax over queries sees later tokens, so bi-directional attention cannot be causal; "
+                "the softmax over queries depends on later tokens, so bi-directional attention cannot be causal; "
                 "call without is_causal"
             )
         if self.variant.order != "parallel":
@@ -208,8 +217,8 @@ class BidirectionalMix(Recordable, nn.Module):
         tokens = context.join(first)
         if tokens.shape[-1] != context.projected.queries.shape[-1]:
             raise UsageError(
-                f"order={self.variant.order} sends merged heads of width {tokens.shape[-1]} through projections that take "
-                f"{context.projected.queries.shape[-1]}; use order=parallel"
+                f"order={self.variant.order} applies the projections to merged heads of width {tokens.shape[-1]}, but they "
+                f"take width {context.projected.queries.shape[-1]}; use order=parallel"
             )
         again = context.project_again(tokens)
         second = again.attend() if inverse_first else self._inverse(again)
@@ -236,11 +245,11 @@ class BidirectionalMix(Recordable, nn.Module):
 
 
 def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
-    """Bias and mask of the host in the format of the operations; window padding is masked.
+    """Return the host's bias and mask in the format of the operations, with window padding masked.
 
     Args:
-        shared: self-attention goes by them too. There the host's queries see such tokens, so they are hidden as queries
-            only, whose own result is thrown away; as keys of the inverse they share out nothing (`_of_present`).
+        shared: self-attention uses them too. The host's queries attend to padding tokens, so these are masked as queries
+            only, whose own results are discarded; as keys of the inverse branch their values are 0 (`_without_padding`).
     """
     bias, present = context.bias(), context.projected.present
     if present is not None:
@@ -283,7 +292,7 @@ def _inverse_weights(context: MixContext, q: Tensor, k: Tensor) -> Tensor:
 def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
     """Normalize to zero mean and unit variance over the tokens of every sequence and channel of (B, H, N, dv).
 
-    Tokens that pad a window do not count.
+    Tokens that only pad a window are excluded.
     """
     if present is None:
         normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)

@@ -1,7 +1,7 @@
 """Inverse attention with an MLP instead of the hypernetwork (Table 3's ablation), in lean PyTorch.
 
-The first layer splits into a part for queries and one for values, a_i + b_j, and the second is linear, so it moves out of
-the sum:
+The first layer splits into a part for queries and one for values, a_i + b_j, and the second is linear and can be moved out
+of the sum:
 
     isa_i = W2 sum_j L_ij GELU(a_i + b_j) + b2 sum_j L_ij
 
@@ -26,9 +26,9 @@ from attngraft.dispatch.autograd import (
 )
 from attngraft.mechanisms.bisa import reference
 
-#: numbers in the hidden activations at a time, per thread; at least those of one key
+#: number of hidden activations at a time, per thread; at least those of one key
 NUMBERS = 2**18
-#: the same on other devices than the CPU, which have no cache to stay in, but a limit to memory
+#: number of hidden activations at a time on devices other than the CPU, where it only limits the memory
 NUMBERS_OFF_CPU = 2**24
 
 
@@ -78,7 +78,7 @@ def _shared_hidden(share: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def formula(share: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Compute the same, all at once."""
+    """Compute `_shared_hidden` with all activations at once."""
     hidden = F.gelu(a.unsqueeze(3) + b.unsqueeze(2))
     return (share.to(a.dtype).unsqueeze(3) @ hidden).squeeze(3)
 
@@ -130,5 +130,5 @@ def _chunks(share: Tensor, a: Tensor, b: Tensor) -> Iterator[tuple[slice, slice,
 
 
 def _rows(lines: Tensor) -> Tensor:
-    """Return (pairs, Nq, width) as a row each (pairs * Nq, 1, width)."""
+    """Return (pairs, Nq, width) as single rows (pairs * Nq, 1, width)."""
     return lines.flatten(0, 1).unsqueeze(1)

@@ -70,7 +70,7 @@ def check_bias(bias: Tensor, scores: tuple[int, ...]) -> None:
     """Check that a bias fits scores of this shape (B, H, Nq, Nk).
 
     Raises:
-        UsageError: it is not (b, H or 1, Nq or 1, Nk or 1) with b a divisor of B.
+        UsageError: the bias is not (b, H or 1, Nq or 1, Nk or 1) with b a divisor of B.
     """
     batch, *rest = scores
     fits = bias.ndim == 4 and all(size in (1, full) for size, full in zip(bias.shape[1:], rest, strict=True))
@@ -85,7 +85,7 @@ def check_visible(visible: Tensor, scores: tuple[int, ...]) -> None:
     """Check that a mask fits scores of this shape (B, H, Nq, Nk).
 
     Raises:
-        UsageError: it is not boolean, or not broadcastable to the scores.
+        UsageError: the mask is not boolean, or not broadcastable to the scores.
     """
     last = scores[max(4 - visible.ndim, 0) :]
     fits = visible.ndim <= 4 and all(size in (1, full) for size, full in zip(visible.shape, last, strict=True))

@@ -15,8 +15,8 @@ of 1 is broadcast. `visible` is boolean and broadcastable to (B, H, Nq, Nk). `sc
 A masked pair (`visible` False, or a bias of -inf) takes part in neither direction: a query that sees no key, and a
 key that no query sees, contribute zero.
 
-Source: "Bi-Directional Self-Attention for Vision Transformers", Sec. 3.1, Eqs. 1-3, Alg. 1 read by Eq. 2 and the text (its
-last line does not run as printed).
+Source: "Bi-Directional Self-Attention for Vision Transformers", Sec. 3.1, Eqs. 1-3, Alg. 1 as corrected by Eq. 2 and the
+text (its last line does not run as printed).
 """
 
 import torch
@@ -60,7 +60,7 @@ def two_way_attention(
         and L that over queries. The columns of L sum to 1, its rows need not.
 
     Raises:
-        UsageError: an operand of another shape, a mask that is not boolean.
+        UsageError: an operand has another shape, or a mask is not boolean.
         BackendError: the backend cannot be used here.
     """
     s = scores(q, k, bias=bias, visible=visible, scale=scale)
@@ -69,12 +69,14 @@ def two_way_attention(
 
 
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """Compute out_i[c] = sum_ab u_i[a] q_hat_i[b] G[a, b, c] (Sec. 3.1), (B, H, N, dv): each query times its values' matrix.
+    """Multiply each query by the matrix of its values: out_i[c] = sum_ab u_i[a] q_hat_i[b] G[a, b, c] (Sec. 3.1).
 
     Args:
-        u, q_hat: (B, H, N, s). hyper: G (s, s, dv); its first axis contracts with the values, its second with the query.
+        u, q_hat: (B, H, N, s).
+        hyper: G (s, s, dv); its first axis is contracted with the values, its second with the query.
 
-    Errors as `two_way_attention`.
+    Returns:
+        (B, H, N, dv). Raises the same errors as `two_way_attention`.
     """
     return torch.einsum("nhia,nhib,abc->nhic", u, q_hat, hyper)
 
@@ -92,7 +94,7 @@ def inverse_attention(
 ) -> Tensor:
     """Compute isa_i = sum_j L_ij (q_hat_i W_j), W_j = v_hat_j G, L the softmax over queries (Eq. 2): (B, H, Nq, dv).
 
-    Errors as `two_way_attention`.
+    Raises the same errors as `two_way_attention`.
     """
     share = masked_softmax(scores(q, k, bias=bias, visible=visible, scale=scale), -2)
     matrices = torch.einsum("bhja,acd->bhjcd", v_hat, hyper)
@@ -117,9 +119,10 @@ def inverse_attention_mlp(
     """Compute isa_i = sum_j L_ij (W2 GELU(W1 [q_hat_i ; v_hat_j] + b1) + b2), the MLP shared by heads (Table 3).
 
     Args:
-        expand, expand_bias: W1 (m, 2 s), b1 (m). contract, contract_bias: W2 (dv, m), b2 (dv).
+        expand, expand_bias: W1 (m, 2 s), b1 (m).
+        contract, contract_bias: W2 (dv, m), b2 (dv).
 
-    Errors as `two_way_attention`.
+    Raises the same errors as `two_way_attention`.
     """
     share = masked_softmax(scores(q, k, bias=bias, visible=visible, scale=scale), -2)
     nq, nk = share.shape[-2:]

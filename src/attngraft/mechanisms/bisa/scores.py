@@ -9,11 +9,11 @@ from torch import Tensor
 from attngraft.dispatch.autograd import accumulation_dtype
 from attngraft.mechanisms.bisa import reference
 
-#: numbers in the score matrices of one group, per thread
+#: number of scores in one group, per thread
 NUMBERS = 2**19
-#: numbers in a tile; a matrix of more than twice as many is tiled, for less the calls cost more than the cache saves
+#: number of scores in a tile; only matrices more than twice as large are tiled, since calls cost more than the cache saves
 TILE = 2**19
-#: numbers in both on other devices than the CPU
+#: number of scores in a group or a tile on devices other than the CPU
 NUMBERS_OFF_CPU = 2**26
 #: keys below which products with a tile are no longer at full speed
 FEWEST_KEYS = 64
@@ -31,7 +31,7 @@ def formula(
     scale: float,
     masked: bool = True,
 ) -> tuple[Tensor | None, Tensor]:
-    """Compute both directions in plain operations, softmaxes in float32. `masked`: bias and mask may hide pairs."""
+    """Compute both directions in plain operations, softmaxes in float32. `masked`: bias and mask may exclude pairs."""
     scores = reference.scores(q, k, bias=bias, visible=visible, scale=scale).to(accumulation_dtype(q))
     masked = masked and (bias is not None or visible is not None)
     softmax = reference.masked_softmax if masked else torch.softmax
@@ -77,7 +77,7 @@ class Scores:
         self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
         self.dtype = accumulation_dtype(q)
         queries, keys = q.shape[2], k.shape[2]
-        on_cpu = q.device.type == "cpu"  # other devices have no cache to stay in, but a limit to memory
+        on_cpu = q.device.type == "cpu"  # on other devices the sizes only limit the memory
         fitting = (NUMBERS * torch.get_num_threads() if on_cpu else NUMBERS_OFF_CPU) // (queries * keys)
         self.groups = list(_groups(len(q), q.shape[1], fitting, 1 if bias is None else len(bias)))
         step = min(keys, max(_tile(q) // queries, FEWEST_KEYS)) if tiled else keys

@@ -2,7 +2,7 @@
 
 Forward: the log-sum-exp of the columns, then both sums from one sweep over the scores. Backward: the scores, recomputed from
 the saved log-sum-exps of rows and columns. The gradient of a learned bias is summed in a fixed order, without atomics.
-Import this module only where the operation has no obstacle to Triton.
+Import this module only if Triton is available.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attngraft.mechanisms.bisa.scores import formula
 from attngraft.mechanisms.common import empty_heads
 from attngraft.mechanisms.triton_rows import operand
 
-#: programs that fill a large GPU: the sum over entries that share a bias is split into parts until there are so many
+#: number of programs that fills a large GPU; sums over batch entries that share a bias are split into parts to reach it
 PROGRAMS = 1024
 
 
@@ -29,7 +29,7 @@ def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, in
     A program then fits its registers (compiled, hardly anything is spilled) and the shared memory of every GPU from
     compute capability 8.0 on. `large` is False for the kernel with the largest state.
     """
-    if dtype == torch.float32:  # exact products run on the ordinary units, element by element
+    if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
         return {"BLOCK_Q": 32 if width <= 64 else 16, "BLOCK_K": 32, "num_warps": 8, "num_stages": 1}
     if large and width <= 64:
         return {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 8, "num_stages": 2}
@@ -60,7 +60,7 @@ def _empty_outputs(
 
 
 def _empty(side: Tensor, values: Tensor | None) -> Tensor:
-    """Return empty heads of the width of `values`; nothing where there are none."""
+    """Return empty heads with the width of `values`; an empty tensor if there are no values."""
     return side.new_empty(0) if values is None else empty_heads(side, values)
 
 
@@ -72,7 +72,7 @@ def _empty_gradients(
 
 
 def _flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any) -> int:
-    """Count scores, A v and L v_hat, each once, also where a kernel recomputes its tiles."""
+    """Count the FLOPs of the scores, A v and L v_hat, each once, even if a kernel recomputes its tiles."""
     batch, heads, nq, dk = q
     return int(2 * batch * heads * nq * k[2] * (dk + (0 if v is None else v[-1]) + v_hat[-1]))
 

@@ -6,7 +6,7 @@ A row is one token of one head. With G_a = G[a] (s x dv) and g the gradient of t
     T_ia = g_i G_a^T,    du_i[a] = T_ia . q_hat_i,    dq_hat_i = sum_a u_i[a] T_ia,    dG_a = sum_i u_i[a] q_hat_i (x) g_i
 
 The sum over rows in dG is split into parts that are added in a fixed order. Sums are float32; so are products of float32
-operands ("ieee", not TF32). Import this module only where the operation has no obstacle to Triton.
+operands ("ieee", not TF32). Import this module only if Triton is available.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -31,7 +31,7 @@ PROGRAMS = 1024
 
 @triton.jit
 def load_matrix(pointer, rows, count, WIDTH: tl.constexpr):
-    """Load rows of a contiguous (count, WIDTH), zeros outside; as many lanes as tl.dot accepts."""
+    """Load rows of a contiguous matrix (count, WIDTH), WIDTH rounded up as tl.dot requires; zeros out of range."""
     lane = tl.arange(0, max(16, triton.next_power_of_2(WIDTH)))[None, :]
     inside = (rows[:, None] < count) & (lane < WIDTH)
     return tl.load(pointer + rows[:, None].to(tl.int64) * WIDTH + lane, mask=inside, other=0.0)
@@ -46,7 +46,7 @@ def store_matrix(pointer, value, rows, count, WIDTH: tl.constexpr):
 
 @triton.jit
 def transform_kernel(u, q_hat, hyper, out, rows, S: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute out of a tile of rows."""
+    """Compute `out` for a tile of rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wide = tl.arange(0, max(16, triton.next_power_of_2(S)))
     query = load_matrix(q_hat, row, rows, S)
@@ -61,7 +61,7 @@ def transform_kernel(u, q_hat, hyper, out, rows, S: tl.constexpr, DV: tl.constex
 def row_gradient_kernel(
     u, q_hat, hyper, gradient, du, dq_hat, rows, S: tl.constexpr, DV: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Compute du and dq_hat of a tile of rows."""
+    """Compute du and dq_hat for a tile of rows."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     wide = tl.arange(0, max(16, triton.next_power_of_2(S)))
     query = load_matrix(q_hat, row, rows, S).to(tl.float32)
@@ -82,7 +82,7 @@ def hyper_gradient_kernel(
     u, q_hat, gradient, parts, rows, per_part,
     S: tl.constexpr, DV: tl.constexpr, SLICES: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Sum SLICES slices of dG (axis 0 of the grid) over a part of the rows (axis 1), into `parts` (parts, s, s, dv)."""
+    """Compute dG for SLICES values of a (grid axis 0) and one part of the rows (grid axis 1): `parts` (parts, s, s, dv)."""
     WIDE: tl.constexpr = max(16, triton.next_power_of_2(S))
     first = tl.program_id(1) * per_part
     last = tl.minimum(first + per_part, rows)
@@ -111,7 +111,7 @@ def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def _flops(u: Any, q_hat: Any, hyper: Any) -> int:
-    """Count u_i G, then its product with q_hat_i, as the plain form does."""
+    """Count the FLOPs of u_i G and of its product with q_hat_i, as in the plain form."""
     batch, heads, tokens, width = u
     return int(2 * batch * heads * tokens * (width + 1) * width * hyper[2])
 

@@ -3,13 +3,15 @@
     c_j = log sum_i exp S_ij,   r_i = log sum_j exp S_ij,   A_ij = exp(S_ij - r_i),   L_ij = exp(S_ij - c_j)
 
 No exponent is positive, so nothing overflows. With D_i = dsa_i . sa_i and E_j = v_hat_j . dv_hat_j, the gradient of the
-scores is dS = A (dsa v^T - D) + L (du v_hat^T - E). c and r are 0 where a column or a row is empty.
+scores is dS = A (dsa v^T - D) + L (du v_hat^T - E). c and r are 0 for fully masked columns and rows.
 
-An operand is a tuple: its pointer, then the strides of batch, heads and tokens; its channels are next to each other.
-`masks` is (bias, visible, b): both operands with a fourth stride, or None, and how many batch entries the bias has. `sizes`
-is (heads, Nq, Nk). `lines` is (r, D, c, E), contiguous. A program processes one tile of queries or of keys and sweeps over
-the other axis. Scores, exponentials and sums are float32, and so are float32 operands' products
-("ieee", not TF32); those of half precision operands round A, L and dS to it.
+An operand is a tuple (pointer, batch stride, head stride, token stride); its channels are contiguous. `masks` is
+(bias, visible, b): bias and visible are operands with a fourth stride, or None, and b is the number of batch entries of the
+bias. `sizes` is (heads, Nq, Nk). `lines` is (r, D, c, E), contiguous. A program processes one tile of queries or of keys and
+sweeps over the other axis.
+
+Scores, exponentials and sums are float32. Products of float32 operands are float32 too ("ieee", not TF32); for half
+precision operands, A, L and dS are rounded to half precision before the products.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -33,7 +35,7 @@ from attngraft.mechanisms.triton_rows import (
 
 @triton.jit
 def score_tile(query, key, masks, sizes, batch, head, rows, columns, scale):
-    """Compute S of a tile of queries and a tile of keys; -inf where a pair is masked or outside."""
+    """Compute S (BLOCK_Q, BLOCK_K) for a tile of queries and a tile of keys; -inf where masked or out of range."""
     scores = matmul(query, tl.trans(key)) * scale
     inside = (rows[:, None] < sizes[1]) & (columns[None, :] < sizes[2])
     row, column = rows[:, None].to(tl.int64), columns[None, :].to(tl.int64)
@@ -52,7 +54,7 @@ def score_tile(query, key, masks, sizes, batch, head, rows, columns, scale):
 def column_kernel(
     q, k, masks, column_lse, sizes, scale, DK: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Compute c of a tile of keys."""
+    """Compute c, the log-sum-exp over queries, for a tile of keys."""
     nq, nk = sizes[1], sizes[2]
     tile, entry, batch, head = program_index(tl.cdiv(nk, BLOCK_K), sizes[0])
     columns = tile * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -74,7 +76,7 @@ def row_kernel(
     q, k, v, v_hat, masks, column_lse, row_lse, sa, u, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Compute sa, u and r of a tile of queries: each tile of scores serves both sums."""
+    """Compute sa, u and r for a tile of queries; each tile of scores is used for both sums."""
     nq, nk = sizes[1], sizes[2]
     tile, entry, batch, head = program_index(tl.cdiv(nq, BLOCK_Q), sizes[0])
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -110,7 +112,7 @@ def key_gradient_kernel(
     q, k, v, v_hat, dsa, du, masks, lines, dk, dv, dv_hat, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Compute dv, dv_hat, E and dk of a tile of keys: one sweep over the queries for the values, then one for k by E."""
+    """Compute dv, dv_hat and E for a tile of keys in one sweep over the queries, then dk, which needs E, in a second one."""
     nq, nk = sizes[1], sizes[2]
     tile, entry, batch, head = program_index(tl.cdiv(nk, BLOCK_K), sizes[0])
     columns = tile * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -156,7 +158,7 @@ def query_gradient_kernel(
     q, k, v, v_hat, dsa, du, masks, lines, dq, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Compute dq of a tile of queries."""
+    """Compute dq for a tile of queries."""
     nq, nk = sizes[1], sizes[2]
     tile, entry, batch, head = program_index(tl.cdiv(nq, BLOCK_Q), sizes[0])
     rows = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -185,16 +187,16 @@ def bias_gradient_kernel(
     q, k, v, v_hat, dsa, du, masks, lines, parts, bias_heads, members, per_part, sizes, scale,
     DK: tl.constexpr, DV: tl.constexpr, S: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr
 ):  # fmt: skip
-    """Compute a tile of the sum of dS over a part of the `members`, the batch entries (and heads) that share one bias.
+    """Compute a tile of the bias gradient: dS summed over a part of the `members`, the entries that share one bias.
 
-    Axis 0 of the grid: bias and tile; axis 1: the part. Each part has its own slice of `parts` (parts, b, bias_heads, Nq,
-    Nk), so the order of the sum never changes.
+    Members are batch entries (and heads). Grid axis 0 is the bias and the tile, grid axis 1 the part. Each part is written
+    to its own slice of `parts` (parts, b, bias_heads, Nq, Nk), so the order of the sum never changes.
     """
     heads, nq, nk = sizes[0], sizes[1], sizes[2]
     tile, shared, bias_batch, bias_head = program_index(tl.cdiv(nq, BLOCK_Q) * tl.cdiv(nk, BLOCK_K), bias_heads)
     rows = tile // tl.cdiv(nk, BLOCK_K) * BLOCK_Q + tl.arange(0, BLOCK_Q)
     columns = tile % tl.cdiv(nk, BLOCK_K) * BLOCK_K + tl.arange(0, BLOCK_K)
-    sharing = heads // bias_heads  # heads with one bias: one, or all of them
+    sharing = heads // bias_heads  # number of heads that share a bias: one, or all of them
     part = tl.program_id(1)
     total = tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32)
     for member in range(part * per_part, tl.minimum((part + 1) * per_part, members)):

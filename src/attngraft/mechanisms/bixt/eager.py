@@ -1,13 +1,13 @@
 """Bi-directional cross-attention in lean PyTorch: no map of all tokens, forward or backward.
 
-The tokens of an image come piece by piece (pieces.py); the backward recomputes the scores of a piece. Half precision is
-computed in float32. Where the maps are small, plain operations are faster, and without gradients, except for few tokens,
-PyTorch's fused attention, once for each direction. With dropout the equation itself runs: the dropped entries are kept for
-the backward, and are as large as the maps.
+The tokens of an image are processed in pieces (pieces.py); the backward recomputes the scores of a piece. Half precision
+is computed in float32. If the maps are small, plain operations are faster and are used instead, or, without gradients and
+unless there are few tokens, PyTorch's fused attention, once for each direction. With dropout the reference runs, because the
+dropout masks must be kept for the backward and are as large as the maps.
 
-With the projections of the tokens in the operation, these are folded into the latents where that is less work, and for very
-many tokens (folded.py): in plain operations where the maps are small, else piece by piece. The few tokens of one image take
-fewer calls.
+`projected_attention` folds the tokens' projections into the latents (folded.py) if that takes less work or if there are very
+many tokens: in plain operations if the maps are small, otherwise piece by piece. A single image with few tokens takes a path
+with fewer calls.
 """
 
 from typing import Any
@@ -21,19 +21,19 @@ from attngraft.mechanisms.bixt import folded, reference
 from attngraft.mechanisms.bixt.formula import empty_gradients, empty_outputs, formula, two_way_op
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: numbers in one direction's maps together up to which plain operations or fused attention are faster
+#: largest number of entries, over all maps of one direction, for which plain operations or fused attention are faster
 SMALL = 2**22
-#: tokens of an image from which on fused attention, which computes the similarity twice, is faster than maps
+#: number of tokens per image from which fused attention, which computes the similarity twice, is faster than maps
 FUSED_FROM = 512
-#: the same for several images together, whose maps are slower without AVX-512
+#: the same for a batch of several images, where maps are slower without AVX-512
 FUSED_FROM_OF_SEVERAL = FUSED_FROM if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
-#: tokens of an image from which on their projections are too large to exist, even if folding them is more work
+#: number of tokens per image from which their projections are too large to store, even if folding takes more work
 MANY_TOKENS = 2**17
-#: tokens of one image up to which calls take a noticeable part of the time
+#: number of tokens of a single image up to which call overhead is a noticeable part of the time
 FEW_TOKENS = 256
 #: dtypes that are accurate enough for softmaxes and long sums
 ACCURATE = (torch.float32, torch.float64)
-#: tokens of an image from which on piece by piece is faster than the maps of some images at once
+#: number of tokens per image from which pieces are faster than the maps of a group of images at once
 FEWEST_TOKENS = 1024
 
 
@@ -101,7 +101,7 @@ def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any,
 
 
 def _is_plain_inference(*operands: Tensor) -> bool:
-    """Return whether autograd, compilers, autocast and dispatch modes are inactive: the similarity may be computed twice.
+    """Return whether autograd, compilers, autocast and dispatch modes are inactive, so the similarity may be computed twice.
 
     Calls may take less than a millisecond, so these checks must be few and cheap.
     """
@@ -137,8 +137,10 @@ def _fused(
 def _of_one_image(
     r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Project by head from the start, without an image axis: no copies and few calls, a noticeable part of half a
-    millisecond."""
+    """Project by head from the start, without an image axis.
+
+    This avoids copies and calls, which are a noticeable part of half a millisecond.
+    """
     in_weight, in_bias, out_weight, out_bias = weights
     heads, width = r_latents.shape[1], r_latents.shape[3]
     inputs, weight = tokens.expand(2 * heads, -1, -1), in_weight.reshape(2 * heads, width, -1).mT

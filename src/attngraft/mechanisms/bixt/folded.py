@@ -1,17 +1,18 @@
 """Bi-directional cross-attention with the tokens' projections folded into the latents, which are few.
 
-Tokens x_n become references and values by W_r, W_v, and their results leave by W_out. All of that is linear. So the latents
-are projected in the tokens' place, and tokens are used as they are; of head h and latent m:
+Tokens x_n are projected to references and values by W_r and W_v, and their results to outputs by W_out. All of these maps
+are linear, so the latents can be projected instead and the tokens are used unprojected. For head h and latent m:
 
     A        x_n . key_hm                                key_hm     scale r_latent_hm W_r,h
     latents  (softmax over tokens(A) x)_hm W_v,h^T
     tokens   sum_hm softmax over m(A)_nhm answer_hm      answer_hm  v_latent_hm W_out,h^T
 
-Per token three products remain, each with all heads at once: less than before where d > M c / (M + c), d a head's
-width and c the tokens' (three quarters of it for heads of 64, 64 latents, c = 192). References, values and the tokens'
-results before their projection never exist. The references' bias shifts a latent's scores of all tokens alike, which
-matters in the tokens' softmax over latents; the other two are added after weighting, because weights add up to 1, that of
-the output in equal shares to the heads' answers.
+Three products per token remain, each with all heads at once. This is less work if d > M c / (M + c), where d is the width of
+a head and c that of the tokens (three quarters of the work for d = 64, M = 64, c = 192). References, values and the tokens'
+results before their projection are never computed.
+
+The bias of the references shifts a latent's scores equally for all tokens, which matters in the softmax over latents. The
+other two biases are added after weighting, because the weights sum to 1; the output bias is divided equally among the heads.
 """
 
 from typing import Any, NamedTuple
@@ -24,15 +25,14 @@ from attngraft.mechanisms.bixt import reference
 from attngraft.mechanisms.bixt.formula import formula
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: part of the unfolded products that the folded ones may take, to make up for the time of folding
+#: largest ratio of folded to unfolded multiply-adds for which folding pays, considering the time that folding takes
 WORTH = 0.9
 
 
 def pays(r_latents: Tensor, tokens: Tensor, out_weight: Tensor) -> bool:
     """Return whether folding the projections saves enough multiply-adds.
 
-    Of a head, with channels of the tokens counted twice in and once out: M (N + d) times these folded; unfolded N d times
-    these, and N M d for each of three products.
+    For one head, with k = 2 c + c' input and output channels of the tokens: M (N + d) k folded, N d k + 3 N M d unfolded.
     """
     rows, width, count = *r_latents.shape[2:], tokens.shape[1]
     channels = 2 * tokens.shape[2] + out_weight.shape[0]
@@ -50,7 +50,7 @@ class Weights(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """The latents, folded."""
+    """The latents, with the tokens' projections folded in."""
 
     keys: Tensor  #: (b, H M, c)
     shifts: Tensor  #: (b, 1, H M), added to the scores of all tokens
@@ -152,7 +152,7 @@ def _empty_gradients(*operands: Any) -> tuple[Tensor, ...]:
 
 
 def _flops(*arguments: Any) -> int:
-    """Count the layer as defined, unfolded: projections, similarity and both sums, each once."""
+    """Count the FLOPs of the unfolded layer: projections, similarity and both sums, each once."""
     r_latents, tokens, in_weight, out_weight = arguments[0], arguments[2], arguments[3], arguments[5]
     (batch, count, _), (heads, rows, width) = tokens, r_latents[1:]
     per_token = in_weight[0] * in_weight[1] + out_weight[0] * out_weight[1] + 3 * heads * rows * width
@@ -160,7 +160,7 @@ def _flops(*arguments: Any) -> int:
 
 
 def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
-    """Return the gradients of the seven operands; that of `in_bias` is meaningless where it is None."""
+    """Return the gradients of the seven operands; that of `in_bias` is meaningless if `in_bias` is None."""
     (to_latents, to_out), (gathered, log_sums) = to_outputs, saved
     r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias = operands
     with torch.autocast(tokens.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""Both directions as plain operations, and what the custom operations of both backends share."""
+"""Both directions as plain operations, and functions shared by the custom operations of both backends."""
 
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from attngraft.mechanisms.common import empty_heads
 def formula(
     r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute the equation with softmaxes in float32 and the maps as (B, H, N, M), neither copied to be transposed."""
+    """Compute the equation with float32 softmaxes; both maps are (B, H, N, M), which avoids transposed copies."""
     scores = (r_tokens @ (r_latents * scale).transpose(-2, -1)).to(accumulation_dtype(r_tokens))
     latents = torch.softmax(scores, -2).to(v_tokens.dtype).transpose(-2, -1) @ v_tokens
     return latents, torch.softmax(scores, -1).to(v_latents.dtype) @ v_latents
@@ -34,7 +34,7 @@ def empty_gradients(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def flops(r_latents: Any, r_tokens: Any, v_latents: Any, v_tokens: Any, *_: Any) -> int:
-    """Count the similarity and both sums, each once, also where an implementation recomputes its scores."""
+    """Count the FLOPs of the similarity and both sums, each once, even if an implementation recomputes its scores."""
     batch, heads, tokens, width = r_tokens
     return int(2 * batch * heads * tokens * r_latents[2] * (width + v_latents[-1] + v_tokens[-1]))
 

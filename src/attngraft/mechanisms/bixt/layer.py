@@ -51,7 +51,7 @@ class _CrossAttention(Recordable, nn.Module):
 
 
 class BidirectionalCrossAttention(_CrossAttention):
-    """Latents attend to tokens and tokens to latents, by one similarity.
+    """Bi-directional cross-attention: latents attend to tokens and tokens to latents, through one similarity.
 
         r_l, v_l = rv_latents(latents);  r_t, v_t = rv_patches(tokens)      per head
         A = r_l r_t^T / sqrt(d)
@@ -59,10 +59,11 @@ class BidirectionalCrossAttention(_CrossAttention):
         tokens'  = proj_pat(softmax over latents(A^T) v_l)
 
     Args:
-        dim_latents: width of the latents. dim_tokens: width of the tokens.
+        dim_latents: width of the latents.
+        dim_tokens: width of the tokens.
         dim_attention: H d, width of references and values.
         rv_bias: biases in the projections to references and values; the output projections always have them.
-        attn_drop: share of attention weights that is dropped in training, independently in each direction.
+        attn_drop: dropout probability of attention weights, independent in each direction.
         proj_drop: dropout after the output projections.
 
     Records the maps after softmax: `latents_to_tokens` (B, H, M, N), whose rows are the maps of the latents, and
@@ -77,7 +78,7 @@ class BidirectionalCrossAttention(_CrossAttention):
     two_way = True
 
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend between (B or 1, M, dim_latents) and (B, N, dim_tokens); returns B of both.
+        """Attend between latents (B or 1, M, dim_latents) and tokens (B, N, dim_tokens); returns both with batch size B.
 
         Raises:
             UsageError: the batch sizes of latents and tokens differ.
@@ -102,7 +103,7 @@ class BidirectionalCrossAttention(_CrossAttention):
         latents_out: nn.Linear,
         tokens_out: nn.Linear,
     ) -> tuple[Tensor, Tensor]:
-        """Run `forward` with the tokens' projections in the operation.
+        """Run `forward` with the tokens' projections inside the operation.
 
         Reads the weights instead of calling the modules, whose overhead is noticeable with few tokens. Maps are computed
         for a recorder only, separately from the output.
@@ -127,7 +128,7 @@ class BidirectionalCrossAttention(_CrossAttention):
         return F.linear(merge_heads(for_latents), latents_out.weight, latents_out.bias), tokens
 
     def _dropped(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if not self.proj_drop.training:  # two calls that do nothing take time where there are few tokens
+        if not self.proj_drop.training:  # with few tokens, even two calls without effect take noticeable time
             return latents, tokens
         return self.proj_drop(latents), self.proj_drop(tokens)
 
@@ -156,7 +157,7 @@ class OneSidedCrossAttention(_CrossAttention):
         r_l = r_latents(latents);  r_t, v_t = rv_patches(tokens)
         latents' = proj_lat(softmax over tokens(r_l r_t^T / sqrt(d)) v_t)
 
-    Arguments, errors and source as of `BidirectionalCrossAttention`; records `latents_to_tokens`.
+    Arguments, errors and source are those of `BidirectionalCrossAttention`. Records `latents_to_tokens`.
     """
 
     map_name = "latents_to_tokens"  #: name of the recorded map
@@ -180,8 +181,10 @@ class OneSidedCrossAttention(_CrossAttention):
 
 
 class TokensAttend(OneSidedCrossAttention):
-    """`OneSidedCrossAttention` with swapped roles: tokens attend to latents, and the arguments and parameters named
-    "latents" hold the tokens."""
+    """`OneSidedCrossAttention` with swapped roles: tokens attend to latents.
+
+    Arguments and parameters named "latents" hold the tokens.
+    """
 
     map_name = "tokens_to_latents"
 
@@ -198,7 +201,7 @@ def head_width(dim: int, heads: int) -> int:
 
 
 def are_plain(*linears: nn.Module) -> bool:
-    """Return whether calling these only multiplies by the weight and adds the bias, without hooks."""
+    """Return whether calling these layers only multiplies by the weight and adds the bias, without hooks."""
     for linear in linears:
         if type(linear) is not nn.Linear or linear._forward_hooks or linear._forward_pre_hooks:
             return False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: numbers in the scores of a piece; other devices than the CPU have no cache to stay in, but a limit to memory
+#: number of scores in a piece: on the CPU those that stay in the cache; on other devices this only limits the memory
 NUMBERS = 2**18
 NUMBERS_OFF_CPU = 2**26
 #: tokens below which products with a piece are no longer at full speed
@@ -18,7 +18,7 @@ FEWEST_TOKENS = 64
 
 
 def pieces(tokens: int, scores: int, device: torch.device) -> list[slice]:
-    """Return the slices of equal size (except the last) into which tokens are split, given the scores per token."""
+    """Return the slices of equal size (except the last) into which tokens are split; `scores` is per token."""
     most = NUMBERS if device.type == "cpu" else NUMBERS_OFF_CPU
     step = min(tokens, max(most // scores, FEWEST_TOKENS))
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]
@@ -38,13 +38,15 @@ class Buffers:
 class Forward:
     """Forward of both directions, in pieces of tokens.
 
-    Letters: n matrices, each with the latents of all heads that share tokens: L = heads * M columns. A head a matrix is
-    n = H and heads = 1; tokens that all heads share are n = 1 and heads = H.
+    The scores are n matrices with L = heads * M columns, the latents of all heads that share tokens. With one matrix per
+    head, n = H and heads = 1; if all heads share the tokens, n = 1 and heads = H.
 
     Args:
-        r_latents: scale times the references (n, L, d). v_latents: (n, L, dl).
+        r_latents: scale times the references (n, L, d).
+        v_latents: (n, L, dl).
         buffers: two tiles.
-        heads: that share tokens. shift: added to the scores of all tokens (n, 1, L).
+        heads: number of heads that share tokens.
+        shift: added to the scores of all tokens (n, 1, L).
     """
 
     def __init__(
@@ -52,12 +54,12 @@ class Forward:
     ) -> None:
         self._r, self._v, self._buffers = r_latents, v_latents, buffers
         self._heads, self._shift = heads, shift
-        self._largest: Any = None  # (n, 1, L) of the scores so far
-        self._sums: Any = None  # of exp(A - largest), (n, 1, L)
-        self._weighted: Any = None  # of exp(A - largest) times the values, (n, L, dt)
+        self._largest: Any = None  # maximum of the scores so far, (n, 1, L)
+        self._sums: Any = None  # sum of exp(A - largest), (n, 1, L)
+        self._weighted: Any = None  # sum of exp(A - largest) times the values, (n, L, dt)
 
     def step(self, r_tokens: Tensor, v_tokens: Tensor, *, out: Tensor) -> None:
-        """Add references (n, P, d) and values (n, P, dt) of some tokens; write the result of these (n, P, dl) to `out`."""
+        """Add references (n, P, d) and values (n, P, dt) of a piece; write its tokens' results (n, P, dl) to `out`."""
         scores, weights = self._buffers.tiles(*r_tokens.shape[:2], self._r.shape[1])
         _similarity(r_tokens, self._r, self._shift, scores)
         largest, before = scores.amax(-2, keepdim=True), self._largest
@@ -80,11 +82,12 @@ class Forward:
 
 
 class Backward:
-    """Gradients, from recomputed scores.
+    """Backward of both directions, in pieces of tokens, from recomputed scores.
 
     Args:
-        r_latents, v_latents, heads, shift: as of `Forward`.
-        to_latents: gradient (n, L, dt). latents, log_sums: as returned by `Forward.latents`.
+        r_latents, v_latents, heads, shift: as for `Forward`.
+        to_latents: gradient of the latents (n, L, dt).
+        latents, log_sums: as returned by `Forward.latents`.
         buffers: three tiles.
 
     Attributes:
@@ -113,7 +116,7 @@ class Backward:
     def step(self, r_tokens: Tensor, v_tokens: Tensor, to_tokens: Tensor, *, to_r: Tensor, to_v: Tensor) -> None:
         """Write the gradients of a piece's references and values, from the gradient (n, P, dl) of its tokens' results.
 
-        Where `to_r` and `to_v` are one tensor, it receives their sum.
+        If `to_r` and `to_v` are the same tensor, it receives the sum of both.
         """
         scores, weights, third = self._buffers.tiles(*r_tokens.shape[:2], self._r.shape[1])
         _similarity(r_tokens, self._r, self._shift, scores)

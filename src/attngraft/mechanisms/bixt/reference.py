@@ -8,7 +8,7 @@ values. One similarity serves both directions:
     tokens    sum_m softmax over latents(A)_mn v_latent_m    every token attends to the latents
 
 Shapes: r_latents (b, H, M, d), r_tokens (B, H, N, d), v_latents (b, H, M, dl), v_tokens (B, H, N, dt), where b is B, or 1
-for latents that all images share; d = dl = dt where the projections of the tokens are in the operation.
+for latents that all images share; d = dl = dt in `projected_attention`.
 
 Source: "Perceiving Longer Sequences With Bi-Directional Cross-Attention Transformers".
 """
@@ -37,14 +37,14 @@ def bidirectional_attention(
     """Compute both directions of A = scale r_latents r_tokens^T; shapes as above.
 
     Args:
-        dropout: probability of dropping each entry of a direction's map, both directions apart; 0 outside training. With
-            it the maps are held whole, M x N numbers per head.
+        dropout: dropout probability of the maps' entries, independent in each direction; 0 outside training. With dropout
+            both maps are stored, M x N numbers per head.
 
     Returns:
         softmax over tokens(A) v_tokens (B, H, M, dt), and softmax over latents(A) v_latents (B, H, N, dl).
 
     Raises:
-        UsageError: an operand of another shape, a dropout outside [0, 1).
+        UsageError: an operand has another shape, or `dropout` is outside [0, 1).
         BackendError: the backend cannot be used here.
     """
     to_tokens, to_latents = attention_maps(r_latents, r_tokens, scale=scale)
@@ -65,23 +65,26 @@ def projected_attention(
     scale: float,
     attention: Callable[..., tuple[Tensor, Tensor]] = bidirectional_attention,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `bidirectional_attention` of tokens that are projected before and after it.
+    """Compute `bidirectional_attention`, projecting the tokens before and after it.
 
         r_tokens, v_tokens = in_weight tokens + in_bias, by head
         tokens' = out_weight (tokens' result, heads joined) + out_bias
 
-    On the CPU, with many tokens, neither references and values nor maps of all of them exist whole, forward or backward:
-    of the size of the tokens there is the output, and in training the gradient.
+    On the CPU, with many tokens, references, values and maps of all tokens are never stored, forward or backward: the only
+    tensors of the size of the tokens are the output and, in training, the gradient.
 
     Args:
-        tokens: (B, N, c). in_weight: (2 H d, c), rows of the references before those of the values, each by head.
-            in_bias: (2 H d). out_weight: (c', H d). out_bias: (c').
-        attention: the implementation of `bidirectional_attention` inside.
+        tokens: (B, N, c).
+        in_weight: (2 H d, c), rows of the references before those of the values, each by head.
+        in_bias: (2 H d).
+        out_weight: (c', H d).
+        out_bias: (c').
+        attention: the implementation of `bidirectional_attention` to use.
 
     Returns:
         Latents (B, H, M, d), not projected, and tokens (B, N, c').
 
-    Errors as `bidirectional_attention`.
+    Raises the same errors as `bidirectional_attention`.
     """
 
     def attended() -> tuple[

@@ -1,5 +1,6 @@
-"""Bi-directional cross-attention as Triton kernels, forward and backward: each tile of tokens is read once and serves both
-directions, without an M x N map in memory.
+"""Bi-directional cross-attention as Triton kernels, forward and backward.
+
+Each tile of tokens is read once and serves both directions, without an M x N map in memory.
 
 With few images and heads, the tokens are split into parts, one program each. The parts' results for the latents are combined
 here in a fixed order, so the kernels are deterministic.
@@ -19,7 +20,7 @@ from attngraft.mechanisms.bixt import triton_kernels as kernels
 from attngraft.mechanisms.bixt.formula import empty_gradients, empty_outputs, two_way_op
 from attngraft.mechanisms.triton_rows import operand
 
-#: programs that fill a large GPU: the tokens are split into parts until there are so many
+#: number of programs that fills a large GPU; the tokens are split into parts to reach it
 PROGRAMS = 1024
 
 
@@ -30,7 +31,7 @@ def tiles(latents: int, width: int, dtype: torch.dtype) -> dict[str, int]:
     anything is spilled except by the backward of float32 where latents are many and wide.
     """
     numbers = latents * width
-    if dtype == torch.float32:  # exact products run on the ordinary units, element by element
+    if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
         if numbers > 64 * 64:
             return {"BLOCK_N": 16, "PIECE": 16, "num_warps": 16, "num_stages": 1}
         return {"BLOCK_N": 32 if numbers <= 64 * 32 else 16, "PIECE": 0, "num_warps": 8, "num_stages": 1}
@@ -40,7 +41,7 @@ def tiles(latents: int, width: int, dtype: torch.dtype) -> dict[str, int]:
 
 
 def _power(size: int) -> int:
-    """Return the least power of two from `size` on that tl.dot accepts."""
+    """Return the smallest power of two that is at least `size` and that tl.dot accepts."""
     return max(16, triton.next_power_of_2(size))
 
 
@@ -74,7 +75,7 @@ def _launch(r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Te
 
 
 def _operands(r_latents: Tensor, r_tokens: Tensor, v_latents: Tensor, v_tokens: Tensor) -> list[tuple[Any, ...] | None]:
-    """Return the arguments of the kernels; latents of a batch of 1 are read again for every image."""
+    """Return the arguments of the kernels; latents with batch size 1 are read again for every image."""
     images = (len(r_tokens), -1, -1, -1)
     return [operand(tensor) for tensor in (r_latents.expand(images), r_tokens, v_latents.expand(images), v_tokens)]
 

@@ -3,20 +3,20 @@
     A = scale r_latents r_tokens^T,   l_m = log sum_n exp A_mn,   P_mn = exp(A_mn - l_m),   Q_mn = softmax over m of A_mn
 
 A program processes one image and head, and sweeps over its part of the tokens tile by tile. It has all M latents, so every
-token's softmax Q is complete in a tile, and nothing of it is kept. The latents' sums are of this part of the tokens alone:
-they are written with their log-sum-exp l, from which the parts are combined.
+token's softmax Q is complete within a tile and is not stored. The latents' sums cover this part of the tokens only; they are
+written with their log-sum-exp l, which is used to combine the parts.
 
-The backward sweeps in the same way, from the joined l. With D_m = dlatents_m . latents_m and E_n = sum_m Q_mn dQ_mn,
+The backward sweeps in the same way, with l over all tokens. With D_m = dlatents_m . latents_m and E_n = sum_m Q_mn dQ_mn,
 
     dP = dlatents v_tokens^T,   dQ = v_latents dtokens^T,   dA = P (dP - D) + Q (dQ - E)
 
 and each part of the tokens writes its share of dr_latents and dv_latents to its own slice: no atomics, so the order of the
 sum never changes. No exponent is positive, so nothing overflows.
 
-Operands as in `triton_rows`. `sizes` is (heads, M, N). BLOCK_M is M, rounded up to a power of two; A is -inf for latents and
-tokens outside, which gives them no weight. The latents' operands are held whole where they fit (PIECE = 0), else read again
-at each tile, PIECE channels at a time. A, P, Q and sums are float32; products of half precision operands
-round P, Q and dA to it.
+Operands are as in `triton_rows`. `sizes` is (heads, M, N). BLOCK_M is M rounded up to a power of two; A is -inf for latents
+and tokens out of range, which gives them no weight. The latents' operands are held whole if they fit (PIECE = 0), otherwise
+they are read again for each tile, PIECE channels at a time. A, P, Q and sums are float32; for half precision operands, P, Q
+and dA are rounded to half precision before the products.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -40,20 +40,20 @@ from attngraft.mechanisms.triton_rows import (
 
 @triton.jit
 def held_rows(operand, index, WIDTH: tl.constexpr):
-    """Return rows of an operand, with their source. `index` is (batch, head, rows, count)."""
+    """Load rows of an operand and return (rows, operand, index); `index` is (batch, head, row numbers, count)."""
     return load_rows(operand, *index, WIDTH), operand, index
 
 
 @triton.jit
 def load_piece(side, first, WIDTH: tl.constexpr, PIECE: tl.constexpr):
-    """Load PIECE channels of the same rows from `first` on."""
+    """Load PIECE channels, starting at `first`, of the rows of `side`, which `held_rows` returned."""
     pointers, inside = pointers_at(side[1], *side[2], first + tl.arange(0, PIECE), WIDTH)
     return tl.load(pointers, mask=inside, other=0.0)
 
 
 @triton.jit
 def products(latents, tokens, WIDTH: tl.constexpr, PIECE: tl.constexpr):
-    """Return the products of each latent's row with each token's (BLOCK_M, BLOCK_N)."""
+    """Return the dot products (BLOCK_M, BLOCK_N) of the rows of all latents with the rows of a tile of tokens."""
     if PIECE == 0:
         return matmul(latents[0], tl.trans(tokens[0]))
     else:
@@ -66,7 +66,7 @@ def products(latents, tokens, WIDTH: tl.constexpr, PIECE: tl.constexpr):
 
 @triton.jit
 def store_sums(out, index, weight, factor, latents, WIDTH: tl.constexpr, PIECE: tl.constexpr):
-    """Store factor weight^T latents: each token's sum of the latents' rows by these weights (BLOCK_M, BLOCK_N)."""
+    """Store factor * weight^T latents (BLOCK_N, WIDTH), each token's weighted sum of latents; weight (BLOCK_M, BLOCK_N)."""
     weight = tl.trans(weight.to(latents[0].dtype))
     if PIECE == 0:
         store_rows(out, matmul(weight, latents[0]) * factor, *index, WIDTH)
@@ -79,7 +79,7 @@ def store_sums(out, index, weight, factor, latents, WIDTH: tl.constexpr, PIECE: 
 
 @triton.jit
 def similarity(r_latent, r_token, scale, D: tl.constexpr, PIECE: tl.constexpr):
-    """Compute A of all latents and a tile of tokens; -inf for latents and tokens that do not exist."""
+    """Compute A (BLOCK_M, BLOCK_N) for all latents and a tile of tokens; -inf for latents and tokens out of range."""
     rows, columns = r_latent[2][2], r_token[2][2]
     inside = (rows[:, None] < r_latent[2][3]) & (columns[None, :] < r_token[2][3])
     return tl.where(inside, products(r_latent, r_token, D, PIECE) * scale, -float("inf"))
@@ -87,14 +87,14 @@ def similarity(r_latent, r_token, scale, D: tl.constexpr, PIECE: tl.constexpr):
 
 @triton.jit
 def softmax_over_latents(scores):
-    """Compute Q; zeros for tokens that do not exist."""
+    """Compute Q (BLOCK_M, BLOCK_N) from the scores A; zeros for tokens out of range."""
     share = tl.exp(scores - finite(tl.max(scores, 0))[None, :])
     return share / nonzero(tl.sum(share, 0))[None, :]
 
 
 @triton.jit
 def store_part(parts, value, index, WIDTH: tl.constexpr):
-    """Store this program's result for the latents, in its slice of the contiguous `parts` (B, H, parts, M, WIDTH)."""
+    """Store this program's result for the latents in its slice of the contiguous `parts` (B, H, parts, M, WIDTH)."""
     part = (parts + tl.program_id(0).to(tl.int64) * index[3] * WIDTH, 0, 0, WIDTH)
     store_rows(part, value, *index, WIDTH)
 
@@ -105,7 +105,7 @@ def forward_kernel(
     D: tl.constexpr, DL: tl.constexpr, DT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
-    """Compute the latents' sums over a part of the tokens with their l, and the sums of these tokens."""
+    """Compute the results of a part of the tokens, and the latents' sums over this part with their log-sum-exp l."""
     m, n = sizes[1], sizes[2]
     part, _, batch, head = program_index(tl.cdiv(n, per_part), sizes[0])
     rows = tl.arange(0, BLOCK_M)
@@ -137,7 +137,7 @@ def backward_kernel(
     D: tl.constexpr, DL: tl.constexpr, DT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PIECE: tl.constexpr
 ):  # fmt: skip
-    """Compute the gradients of a part of the tokens, and its share of those of the latents. `latents_dot` is D."""
+    """Compute the gradients of a part of the tokens, and this part's share of the latents'. `latents_dot` is D."""
     m, n = sizes[1], sizes[2]
     part, entry, batch, head = program_index(tl.cdiv(n, per_part), sizes[0])
     rows = tl.arange(0, BLOCK_M)

@@ -19,11 +19,13 @@ class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
     """`ContextBroadcast` at a site."""
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str:
-        """Fold the half: (x + context) / 2 is y + context of y with y = x / 2, so the half can go into the layer before,
-        weight and bias; into the layer after it goes as a factor of the weight alone. x + context, CB_S with Lambda = 1,
-        remains."""
+        """Fold the factor 1/2 into an adjacent linear layer.
+
+        (x + context) / 2 is y + context of y with y = x / 2. The factor is folded into weight and bias of the layer before,
+        or into the weight alone of the layer after. What remains is x + context, CB_S with Lambda = 1.
+        """
         if self.prefix_tokens:
-            return "it leaves the prefix tokens unchanged, and a factor in a linear layer would halve those too"
+            return "it leaves the prefix tokens unchanged, but a factor in a linear layer would halve those too"
         linear = before or after
         if linear is None:
             return "there is no linear layer next to it"
@@ -82,12 +84,12 @@ class PlaceOptions:
 
     at: Literal["mlp", "attention", "both"] = "mlp"  #: branch of the block
     position: Literal["front", "mid", "end"] = "end"  #: in the MLP: before fc1, after the activation, after fc2
-    scope: Literal["image", "window"] = "image"  #: attention with windows: the tokens of the context
+    scope: Literal["image", "window"] = "image"  #: where attention has windows: the tokens that form the context
     tokens: Literal["all", "patches"] = "all"  #: `patches` excludes class token and registers
 
     def __post_init__(self) -> None:
         if self.at == "attention" and self.position != "end":
-            raise ValueError(f"position={self.position} is in the MLP, and at=attention does not change the MLP")
+            raise ValueError(f"position={self.position} is in the MLP, but at=attention does not change the MLP")
         if self.at == "mlp" and self.scope != "image":
             raise ValueError("scope=window is for attention (at=attention or both); an MLP sees the whole map")
 
@@ -142,9 +144,7 @@ class ContextType(GraftType[Any]):
         if _tokens(geometry, hook_point) == 1:
             return ("there is a single token, so the context is that token itself",)
         if self.name == "cb":
-            return (
-                "never the identity: it halves each token's distance to the context, so a pretrained host must be tuned",
-            )
+            return ("never the identity: it halves each token's distance to the context; fine-tune a pretrained host",)
         return ()
 
 
@@ -157,9 +157,15 @@ def _tokens(geometry: Geometry, hook_point: HookPoint) -> int | None:
 def refuse_mixing(geometry: Geometry) -> str | None:
     """Return why tokens cannot be averaged at a site, or None."""
     if geometry.causal:
-        return "its tokens must not see later ones, and this averages over all; horizontal and vertical mix no tokens"
+        return (
+            "its tokens must not see later ones, but this graft averages over all tokens; use horizontal or vertical, which "
+            "do not mix tokens"
+        )
     if geometry.padded:
-        return "its batches hold padding, which would be averaged in; horizontal and vertical mix no tokens"
+        return (
+            "its batches contain padding, which would be included in the average; use horizontal or vertical, which do not "
+            "mix tokens"
+        )
     return None
 
 
@@ -168,7 +174,7 @@ class SqueezeExcitationOptions:
     """Options of `se`."""
 
     reduction: int = 16  #: the hidden width is C // reduction
-    bias: bool = False  #: of both linear layers
+    bias: bool = False  #: whether both linear layers have a bias
 
     def __post_init__(self) -> None:
         check_positive("reduction", self.reduction)
@@ -222,8 +228,8 @@ class UniformHeadsType(GraftType[UniformHeadsOptions]):
             return f"it has {site.heads} heads; use count={site.heads} or less"
         if options.value == "cb" and not site.own_keys:
             return (
-                "its queries are not its keys, so a head cannot do CB on its values; use value=average, or name other "
-                "sites with @"
+                "its queries and keys are different tokens, so a head cannot apply CB to its values; use value=average, or "
+                "name other sites with @"
             )
         return None
 

@@ -1,8 +1,8 @@
 """Context broadcasting as modules for any network, and attention with uniform heads.
 
 The context modules take (B, N, C) or (B, H, W, C) and return the same shape; `prefix_tokens` leading tokens are neither
-averaged nor changed (0, as in the paper, treats all tokens alike). Each records the tensor that it broadcasts or multiplies
-by, with the token axes kept at size 1: `context`, `gate`; it is computed beside the output, which does not change.
+averaged nor changed (0, as in the paper, treats all tokens alike). Each records the tensor that it broadcasts (`context`) or
+multiplies by (`gate`), with the token axes kept at size 1; recording does not change the output.
 `factory` is device and dtype, as for `torch.nn.Linear`.
 """
 
@@ -48,7 +48,7 @@ class ScaledContextBroadcast(Recordable, nn.Module):
 
     Args:
         dim: C.
-        init: initial value of Lambda. The paper gives none; 0 starts as the identity, 1 as twice CB's form.
+        init: initial value of Lambda, which the paper does not specify; 0 starts as the identity, 1 as twice CB.
     """
 
     def __init__(
@@ -139,7 +139,8 @@ class ContextMlp(nn.Module):
     Mid and end are the same function only for CB with a mean or class context, as fc2 is affine.
 
     Args:
-        dim: C; `hidden` is the inner width, that of a context at mid.
+        dim: C.
+        hidden: inner width, which is also the width of a context at mid.
         context: any module from tokens to tokens.
     """
 
@@ -171,7 +172,7 @@ class ContextMlp(nn.Module):
 class MixerBlock(nn.Module):
     """A Mixer block with context in its channel MLP: x + tokens(norm1(x)^T)^T, then x + channels(norm2(x)).
 
-    In the token MLP the second axis is channels, and context there would average channels, so there is none.
+    The token MLP has no context: its second axis is channels, so a context would average channels.
 
     Args:
         dim: C.
@@ -196,15 +197,17 @@ class MixerBlock(nn.Module):
 class UniformHeadAttention(nn.Module):
     """Multi-head self-attention whose last `uniform_heads` heads are uniform over all visible tokens (Table 1).
 
-    Uniform heads have no scores and no q and k rows. It replaces `timm.layers.Attention` (the same arguments and forward);
-    the paper's models are configurations: `VisionTransformer(attn_layer=UniformHeadAttention)` is Table 1's "replaced", with
-    `mlp_ratio=1600 / 384` its "compensated", with `embed_dim=448, num_heads=7` its "appended".
+    Uniform heads have no scores and no q and k rows. The module replaces `timm.layers.Attention` (same arguments and
+    forward). The paper's models are configurations of it: `VisionTransformer(attn_layer=UniformHeadAttention)` is Table 1's
+    "replaced", with `mlp_ratio=1600 / 384` its "compensated", with `embed_dim=448, num_heads=7` its "appended".
 
     The rows of `qkv` are q of the attending heads, k of the attending heads, v of all heads, heads contiguous.
 
     Args:
-        dim: C. num_heads: H, uniform ones included.
-        attn_head_dim: D, C / H by default. dim_out: width of the output, C by default.
+        dim: C.
+        num_heads: H, uniform heads included.
+        attn_head_dim: D, C / H by default.
+        dim_out: width of the output, C by default.
         uniform_heads: number of uniform heads, 1..H.
         uniform_value: their output: the average of their values, or CB of them, (v_i + mean v) / 2.
 

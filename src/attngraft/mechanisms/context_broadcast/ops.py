@@ -13,9 +13,9 @@ from attngraft.mechanisms.context_broadcast.reference import Context
 def _obstacle(x: Tensor, *_: Tensor, context: Context = "mean", prefix: int = 0, **__: Tensor) -> str | None:
     obstacle = triton_obstacle(x)
     if obstacle is None and context != "mean":
-        obstacle = f"the kernel averages, and context is {context}"
+        obstacle = f"the kernel supports context=mean only, not {context}"
     if obstacle is None and prefix:
-        obstacle = "the kernel takes all tokens, and a prefix is left out"
+        obstacle = "the kernel averages over all tokens and does not support a prefix"
     return obstacle
 
 
@@ -29,7 +29,7 @@ def _check_context(x: Tensor, *, context: Context = "mean", prefix: int = 0, **_
     """Refuse a map (B, H, W, C) with leading tokens."""
     if x.ndim != 3 and (prefix or context == "class"):
         token = "a prefix" if prefix else "a class token"
-        raise UsageError(f"{token} is only possible for a sequence (B, N, C), but x is {tuple(x.shape)}")
+        raise UsageError(f"{token} is only possible for a sequence (B, N, C), but x has shape {tuple(x.shape)}")
 
 
 def _check_class_token(x: Tensor, *, prefix: int = 0) -> None:

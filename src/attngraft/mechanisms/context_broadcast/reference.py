@@ -2,7 +2,7 @@
 
 `x` is (B, N, C) or (B, H, W, C): all axes between the first and the last are tokens. The first `prefix` tokens (class,
 distillation, registers) are neither part of the context nor changed; 0 treats all tokens alike, as the paper does.
-The class token x_0 is token 0, prefix or not. A prefix and a class token need (B, N, C).
+The class token x_0 is token 0, with or without a prefix. A prefix or a class token requires (B, N, C).
 """
 
 from typing import Literal
@@ -30,7 +30,7 @@ def context_broadcast(x: Tensor, *, context: Context = "mean", prefix: int = 0) 
         context: the mean of all tokens, their maximum per channel, or token 0.
 
     Raises:
-        UsageError: a prefix or a class token on a map.
+        UsageError: a prefix or a class token is requested for a map.
         BackendError: the backend cannot be used here.
     """
     mixed = (x[:, prefix:] + context_of(x, context=context, prefix=prefix)) / 2
@@ -38,18 +38,18 @@ def context_broadcast(x: Tensor, *, context: Context = "mean", prefix: int = 0) 
 
 
 def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
-    """Compute CB_S, x_i + Lambda * context, without halving (Sec. 2.2). `scale` is Lambda (C); errors as CB."""
+    """Compute CB_S, x_i + Lambda * context, without halving (Sec. 2.2). `scale` is Lambda (C); same errors as CB."""
     mixed = x[:, prefix:] + scale * context_of(x, context=context, prefix=prefix)
     return torch.cat([x[:, :prefix], mixed], dim=1)
 
 
 def context_gate(x: Tensor, *, prefix: int = 0) -> Tensor:
-    """Compute CB_gate, x_i * (x_0 + 1) (Appendix B.6), of (B, N, C); errors as CB."""
+    """Compute CB_gate, x_i * (x_0 + 1), for x (B, N, C) (Appendix B.6); same errors as CB."""
     return torch.cat([x[:, :prefix], x[:, prefix:] * (x[:, :1] + 1)], dim=1)
 
 
 def context_hybrid(x: Tensor, *, prefix: int = 0) -> Tensor:
-    """Compute CB_hybrid, x_i * x_0 + (x_i + mean_j x_j) / 2 (Appendix B.6), of (B, N, C); errors as CB."""
+    """Compute CB_hybrid, x_i * x_0 + (x_i + mean_j x_j) / 2, for x (B, N, C) (Appendix B.6); same errors as CB."""
     gated = x[:, prefix:] * x[:, :1]
     mixed = gated + (x[:, prefix:] + context_of(x, prefix=prefix)) / 2
     return torch.cat([x[:, :prefix], mixed], dim=1)
@@ -84,7 +84,7 @@ def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep
         weights: (B, H, Nq, Nk), rows sum to 1.
         visible: boolean, broadcastable to `weights`; None for all. A query that sees nothing gets zeros.
         count: 1..H.
-        keep_half: leave half of the weight with the query's own key (Nq = Nk), so that the head does CB on its values.
+        keep_half: leave half of the weight with the query's own key (Nq = Nk), which applies CB to the head's values.
 
     Raises:
         UsageError: `count` is not within 1..H.

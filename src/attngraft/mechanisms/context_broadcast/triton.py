@@ -1,6 +1,6 @@
 """Context broadcasting as one Triton kernel: a program averages its channels over the tokens, then writes them.
 
-The map is symmetric, so the same kernel is the backward. Import this module only where Triton has no obstacle.
+The map is symmetric, so the same kernel is the backward. Import this module only if Triton is available.
 """
 
 from __future__ import annotations

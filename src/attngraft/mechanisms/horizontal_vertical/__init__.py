@@ -3,9 +3,9 @@
     horizontal  alpha = softmax over heads of (relu(H_m W^A1 + x W^A2) W^B + b^B);  H_m -> alpha_m H_m
     vertical    beta  = sigmoid(relu(x W^U1 + Y W^U2) W^U + b^U);                   Y -> beta * Y
 
-Horizontal is between the heads and the output projection, vertical between the projection and its dropout; x is the query
-input of the attention module. Nothing mixes tokens, so causal and padded hosts are supported. Neither is the identity in
-the paper's form; `identity=True` uses H alpha and 2 beta with zero last weights, which is.
+Horizontal attention acts between the heads and the output projection, vertical attention between the projection and its
+dropout; x is the query input of the attention module. Tokens are not mixed, so causal and padded hosts are supported. In the
+paper's form neither starts as the identity; with `identity=True` both do, by H alpha and 2 beta with zero last weights.
 
 Source: Yu and Zhang, "Horizontal and Vertical Attention in Transformers", Eqs. 5-8.
 

@@ -2,12 +2,12 @@
 
 Both work token by token, on rows (B * N): the heads are read as (B, N, H, dv), the output layout of fused attention and the
 input layout of the output projection, so nothing is transposed. The backward passes are written out: relu's output and alpha
-(or beta) are kept, buffers are reused (a fresh one costs as much as a product with it), the context x W is computed once for
-all heads, and the score bias b^B, which cancels in a softmax over heads, is never added; its gradient is zero. At the sizes
-of small models on a CPU the remaining time is mostly that of the matrix products, with inputs that a training step has
-evicted from the cache, and a fixed price per operation: hence few of them.
+(or beta) are kept, buffers are reused (a new one costs as much as a product with it), the context x W is computed once for
+all heads, and the score bias b^B, which cancels in a softmax over heads, is never added; its gradient is zero. For small
+models on a CPU, the remaining time is mostly that of the matrix products, whose inputs a training step has evicted from the
+cache, and a fixed cost per operation, which is why there are few operations.
 
-The equations themselves run under a compiler or a function transform, and where gradients are differentiated again.
+The reference runs under a compiler or a function transform, and for higher-order gradients.
 """
 
 from functools import partial

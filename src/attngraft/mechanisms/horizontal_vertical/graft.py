@@ -27,7 +27,7 @@ class HorizontalOptions:
 class VerticalOptions:
     """Options of `vertical`."""
 
-    reduction: int = 4  #: C over the squeezed width
+    reduction: int = 4  #: C divided by the squeezed width
     identity: bool = False  #: gate by 2 beta with beta 1/2 at first, which leaves a pretrained host unchanged
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class HorizontalType(GraftType[HorizontalOptions]):
             return ("with a single head alpha is 1: there is nothing to learn",)
         if options.identity:
             return ()
-        return (f"starts by dividing the heads by about {heads}; identity=true starts from the host",)
+        return (f"starts by dividing the heads by about {heads}; identity=true starts as the identity",)
 
     def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: HorizontalOptions) -> frozenset[str]:
         if attention_geometry(geometry).heads == 1:
@@ -92,7 +92,7 @@ class VerticalType(GraftType[VerticalOptions]):
         return options.identity
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: VerticalOptions) -> tuple[str, ...]:
-        return () if options.identity else ("starts by halving the branch; identity=true starts from the host",)
+        return () if options.identity else ("starts by halving the branch; identity=true starts as the identity",)
 
 
 HORIZONTAL = register_graft(HorizontalType())

@@ -104,13 +104,14 @@ class Attention(nn.Module):
     """Multi-head attention; `horizontal` weights its heads and `vertical` gates the output of its projection (Eqs. 1-8).
 
     Args:
-        dim: C. num_heads: H, which divides C.
+        dim: C.
+        num_heads: H, which divides C.
         horizontal: a module (heads (B, H, Nq, dv), x) -> heads, or None.
         vertical: a module (tokens (B, Nq, C), x) -> tokens, or None.
         fused: one projection `qkv` (rows q, k, v; self-attention only), else `q`, `k`, `v`.
-        scale: of the scores, 1 / sqrt(dk) by default.
-        memory_slots: learned keys and values that every query sees besides the tokens (M2's memory attention): sqrt(dk)
-            times `memory_keys` and sqrt(slots) times `memory_values` are appended.
+        scale: scale of the scores, 1 / sqrt(dk) by default.
+        memory_slots: number of learned keys and values that every query sees besides the tokens (M2's memory attention):
+            sqrt(dk) times `memory_keys` and sqrt(slots) times `memory_values` are appended.
 
     Raises:
         UsageError: H does not divide C.
@@ -161,13 +162,13 @@ class Attention(nn.Module):
             x: the queries' tokens, and the context of both mechanisms.
             memory: the keys' tokens (B, Nk, C); x by default.
             visible: boolean, broadcastable to (B, H, Nq, Nk), True where a query may see a key (see `key_padding`).
-            causal: queries see no later key. Excludes `memory`; joins with `visible`.
+            causal: queries see no later keys. Cannot be combined with `memory`; can be combined with `visible`.
 
         Raises:
             UsageError: `memory` with fused projections or with `causal`.
         """
         if memory is not None and (self.fused or causal):
-            raise UsageError("cross-attention takes separate projections (fused=False) and is not causal")
+            raise UsageError("cross-attention (memory) requires separate projections (fused=False) and causal=False")
         q, k, v = self._project(x, memory)
         if causal:
             past = x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
@@ -206,7 +207,7 @@ def key_padding(lengths: Tensor, tokens: int) -> Tensor:
 
 
 class TranslationLayer(nn.Module):
-    """The translation Transformer's layer, encoder or decoder, post-norm (Eq. 4).
+    """Encoder or decoder layer of the translation Transformer, post-norm (Eq. 4).
 
     LN(x + attention(x)), with cross-attention LN(x + attention(x, memory)) after it, then LN(x + w2 relu(w1 x)).
 
@@ -255,7 +256,7 @@ class TranslationLayer(nn.Module):
             UsageError: `memory` is missing, or passed to a layer without cross-attention.
         """
         if (memory is None) != (self.cross_attention is None):
-            raise UsageError("a decoder layer takes memory, an encoder layer does not")
+            raise UsageError("a decoder layer requires memory, and an encoder layer takes none")
         if self.attention is not None and self.attention_norm is not None:
             x = self.attention_norm(x + self.attention(x, visible=visible, causal=causal))
         if self.cross_attention is not None and self.cross_norm is not None:

@@ -1,7 +1,7 @@
 """The equations of horizontal and vertical attention, spelled out; every faster path is tested against them.
 
 Letters: B batch, N query tokens, H heads, dv width of a head's values, C model width, Da squeezed width. Weights are
-stored as torch's linears store them, (out, in).
+stored as (out, in), like those of `torch.nn.Linear`.
 """
 
 import torch
@@ -19,7 +19,8 @@ def horizontal_attention(
     and changes nothing; its gradient is zero.
 
     Args:
-        heads: (B, H, N, dv). x: query input of the attention module, (B, N, C).
+        heads: (B, H, N, dv).
+        x: query input of the attention module, (B, N, C).
         head, context, score, score_bias: W^A1 (dv, dv), W^A2 (dv, C), W^B (1, dv), b^B (1), laid out (out, in).
         identity: weight by H alpha instead of alpha, which with score = 0 leaves the heads unchanged.
 
@@ -52,8 +53,8 @@ def vertical_attention(
     Tokens are not mixed.
 
     Args:
-        merged: Y, the output projection's output, its bias included, (B, N, C).
-        x: query input of the attention module, (B, N, C), or of another width where the module widens its tokens.
+        merged: Y, the output of the output projection, bias included, (B, N, C).
+        x: query input of the attention module, (B, N, C), or of another width if the module widens its tokens.
         context, merged_weight, gate, gate_bias: W^U1 (Da, width of x), W^U2 (Da, C), W^U (C, Da), b^U (C), laid out
             (out, in).
         identity: gate by 2 beta instead of beta, which with gate = 0 and gate_bias = 0 leaves the tokens unchanged.

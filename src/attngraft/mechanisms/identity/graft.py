@@ -21,9 +21,9 @@ class IdentityGraft(Graft):
 
 @dataclass(frozen=True)
 class IdentityOptions:
-    """Options of `identity`. Not `mix` or `space`: a graft there computes the attention itself."""
+    """Options of `identity`. `mix` and `space` are excluded, because grafts there compute the attention themselves."""
 
-    #: its hook point
+    #: hook point of the graft
     stage: Literal["weights", "heads", "tokens", "attn.end", "attn.window", "mlp.front", "mlp.mid", "mlp.end"] = (
         "tokens"
     )
@@ -50,7 +50,7 @@ class IdentityType(GraftType[IdentityOptions]):
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: IdentityOptions) -> tuple[str, ...]:
         if hook_point != "weights":
             return ()
-        return ("uses the host's explicit path, so outputs equal a fused host's up to rounding, not bit for bit",)
+        return ("uses the host's explicit attention, so outputs equal a fused host's up to rounding, not bit for bit",)
 
 
 IDENTITY = register_graft(IdentityType())

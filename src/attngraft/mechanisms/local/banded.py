@@ -1,7 +1,7 @@
 """Weights of neighborhoods as the bands of matrices, so that the sums over neighbors are products of matrices.
 
-For one row i of the neighborhood, the neighbors of a block of T positions lie within S = T + reach positions (`Strip`). Put
-each position's weights on the band that starts at the diagonal of a T x S matrix, zeros elsewhere, and
+For one row i of the neighborhood, the neighbors of a block of T positions lie within S = T + reach positions (`Strip`). With
+each position's weights on the band that starts at the diagonal of a T x S matrix, and zeros elsewhere,
 
     sum over i of band_i (T x S) @ values_i (S x D)        is the output of the block,
     the same band of gradient (T x D) @ values_i^T (D x S)  is the gradient of the weights.
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from attngraft.mechanisms.local.geometry import Neighborhood
 
-#: positions that are multiplied at a time: more make larger products, with a larger share of zeros
+#: positions that are multiplied at a time: larger blocks make larger products, with a larger share of zeros
 BLOCK = 16
-#: numbers in a strip's values, about: they stay in the cache from one row of the neighborhood to the next
+#: approximate number of values in a strip: they stay in the cache from one row of the neighborhood to the next
 NUMBERS = 2**19
-#: numbers in the values of a stack, at most: images of this size gain nothing from being stacked
+#: largest number of values in a stack: images of this size gain nothing from being stacked
 STACKED_NUMBERS = 2**16
 
 
@@ -32,7 +32,7 @@ STACKED_NUMBERS = 2**16
 class Stack:
     """Small images stacked into one tall image, to amortize the overhead per operation.
 
-    Rows of zeros separate the images, as padding for both.
+    Rows of zeros between two images are the padding of both.
     """
 
     batch: int
@@ -94,12 +94,12 @@ class Strip:
 
     @property
     def wide(self) -> int:
-        """Positions of a row and a head, zeros included."""
+        """Number of positions in one row of one head, zeros included."""
         return self.columns + self.neighborhood.reach
 
     @property
     def line(self) -> int:
-        """Positions of a row, all heads."""
+        """Number of positions in one row of all heads."""
         return self.heads * self.wide
 
     @property
@@ -109,12 +109,12 @@ class Strip:
 
     @property
     def span(self) -> int:
-        """Positions that contain the neighbors in one row of a block."""
+        """Number of positions that contain all neighbors of a block in one row."""
         return BLOCK + self.neighborhood.reach
 
     @property
     def padded_rows(self) -> int:
-        """Rows with those above and below that contain neighbors."""
+        """Number of rows, including those above and below that contain neighbors."""
         return self.rows + self.neighborhood.reach
 
 
@@ -130,7 +130,7 @@ class PaddedValues:
         self._inside = lines[:, :, radius : radius + strip.columns].transpose(1, 2)
 
     def fill(self, image: Tensor, start: int) -> None:
-        """Copy the rows of an image (Y, X, C) from `start` on and those around them."""
+        """Copy the strip's rows of an image (Y, X, C), starting at `start`, with the rows around them."""
         radius, rows = self._strip.neighborhood.radius, self._strip.padded_rows
         first, last = max(start - radius, 0), min(start - radius + rows, len(image))
         above, below = first - (start - radius), last - (start - radius)
@@ -170,7 +170,7 @@ class Band:
         """Write the weighted sum of every position's neighbors.
 
         Args:
-            weights: (k, rows, H, X, k). With fewer rows than in the strip, the others' sums are meaningless.
+            weights: (k, rows, H, X, k). With fewer rows than the strip has, the sums of the other rows are meaningless.
             out: (rows, X, C).
         """
         strip, count = self._strip, len(out)

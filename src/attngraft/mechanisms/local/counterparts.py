@@ -1,4 +1,4 @@
-"""The paper's comparisons with ELSA: filters that do not depend on pairs of pixels, on maps (B, Y, X, dim).
+"""Layers that the paper compares with ELSA: filters that do not depend on pairs of pixels, on maps (B, Y, X, dim).
 
     out = W_out sum over o of f[c, o] (W_in x)_(i + o)[c]
 
@@ -27,7 +27,7 @@ from attngraft.mechanisms.local.ops import local_filter
 
 
 class _Filtered(Recordable, ABC, nn.Module):
-    """A linear map, filters, a linear map. Records `local_filters`, as they are applied."""
+    """Base class: linear map, filters, linear map. Records the filters as applied, `local_filters`."""
 
     def __init__(self, dim: int, *, kernel_size: int, proj_drop: float) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class DepthwiseConvolution(_Filtered):
     1 / k.
 
     Raises:
-        UsageError: an even kernel size, `dim` not divisible by the number of heads.
+        UsageError: the kernel size is even, or `dim` is not divisible by the number of heads.
     """
 
     def __init__(self, dim: int, *, heads: int | None = None, kernel_size: int = 7, proj_drop: float = 0.0) -> None:
@@ -82,7 +82,7 @@ class DynamicConvolution(_Filtered):
     """A filter per channel and image: two linear maps of the image's mean, a norm and ReLU between them.
 
     Records `local_filters` (B, dim, K). The paper does not name the norm; here it is a layer norm, which keeps the images of
-    a batch independent. `squeeze` (dim / reduction wide), `norm`, `expand` (dim k k).
+    a batch independent. The layers are `squeeze` (width dim / reduction), `norm` and `expand` (width dim k k).
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 7, reduction: int = 4, proj_drop: float = 0.0) -> None:
@@ -111,9 +111,9 @@ class DecoupledFilter(_Filtered):
 
         FN(spatial x_i)[o] * FN(expand(relu(squeeze(mean x))))[c, o],    FN(f) = scale (f - mean f) / (std f + 1e-5) + shift
 
-    mean and std over the offsets, std biased; `spatial_scale`, `spatial_shift` (1), `channel_scale`, `channel_shift` (dim),
-    ones and zeros at first. Records the two factors, `local_filters` (B, 1, K, Y, X) and `channel_filters` (B, dim, K). The
-    paper only names the norm, with a learned scale and shift after it.
+    Mean and (biased) std are over the offsets. Scales and shifts, `spatial_scale` and `spatial_shift` (1), `channel_scale`
+    and `channel_shift` (dim), start as ones and zeros. Records the two factors, `local_filters` (B, 1, K, Y, X) and
+    `channel_filters` (B, dim, K). The paper only names the norm, with a learned scale and shift after it.
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 7, squeeze: float = 0.2, proj_drop: float = 0.0) -> None:

@@ -2,7 +2,7 @@
 
 The static addend is a depthwise convolution in channels-last layout, in which its weight gradient is fast. The rest are
 custom operations with an explicit backward, which process images one by one (small ones stacked) in strips of rows. Their
-tensors have channels last, (B, Y, X, C) and (B, Y', X', H K), are contiguous, and of one dtype, float32 or float64.
+tensors are contiguous with channels last, (B, Y, X, C) and (B, Y', X', H K), and have one dtype, float32 or float64.
 
 The reference runs if plain operations are required; on "meta" the custom operations run, for their FLOP counts.
 """
@@ -44,7 +44,7 @@ def local_filter(
             added = F.conv2d(
                 image.permute(0, 3, 1, 2), addend, None, near.stride, near.radius, near.dilation, len(addend)
             )
-            # in place: another map's fresh memory takes longer than the sum
+            # in place: allocating another map takes longer than the sum
             out = added[:, :, : filters.shape[2], : filters.shape[3]].add_(out)
     return out.to(values.dtype)
 
@@ -85,14 +85,16 @@ def _empty_gradients(values: Tensor, filters: Tensor, multiplier: Tensor | None)
 
 
 def _filter_flops(values: Any, filters: Any, multiplier: Any, size: int, *_: Any) -> int:
-    """Count a multiply-add for every offset and channel of every output pixel; another where a multiplier makes the
-    weights of each channel different, as the paper's numbers do."""
+    """Count one multiply-add per offset, channel and output pixel, two with a multiplier.
+
+    A multiplier makes the weights of each channel different. The paper counts in the same way.
+    """
     batch, rows, columns, _ = filters
     return int((1 if multiplier is None else 2) * 2 * batch * rows * columns * values[3] * size**2)
 
 
 def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of values, filters and multiplier; an empty one where there is no multiplier."""
+    """Return the gradients of values, filters and multiplier; an empty tensor if there is no multiplier."""
     (to_out,), (values, filters, multiplier), (*sizes, softmax) = to_outputs, operands, options
     near = Neighborhood(*sizes)
     if not values.numel():
@@ -214,7 +216,7 @@ def _empty_scores(queries: Tensor, keys: Tensor, heads: int, size: int, dilation
 
 
 def _score_flops(queries: Any, keys: Any, heads: int, size: int, *_: Any) -> int:
-    """Count a multiply-add for every offset and channel of every pixel."""
+    """Count one multiply-add per offset, channel and pixel."""
     batch, rows, columns, channels = queries
     return int(2 * batch * rows * columns * channels * size**2)
 

@@ -20,7 +20,7 @@ class Neighborhood:
 
     @property
     def offsets(self) -> int:
-        """K."""
+        """Number of offsets, K."""
         return self.size**2
 
     @property
@@ -53,15 +53,17 @@ def split_windows(x: Tensor, window: int) -> Tensor:
 
 
 def join_windows(windows: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Undo `split_windows`, for a map of `sizes`."""
+    """Invert `split_windows`; `sizes` are those of the map."""
     (rows, columns), size = sizes, math.isqrt(windows.shape[2])
     x = windows.reshape(windows.shape[0], rows // size, columns // size, size, size, -1)
     return x.transpose(2, 3).reshape(windows.shape[0], rows, columns, -1)
 
 
 def relative_positions(rows: int, columns: int) -> Tensor:
-    """Return (rows columns, rows columns): for every query and key the index of key minus query, in a table of
-    (2 rows - 1) (2 columns - 1)."""
+    """Return the index of each key's position relative to each query, (rows columns, rows columns).
+
+    It is an index into a table of (2 rows - 1) (2 columns - 1) relative positions, key minus query.
+    """
     down, right = (axis[None, :] - axis[:, None] + len(axis) - 1 for axis in map(torch.arange, (rows, columns)))
     indices = down[:, None, :, None] * (2 * columns - 1) + right[None, :, None, :]  # of (query, key)
     return indices.reshape(rows * columns, rows * columns)

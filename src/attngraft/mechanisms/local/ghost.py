@@ -1,12 +1,14 @@
-"""The ghost head on attention maps of a whole grid: several maps from each head's, by two static matrices each.
+"""The ghost head on attention maps of a whole grid: several maps from each head's map, by two static matrices each.
 
     w_c[i, j] = mul_c[j - i]^lam a_h(c)[i, j] + gamma add_c[j - i]
 
-a is the map after softmax, H heads; c counts `parts` H ghost heads, h(c) = c // parts. Each has its own share of the head's
-values. The matrices depend only on the position of the key relative to the query, in rows and columns.
+Here a is the map of H heads after softmax, c indexes the `parts` H ghost heads, and h(c) = c // parts. Each ghost head has
+its own share of the head's values. The matrices depend only on the position of the key relative to the query, in rows and
+columns.
 
 Source: ELSA, Eq. 8 and Table 11. The text has c mod H; contiguous blocks are the published code's choice for
-neighborhoods, and the same up to the order of channels. For whole grids `parts` is known to be 2, lam and gamma are not.
+neighborhoods, and equivalent up to the order of channels. For whole grids, `parts` is known to be 2; lam and gamma are not
+known.
 """
 
 import torch
@@ -19,23 +21,24 @@ from attngraft.mechanisms.local.geometry import relative_positions
 
 
 class GhostHead(Recordable, nn.Module):
-    """Attention maps (B, H, N, N) to (B, parts H, N, N).
+    """Turn attention maps (B, H, N, N) into (B, parts H, N, N).
 
     Args:
-        heads: H. grid: rows and columns of the tokens.
-        prefix: leading tokens that are not on the grid; their rows and columns are unchanged.
+        heads: H.
+        grid: rows and columns of the tokens.
+        prefix: number of leading tokens that are not on the grid; their rows and columns are unchanged.
         parts: ghost heads per head.
-        lam, gamma: exponent of `mul` and factor of `add`; 0 is without. `mul` starts with either sign, so lam is a whole
-            number.
+        lam, gamma: exponent of `mul` and factor of `add`; 0 omits the matrix. `mul` starts with entries of both signs, so
+            lam must be an integer.
         identity: start with mul 1 and add 0, which repeats each map `parts` times.
 
-    `mul` and `add` are (parts H, (2 rows - 1) (2 columns - 1)), by key minus query. As published they start as a normal of
-    std 1 and a truncated normal of std 0.02.
+    `mul` and `add` are (parts H, (2 rows - 1) (2 columns - 1)), indexed by key minus query. As in the published code, they
+    are initialized from a normal of std 1 and a truncated normal of std 0.02.
 
     Records `ghost_mul` and `ghost_add` (parts H, N', N') of the tokens on the grid, as they are applied.
 
     Raises:
-        UsageError: called with maps of another size.
+        UsageError: the maps passed to `forward` have another size.
     """
 
     indices: Tensor

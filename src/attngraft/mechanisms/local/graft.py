@@ -69,16 +69,16 @@ class GhostGraft(GhostHead, Graft):
 
 @torch.no_grad()
 def _fold_constants(graft: ElsaGraft | GhostGraft, mul: Tensor | None, add: Tensor | None) -> Graft | str:
-    """Compute mul^lam and gamma add, which are the same for every image, once."""
+    """Compute mul^lam and gamma add in advance, since they are the same for every image."""
     if graft.lam in (0, 1) and graft.gamma in (0, 1):
-        return "its ghost matrices are applied as they are trained"
+        return "its ghost matrices are applied as trained, so nothing can be computed in advance"
     if mul is not None:
         mul.copy_(mul**graft.lam)
     if add is not None:
         add.mul_(graft.gamma)
     graft.lam, graft.gamma = int(mul is not None), float(add is not None)
     graft.options |= {"mul": graft.lam, "add": graft.gamma}
-    graft.folded = "mul^lam and gamma add are computed once"
+    graft.folded = "mul^lam and gamma add are computed in advance"
     return graft
 
 
@@ -130,8 +130,8 @@ class LocalOptions:
     network: Network = "swin"  #: the terms of Eq. 4 that are summed
     area: Literal["window", "neighborhood"] = "window"  #: the pixels that attend to each other
     size: int = 7  #: rows, and columns, of the area
-    shift: int = 0  #: of windows
-    norm: Norm = "softmax"  #: of the scores
+    shift: int = 0  #: shift of the windows
+    norm: Norm = "softmax"  #: norm of the scores
     heads: int | None = None  #: those of the host by default
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class LocalOptions:
         if self.area == "neighborhood":
             check_odd("size of a neighborhood", self.size)
             if self.shift:
-                raise ValueError("shift is for windows only")
+                raise ValueError("shift is for windows only; use area=window")
         if self.size < 1 or not 0 <= self.shift < self.size:
             raise ValueError(f"shift must be less than size, not {self.shift} and {self.size}")
 
@@ -168,7 +168,7 @@ class DynamicOptions:
     """Options of `dynamic_dwconv`."""
 
     kernel: int = 7  #: rows, and columns, of a neighborhood; odd
-    reduction: int = 4  #: channels over the squeezed width
+    reduction: int = 4  #: channels divided by the squeezed width
 
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
@@ -180,7 +180,7 @@ class DecoupledOptions:
     """Options of `ddf`."""
 
     kernel: int = 7  #: rows, and columns, of a neighborhood; odd
-    squeeze: float = 0.2  #: squeezed width over channels
+    squeeze: float = 0.2  #: squeezed width divided by channels
 
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
@@ -193,7 +193,7 @@ class OutlookOptions:
     """Options of `outlooker`; the defaults are VOLO's."""
 
     kernel: int = 3  #: rows, and columns, of a neighborhood; odd
-    stride: int = 2  #: between weighted neighborhoods
+    stride: int = 2  #: distance between weighted neighborhoods
     heads: int | None = None  #: those of the host by default
 
     def __post_init__(self) -> None:
@@ -216,7 +216,7 @@ class GhostOptions:
         if self.parts < 1 or self.mul < 0:
             raise ValueError(f"parts must be 1 or more and mul 0 or more, not {self.parts} and {self.mul}")
         if not (self.mul or self.add):
-            raise ValueError("mul and add are both 0, which leaves nothing of the ghost head")
+            raise ValueError("mul and add are both 0, which disables the ghost head; set at least one of them")
 
 
 class GhostType(GraftType[GhostOptions]):
@@ -249,13 +249,18 @@ class GhostType(GraftType[GhostOptions]):
         site = attention_geometry(geometry)
         grid = site.window or site.grid
         if not site.own_keys:
-            return "its queries are not its keys, so a key has no position relative to a query; name other sites with @"
+            return (
+                "its queries and keys are different tokens, so a key has no position relative to a query; name other sites "
+                "with @"
+            )
         if grid is None or site.tokens != site.prefix_tokens + grid[0] * grid[1]:
             return "its tokens are not on a grid of known size; name other sites with @"
         if site.talking:
             return "its heads are mixed after the softmax, so their number cannot change; name other sites with @"
         if site.value_width % options.parts:
-            return f"{options.parts} ghost heads cannot share the {site.value_width} channels of a head; choose parts="
+            return (
+                f"the {site.value_width} channels of a head are not divisible by parts={options.parts}; change parts="
+            )
         return None
 
     def starts_as_identity(self, options: GhostOptions) -> bool:

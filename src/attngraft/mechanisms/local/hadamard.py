@@ -6,7 +6,7 @@
     out = post_proj(local_filter(v, filters, ghost head))
 
 The final form swaps the two steps of the strict one and puts a GELU between them: the grouped convolution combines every
-pixel's product with those of its neighbors, the second one turns that into filters. All released models have that form.
+pixel's product with those of its neighbors, and the 1 x 1 convolution computes the filters. All released models use it.
 """
 
 import torch
@@ -21,32 +21,35 @@ from attngraft.mechanisms.local.shifted import read_at_neighbors
 
 
 class HadamardAttention(Recordable, nn.Module):
-    """Attention on a map (B, Y, X, dim), every pixel to its neighborhood.
+    """Attention on a map (B, Y, X, dim), from every pixel to its neighborhood.
 
     Args:
-        dim: channels. heads: H; each has its own filters, and `dim_v` / H channels of the values.
-        kernel_size: k, odd. dilation: of the neighborhood, and of the convolution that computes the filters.
+        dim: channels.
+        heads: H; each has its own filters, and `dim_v` / H channels of the values.
+        kernel_size: k, odd.
+        dilation: dilation of the neighborhood, and of the convolution that computes the filters.
         dim_qk: channels of queries and keys; two thirds of `dim` by default. Always rounded up to a multiple of
-            `group_width`, the channels of a group of the k x k convolution.
+            `group_width`.
         dim_v: channels of the values; `dim` by default.
-        groups: of the 1 x 1 convolution that outputs the filters.
-        scale: of the products. The published blocks use 1; the published module by itself (dim_v / H)^-0.5.
-        lam, gamma: exponent of the ghost head's multiplier and factor of its addend; 0 is without. All published models
-            have lam 0 and gamma 1. The multiplier starts with either sign, so lam is a whole number.
-        strict: the strict form instead of the final one; it has no convolutions, so `dim_qk` is not rounded, and
+        group_width: channels in a group of the k x k convolution.
+        groups: groups of the 1 x 1 convolution that outputs the filters.
+        scale: factor of the products. The published blocks use 1, the default of the published module is (dim_v / H)^-0.5.
+        lam, gamma: exponent of the ghost head's multiplier and factor of its addend; 0 omits that part. All published
+            models have lam 0 and gamma 1. The multiplier starts with entries of both signs, so lam must be an integer.
+        strict: use the strict form instead of the final one; it has no convolutions, so `dim_qk` is not rounded, and
             `group_width` and `groups` are ignored.
-        attn_drop: share of the softmaxed filters that is dropped in training, before the ghost head. proj_drop: after the
-            output projection.
+        attn_drop: dropout probability of the filters after softmax, before the ghost head.
+        proj_drop: dropout probability after the output projection.
 
-    Parameters have the names of the published checkpoints: `pre_proj` (rows: queries, keys, values), `attn.0`, `attn.2`
-    (`attn.rq`, `attn.rk`, `attn.rb` in the strict form), `ghost_head` (2, 1, dim_v, k, k) with multiplier and addend,
-    (1, dim_v, k, k) with one of them, `post_proj`.
+    Parameters have the names of the published checkpoints: `pre_proj` (rows: queries, keys, values), `attn.0` and `attn.2`
+    (`attn.rq`, `attn.rk`, `attn.rb` in the strict form), `ghost_head` (2, 1, dim_v, k, k) with multiplier and addend or
+    (1, dim_v, k, k) with one of them, and `post_proj`.
 
     Records `local_filters` (B, H, K, Y, X), after softmax, and `ghost_mul` and `ghost_add` (dim_v, k, k) as they are
     applied.
 
     Raises:
-        UsageError: sizes that are not divisible by each other, an even kernel size, a fractional `lam`.
+        UsageError: sizes are not divisible by each other, the kernel size is even, or `lam` is fractional.
 
     Source: ELSA, sections 3.2 to 3.4, Eq. 7 and 8, Algorithm 2; Figure 3 for the final form.
     """
@@ -100,7 +103,7 @@ class HadamardAttention(Recordable, nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def ghosts(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return multiplier and addend as they are trained, (dim_v, k, k); None where there is none."""
+        """Return the trained multiplier and addend, each (dim_v, k, k) or None if omitted."""
         if self.ghost_head is None:
             return None, None
         if self.lam and self.gamma:
@@ -112,7 +115,7 @@ class HadamardAttention(Recordable, nn.Module):
         q, k, v = self.pre_proj(x.permute(0, 3, 1, 2)).split(self.widths, 1)
         product = q * k if self.scale == 1 else q * k * self.scale
         filters, (mul, add) = self.attn(product), self.ghosts()
-        if self.is_recording("local_filters"):  # beside the operation, whose output stays the same bit for bit
+        if self.is_recording("local_filters"):  # computed in addition, so the output stays the same bit for bit
             self.record("local_filters", self._softmax(filters))
         if mul is not None and self.is_recording("ghost_mul"):
             self.record("ghost_mul", mul**self.lam)
@@ -144,10 +147,10 @@ class HadamardAttention(Recordable, nn.Module):
 
 
 class StrictFilters(nn.Module):
-    """Filters by Eq. 7: for each offset a term of the pixel's own product, and one of the neighbor's.
+    """Filters by Eq. 7: for each offset one term from the pixel's own product, and one from the neighbor's.
 
-    (B, dim, Y, X), zero outside of the map, to (B, H K, Y, X). `rk` and `rq` (dim, H, K) pair with the pixel's and with the
-    neighbor's product, `rb` (H, K) is added. All start as a truncated normal of std 0.02.
+    Maps products (B, dim, Y, X), zero outside of the map, to filters (B, H K, Y, X). `rk` and `rq` (dim, H, K) multiply the
+    pixel's and the neighbor's product, `rb` (H, K) is added. All start from a truncated normal of std 0.02.
 
     Source: ELSA, Eq. 7, Algorithm 2.
     """
@@ -167,7 +170,7 @@ class StrictFilters(nn.Module):
 
 
 def final_filters(dim: int, heads: int, neighborhood: Neighborhood, *, group_width: int, groups: int) -> nn.Sequential:
-    """Build the filters of the final form: convolution over the neighborhood in groups, GELU, 1 x 1 convolution."""
+    """Build the filters of the final form: grouped convolution over the neighborhood, GELU, 1 x 1 convolution."""
     return nn.Sequential(
         nn.Conv2d(
             dim,

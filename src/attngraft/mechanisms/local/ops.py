@@ -58,24 +58,24 @@ def local_filter(
 
         out_i[c] = sum_o (mul[c, o]^lam * softmax over o(filters_i[h(c)])[o] + gamma * add[c, o]) v_(s i + d o)[c]
 
-    s is the stride, d the dilation; h(c) is the contiguous block of channels that contains c; values outside of the
-    map are zero, and the softmax includes them.
+    Here s is the stride, d the dilation, and h(c) the head whose contiguous block of channels contains c. Values outside of
+    the map are zero; the softmax includes their offsets.
 
     Args:
         values: (B, C, Y, X).
-        filters: (B, H K, Y', X'), the K = kernel_size^2 offsets of a head row by row. Y' and X' are Y and X over `stride`,
-            rounded up or down.
-        stride: always 1 in published models; others are tested against the equation (`reference`) alone.
-        mul, add: (C, kernel_size, kernel_size), the ghost head. Without it, or where its exponent `lam` or factor `gamma`
-            is 0, that part is omitted. A fractional `lam` makes NaN of negative entries of `mul`.
-        softmax: False uses the filters unchanged.
+        filters: (B, H K, Y', X'), with the K = kernel_size^2 offsets of each head row by row. Y' and X' are Y and X divided
+            by `stride`, rounded up or down.
+        mul, add: the ghost head's matrices, (C, kernel_size, kernel_size). Each is omitted if it is None, or if its
+            exponent `lam` or factor `gamma` is 0. A fractional `lam` turns negative entries of `mul` into NaN.
+        stride: always 1 in published models; other strides are tested only against the equation (`reference`).
+        softmax: apply a softmax to the filters; False uses them unchanged.
 
     Returns:
-        (B, C, Y', X') in the dtype of the values. A value that is not finite can also make NaN of a few pixels beside its
-        neighborhood, as products of matrices multiply it by zeros.
+        (B, C, Y', X') in the dtype of the values. A non-finite value can also turn a few pixels outside its neighborhood
+        into NaN, because matrix products multiply it by zeros.
 
     Raises:
-        UsageError: an even kernel size, operands whose shapes do not fit each other.
+        UsageError: the kernel size is even, or the operands' shapes do not match.
         BackendError: the backend cannot be used here.
 
     Source: ELSA, Eq. 5 and 8.
@@ -95,13 +95,13 @@ def local_scores(
     """Compute scores of every pixel with its neighborhood: q_i . k_(i + dilation o) per head and offset o, without scale.
 
     Args:
-        queries, keys: (B, C, Y, X); C is a multiple of `heads`, contiguous blocks of channels.
+        queries, keys: (B, C, Y, X); C is a multiple of `heads`, and each head is a contiguous block of channels.
 
     Returns:
         (B, H K, Y, X), for `local_filter`; 0 where the neighbor is outside of the map.
 
     Raises:
-        UsageError: an even kernel size, operands of different shapes, channels not divisible by the number of heads.
+        UsageError: the kernel size is even, the shapes differ, or the channels are not divisible by the number of heads.
         BackendError: the backend cannot be used here.
 
     Source: ELSA, Eq. 4, its first term.
@@ -128,13 +128,13 @@ def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | No
         raise UsageError(f"values and filters have different batch sizes, {batch} and {filter_batch}")
     if maps % neighborhood.offsets or not maps or channels % (maps // neighborhood.offsets):
         raise UsageError(
-            f"filters have {neighborhood.offsets} maps per head for a {size} x {size} neighborhood, and heads that divide "
-            f"the {channels} channels of the values; {maps} maps do not fit"
+            f"filters must have {neighborhood.offsets} maps per head for a {size} x {size} neighborhood, and a number of "
+            f"heads that divides the {channels} channels of the values; {maps} maps do not fit"
         )
     for axis, whole, part in zip("YX", sizes, filter_sizes, strict=True):
         if part not in (whole // stride, -(-whole // stride)):
             raise UsageError(
-                f"{axis} is {whole} in the values and, with stride {stride}, cannot be {part} in the filters"
+                f"the values have {axis} = {whole}, so the filters cannot have {axis} = {part} with stride {stride}"
             )
     for name, ghost in (("mul", mul), ("add", add)):
         if ghost is not None and ghost.shape != (channels, size, size):

@@ -1,12 +1,12 @@
 """The equation of local attention, spelled out; every faster path is tested against it.
 
-Letters: B images, C channels, Y x X pixels, H heads, K = k * k offsets, row by row; Y' x X' output pixels, all of them
+Letters: B images, C channels, Y x X pixels, H heads, K = k * k offsets, row by row; Y' x X' output pixels, equal to Y x X
 without a stride.
 
     out_i[c] = sum_o (multiplier[c, o] * weights_i[h(c), o] + addend[c, o]) v_(s i + d o)[c]
 
-with stride s, dilation d, o from -(k // 2) to k // 2 in both directions, v = 0 outside of the map, and h(c) the contiguous
-block of channels that contains c. The softmax over the offsets includes offsets outside the map, whose values are zero.
+with stride s, dilation d, o from -(k // 2) to k // 2 in both directions, v = 0 outside of the map, and h(c) the head whose
+contiguous block of channels contains c. The softmax includes offsets outside the map, whose values are zero.
 
 Source: ELSA, Eq. 5 and 8; the channels of a head follow the published code, where the text has c mod H.
 """
@@ -42,7 +42,7 @@ def local_filter(
 
 
 def local_scores(queries: Tensor, keys: Tensor, *, heads: int, neighborhood: Neighborhood) -> Tensor:
-    """Compute q_i . k_(i + d o) for every head and offset, of (B, C, Y, X) both: (B, H K, Y, X). k is zero outside."""
+    """Compute q_i . k_(i + d o) for every head and offset, (B, C, Y, X) to (B, H K, Y, X); k is zero outside the map."""
     near = windows(keys, neighborhood, *keys.shape[2:]).unflatten(1, (heads, -1))  # (B, H, D, K, Y, X)
     return (queries.unflatten(1, (heads, -1)).unsqueeze(3) * near).sum(2).flatten(1, 2)
 

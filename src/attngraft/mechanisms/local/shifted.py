@@ -1,8 +1,8 @@
-"""Local attention with multipliers by channel, which are not one product of matrices, and with strides.
+"""Local attention with multipliers by channel, which is not a single matrix product, and with strides.
 
-Per image, channels first: zero-padded values, weights, and output. Outputs are computed for a few channels and rows at a
-time, with all neighbors in one buffer; gradients one offset at a time, in buffers of the size of an image's output. No
-tensor is k * k times as large as an image.
+Images are processed one by one, with zero-padded values, weights and output channels first. Outputs are computed for a few
+channels and rows at a time, with all neighbors in one buffer; gradients one offset at a time, in buffers of the size of an
+image's output. No tensor is k * k times as large as an image.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from attngraft.mechanisms.local.geometry import Neighborhood
 
-#: channels of a step; numbers in the buffer for their neighbors, about, and at most this part of all of an image's: they
-#: stay in a cache between two operations, and operations are few enough for their own cost to be small
+#: channels per step; approximate size of the buffer for their neighbors, and its largest share of all neighbors of an image.
+#: The buffer stays in a cache between two operations, and there are few enough operations to keep their overhead small
 CHANNELS, NUMBERS, PART = 32, 2**21, 1 / 8
 
 
@@ -22,7 +22,8 @@ class Shifted:
     """Memory for an image (Y, X, C) with zeros around it, viewed as (H, D, Y', X') at any offset.
 
     Args:
-        like: an image. sizes: Y' and X'.
+        like: an image.
+        sizes: Y' and X'.
     """
 
     def __init__(self, like: Tensor, heads: int, neighborhood: Neighborhood, *, sizes: Sequence[int]) -> None:
@@ -109,7 +110,7 @@ def gradients(
 ) -> None:
     """Fill `to_values` and `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1).
 
-    Buffers are like `to_out`.
+    `buffers` have the shape of `to_out`.
     """
     to_values.clear()
     products, weighted = buffers
@@ -123,7 +124,7 @@ def gradients(
         if multiplier is None or to_multiplier is None:
             to_seen.addcmul_(to_out, weight)
         else:
-            # rows times maps; the same as maps times columns would take ten times as long
+            # as rows times maps: the equivalent maps times columns would take ten times as long
             to_multiplier[offset].view(heads, 1, width).baddbmm_(weight.flatten(2), flat.transpose(1, 2))
             to_seen.addcmul_(torch.mul(to_out, weight, out=weighted), multiplier[offset])
 

@@ -1,7 +1,7 @@
-"""Local attention as Triton kernels, forward and backward: the softmax is fused, the forward reads filters once, and nothing
-is k * k times as large as the values.
+"""Local attention as Triton kernels, forward and backward.
 
-Import this module only where the operation has no obstacle to Triton.
+The softmax is fused, the forward reads the filters once, and no tensor is k * k times as large as the values.
+Import this module only if Triton is available.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attngraft.mechanisms.local import reference
 from attngraft.mechanisms.local import triton_kernels as kernels
 from attngraft.mechanisms.local.geometry import Neighborhood
 
-#: programs that share the images in sums over all of them
+#: number of parts into which sums over all images are split, one program each
 PARTS = 16
 
 
@@ -76,15 +76,17 @@ def _empty_gradients(
 
 
 def _flops(values: Any, filters: Any, mul: Any, add: Any, size: int, *_: Any) -> int:
-    """Count as the other backends do: a multiply-add for every offset and channel of every output pixel, another for each
-    ghost matrix."""
+    """Count one multiply-add per offset, channel and output pixel, and another for each ghost matrix.
+
+    This is the count of the other backends.
+    """
     batch, _, rows, columns = filters
     ghosts = sum(ghost is not None for ghost in (mul, add))
     return int((1 + ghosts) * 2 * batch * rows * columns * values[1] * size**2)
 
 
 def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any) -> tuple[Tensor, ...]:
-    """Return the gradients of values, filters, mul and add; empty where there is none."""
+    """Return the gradients of values, filters, mul and add; empty for matrices that are None."""
     (dout,), (values, filters, mul, add), (lse,), (*sizes, softmax) = to_outputs, operands, saved, options
     dout = dout.contiguous()
     gradients = dvalues, dfilters, dmul, dadd = _empty_gradients(*operands)
@@ -137,8 +139,10 @@ def apply_filters(
     stride: int,
     softmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return (B, C, Y', X'), and in float32 the log-sum-exp (B, H, Y', X') of the filters, empty without a softmax. All
-    contiguous; ghosts are (C, K)."""
+    """Return (B, C, Y', X') and the float32 log-sum-exp (B, H, Y', X') of the filters, empty without a softmax.
+
+    All tensors are contiguous; `mul` and `add` are (C, K).
+    """
     out, lse = _empty_outputs(values, filters, mul, add, size, dilation, stride, softmax)
     if not out.numel():
         return out, lse

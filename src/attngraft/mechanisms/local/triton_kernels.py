@@ -2,15 +2,19 @@
 
     out_p[c] = sum_o (mul[c, o] w_p,o + add[c, o]) v_(s p + d o)[c],    w = softmax over o of the filters, or the filters
 
-A program processes one image and head and a tile of pixels, all channels of the head. It reads each filter once: the sum is
-rescaled when a larger score comes. The divisor of the softmax is kept as a log-sum-exp l per pixel, so that the backward
-recomputes any weight as exp(filter - l). No exponent is positive, so nothing overflows.
+A program processes a tile of pixels of one image and head, with all channels of the head. It reads each filter once: the sum
+is rescaled when a larger score is found. The divisor of the softmax is stored as a log-sum-exp l per pixel, from which the
+backward recomputes any weight as exp(filter - l). No exponent is positive, so nothing overflows.
 
-The backward has three kernels, and no two programs write to one result: no atomics, so the order of sums never changes.
+The backward has three kernels. Each result is written by a single program: there are no atomics, so the order of sums never
+changes.
 
-    dv_q = sum_o (mul w_p,o + add) dout_p,  p the pixel with neighbor q at offset o    a tile of pixels q
-    df_p,o = w_p,o (g_p,o - sum_o' w_p,o' g_p,o'),  g_p,o = sum_c mul dout_p v_(p+o)   a tile of pixels p, swept twice
-    dmul = sum_p w_p,o dout_p v_(p+o),  dadd = sum_p dout_p v_(p+o)                    a head, an offset, some of the images
+    values_kernel     dv_q = sum_o (mul w_p,o + add) dout_p, with p the pixel whose neighbor at offset o is q
+    filters_kernel    df_p,o = w_p,o (g_p,o - sum_o' w_p,o' g_p,o'), with g_p,o = sum_c mul dout_p v_(p+o)
+    ghosts_kernel     dmul = sum_p w_p,o dout_p v_(p+o),  dadd = sum_p dout_p v_(p+o)
+
+A program computes, respectively, a tile of pixels q, a tile of pixels p (in two sweeps over the offsets), and one offset of
+one head, summed over some of the images.
 
 All tensors are contiguous, channels first: values (B, C, Y, X), filters (B, H K, Y', X'), out (B, C, Y', X'), ghosts (C, K).
 `sizes` is (H, Y, X, Y', X'). Sums are float32.
@@ -28,20 +32,20 @@ from attngraft.mechanisms.triton_rows import finite, nonzero, program_index
 
 @triton.jit
 def pixels(tile, rows, columns, BLOCK_P: tl.constexpr):
-    """Return the pixels of a tile: their numbers, rows, columns, and whether they exist."""
+    """Return the pixels (BLOCK_P) of a tile: index, row, column, and whether the pixel is on the map."""
     number = tile * BLOCK_P + tl.arange(0, BLOCK_P)
     return number, number // columns, number % columns, number < rows * columns
 
 
 @triton.jit
 def offset_distance(offset, SIZE: tl.constexpr, DILATION: tl.constexpr):
-    """Return the distance of a neighbor: rows and columns."""
+    """Return the distance (rows, columns) of the neighbor at `offset`."""
     return (offset // SIZE - SIZE // 2) * DILATION, (offset % SIZE - SIZE // 2) * DILATION
 
 
 @triton.jit
 def load_map(maps, channel, y, x, exists, rows, columns):
-    """Load (channels, pixels) of contiguous maps, zero for channels and pixels that do not exist or lie outside."""
+    """Load a tile (BLOCK_D, BLOCK_P) of contiguous maps, zero out of range, and whether each pixel is in range."""
     lane, inside = channel
     seen = exists & (y >= 0) & (y < rows) & (x >= 0) & (x < columns)
     pointers = maps + lane[:, None] * rows * columns + (y * columns + x)[None, :]
@@ -50,21 +54,21 @@ def load_map(maps, channel, y, x, exists, rows, columns):
 
 @triton.jit
 def load_ghost(ghost, ghost_channel, offset, OFFSETS: tl.constexpr):
-    """Load (channels, 1) of a ghost matrix."""
+    """Load the entries (BLOCK_D, 1) of a ghost matrix (C, K) at `offset`."""
     lane, inside = ghost_channel
     return tl.load(ghost + lane * OFFSETS + offset, mask=inside, other=0.0).to(tl.float32)[:, None]
 
 
 @triton.jit
 def lanes(entry, head, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Return a head's channels: in the maps of the batch, and in the ghost matrices."""
+    """Return the indices and masks of a head's channels, first in the maps of the batch, then in the ghost matrices."""
     lane = tl.arange(0, BLOCK_D)
     return (entry * D + lane, lane < D), (head * D + lane, lane < D)
 
 
 @triton.jit
 def weight_of(filters, lse, entry, offset, number, exists, count, OFFSETS: tl.constexpr, SOFTMAX: tl.constexpr):
-    """Load the weights at an offset, zero for pixels that do not exist."""
+    """Load the weights (BLOCK_P) at `offset`, after softmax if SOFTMAX; zero for pixels that are not on the map."""
     weight = tl.load(filters + (entry * OFFSETS + offset) * count + number, mask=exists, other=0.0).to(tl.float32)
     if SOFTMAX:
         weight = tl.exp(weight - tl.load(lse + entry * count + number, mask=exists, other=0.0))
@@ -117,7 +121,7 @@ def values_kernel(
     SIZE: tl.constexpr, DILATION: tl.constexpr, STRIDE: tl.constexpr,
     SOFTMAX: tl.constexpr, MUL: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """Compute the values' gradients: each pixel gathers from those with it as a neighbor."""
+    """Compute dv for a tile of pixels: each gathers from the pixels that have it as a neighbor."""
     heads, rows, columns, out_rows, out_columns = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     count, OFFSETS = out_rows * out_columns, SIZE * SIZE
     tile, entry, _, head = program_index(tl.cdiv(rows * columns, BLOCK_P), heads)
@@ -147,7 +151,7 @@ def filters_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
     SIZE: tl.constexpr, DILATION: tl.constexpr, STRIDE: tl.constexpr, SOFTMAX: tl.constexpr, MUL: tl.constexpr
 ):  # fmt: skip
-    """Compute the filters' gradients (float32): those of the weights first, then through a softmax."""
+    """Compute df in float32 for a tile of pixels: first the gradient of the weights, then, if SOFTMAX, of the scores."""
     heads, rows, columns, out_rows, out_columns = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     count, OFFSETS = out_rows * out_columns, SIZE * SIZE
     tile, entry, _, head = program_index(tl.cdiv(count, BLOCK_P), heads)
@@ -180,7 +184,7 @@ def ghosts_kernel(
     SIZE: tl.constexpr, DILATION: tl.constexpr, STRIDE: tl.constexpr,
     SOFTMAX: tl.constexpr, MUL: tl.constexpr, ADD: tl.constexpr
 ):  # fmt: skip
-    """Compute the gradients of the ghost matrices over parts of the images, (parts, C, K), per part, head and offset."""
+    """Compute dmul and dadd (parts, C, K), summed over parts of the images; a program per part, head and offset."""
     heads, rows, columns, out_rows, out_columns = sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]
     count, OFFSETS = out_rows * out_columns, SIZE * SIZE
     offset, _, part, head = program_index(OFFSETS, heads)

@@ -55,21 +55,22 @@ class LocalAttention(Recordable, nn.Module):
         heads: H. With H = dim, `terms=("rb",)`, a neighborhood and the identity it is a depthwise convolution between two
             linear layers; with `terms=("qr",)` there, an involution; with ("qk", "rb") in windows with a softmax, Swin's
             attention.
-        terms: those of "qk", "qr", "rk", "rb" that are summed; `NETWORKS` has the paper's.
-        area: "window" or "neighborhood". size: rows, and columns, of it; odd for a neighborhood.
-        shift: of the windows, less than `size`; maps are zero-padded to whole windows, and the padding is attended to.
+        terms: the terms that are summed, of "qk", "qr", "rk", "rb"; `NETWORKS` lists the paper's combinations.
+        area: "window" or "neighborhood".
+        size: rows, and columns, of the area; odd for a neighborhood.
+        shift: shift of the windows, less than `size`; maps are zero-padded to whole windows, and the padding is attended to.
         norm: "softmax", "filter" or "identity".
-        scale: of the queries; (dim / H)^-0.5 by default.
+        scale: scale of the queries; (dim / H)^-0.5 by default.
 
     `proj_in` has the rows of queries, keys and values, one after another, without those that no term needs.
-    `rk`, `rq` (H, D, positions) and `rb` (H, positions) start as truncated normals of std 0.02; a neighborhood has size^2
-    positions, a window (2 size - 1)^2, by key minus query.
+    `rk`, `rq` (H, D, positions) and `rb` (H, positions) start from truncated normals of std 0.02. A neighborhood has size^2
+    positions, a window (2 size - 1)^2, indexed by key minus query.
 
-    Records the weights of the values: `local_filters` (B, H, K, Y, X) of neighborhoods, `weights` (B, windows, H, n, n) of
+    Records the weights of the values: `local_filters` (B, H, K, Y, X) for neighborhoods, `weights` (B, windows, H, n, n) for
     windows.
 
     Raises:
-        UsageError: an unknown term, area or norm, none of the terms, or sizes that do not fit.
+        UsageError: a term, area or norm is unknown, there are no terms, or sizes do not match.
 
     Source: ELSA, Eq. 4.
     """
@@ -129,7 +130,7 @@ class LocalAttention(Recordable, nn.Module):
             scores = scores + self.rb[..., None, None]
         if self.norm == "filter":
             scores = normalized(scores.movedim(2, -1), self.norm).movedim(-1, 2)
-        if self.is_recording("local_filters"):  # beside the operation, which includes the softmax
+        if self.is_recording("local_filters"):  # computed in addition, since the operation includes the softmax
             self.record("local_filters", scores.softmax(2) if self.norm == "softmax" else scores)
         out = local_filter(v, scores.flatten(1, 2), kernel_size=self.size, softmax=self.norm == "softmax")
         return out.permute(0, 2, 3, 1)
@@ -171,7 +172,7 @@ def normalized(scores: Tensor, norm: Norm, visible: Tensor | None = None) -> Ten
     """Normalize scores (..., pixels) to weights.
 
     Args:
-        visible: broadcastable to the scores; hidden pixels have weight 0 and take no part in the norm.
+        visible: broadcastable to the scores; hidden pixels have weight 0 and are excluded from the norm.
 
     A filter norm is (scores - mean) / (standard deviation + 1e-5), both over visible pixels, the latter biased; the paper
     only names the norm.
@@ -200,7 +201,7 @@ def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: in
         raise UsageError(f"the width {dim} is not divisible by {heads} heads; give another number or width")
     unknown = sorted(set(terms) - set(TERMS))
     if unknown or not terms:
-        raise UsageError(f"terms must be some of {', '.join(TERMS)}, at least one, not {', '.join(unknown) or 'none'}")
+        raise UsageError(f"terms must be one or more of {', '.join(TERMS)}; got {', '.join(unknown) or 'none'}")
     if area not in ("window", "neighborhood"):
         raise UsageError(f"area must be window or neighborhood, not {area!r}")
     if norm not in NORMS:
@@ -208,4 +209,4 @@ def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: in
     if size < 1 or (area == "neighborhood" and size % 2 == 0):
         raise UsageError(f"the size of a {area} must be {'odd' if area == 'neighborhood' else '1 or more'}, not {size}")
     if not 0 <= shift < size or (shift and area == "neighborhood"):
-        raise UsageError(f"windows shift by less than their size {size}, neighborhoods not at all; not by {shift}")
+        raise UsageError(f"shift must be less than the size {size} for windows, and 0 for neighborhoods; got {shift}")

@@ -1,14 +1,14 @@
-"""BiXT, the bi-directional cross-attention transformer: its parts, the model, and its names with timm.
+"""BiXT, the bi-directional cross-attention transformer: its layers, the model, and its timm names.
 
 | file | contents |
 |---|---|
 | tokenizers.py | images to tokens, and local patch interaction |
-| positions.py | position codes of one grid, or of any |
+| positions.py | position codes of one grid, or of any grid |
 | layers.py | blocks and layers, from `mechanisms.bixt` |
-| latent_model.py | base class of models of latents and tokens, with their initialization |
+| latent_model.py | base class of models with latents and tokens, and their initialization |
 | model.py | the network |
 | baselines.py | the paper's baselines |
-| registration.py | all of these by name |
+| registration.py | names of all of these |
 
 Importing this package only registers the names: classes are imported, and their operations registered, on first use.
 """

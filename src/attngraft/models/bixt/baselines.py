@@ -1,14 +1,14 @@
-"""Baselines of BiXT: the same base class and blocks, with other forms of cross-attention.
+"""Baselines of BiXT, which share its base class and blocks but use other forms of cross-attention.
 
 | names | class | parameters |
 |---|---|---|
 | `iterative_sa5_d8_k1`, `sa6_d7`, `sa6_d8`, `sa4_d12`, `sa1_d22`, `sa1_d24` | `Iterative` | 10.6M to 22.2M |
-| `iterative_sa5_d8_k2`, ... | the same with two cross-attentions | 11.0M to 22.6M |
+| `iterative_sa5_d8_k2`, ... | as above, with two cross-attentions | 11.0M to 22.6M |
 | `sequential_d11`, `sequential_d12` | `Sequential` | 14.6M, 15.9M |
 
-`sa5_d8` has 8 blocks with 5 self-attentions each. k1 is the paper's dagger, one cross-attention for all blocks; k2 its
-double dagger, one for the first block and one for the rest. All have width 192, 64 latents and the paper's 3 heads; neither
-code nor weights of them are published.
+`sa5_d8` has 8 blocks with 5 self-attentions each. k1, the paper's dagger, has one cross-attention for all blocks; k2,
+its double dagger, has one for the first block and one for the rest. All have width 192, 64 latents and the paper's 3 heads.
+Their code and weights are not published.
 
 Source: BiXT, tables 1 and A1.
 """
@@ -33,10 +33,12 @@ class SequentialBlock(CrossAttentionBlock):
 
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))))
         t = t + dp(ls1_pat(attn_pat(norm1_pat(t), norm1_lat(l))))
-        and the feed-forward networks of `CrossAttentionBlock`, whose arguments it takes
 
-    The paper has "latents first query, followed by the tokens querying the latents", and its parameter count fits four
-    norms; it does not specify which latents the tokens attend to. Here these are the updated ones, after the same norm.
+    The feed-forward networks and the arguments are those of `CrossAttentionBlock`.
+
+    The paper describes "latents first query, followed by the tokens querying the latents", and its parameter count fits
+    four norms. It does not specify which latents the tokens attend to; here they attend to the updated ones, after the same
+    norm.
     """
 
     attention = OneSidedCrossAttention
@@ -65,7 +67,7 @@ class SequentialBlock(CrossAttentionBlock):
 class Sequential(BiXT):
     """BiXT with a `SequentialBlock` in each layer except the last, which is one-sided as in BiXT.
 
-    Arguments as of `BiXT`.
+    The arguments are those of `BiXT`.
     """
 
     two_way = SequentialBlock
@@ -80,13 +82,14 @@ class Iterative(LatentModel):
     and feed-forward network, is stored, counted and saved once, in `cross_attention`.
 
     Args:
-        depth: number of blocks. self_layers: number of self-attentions in each; these are never shared.
+        depth: number of blocks.
+        self_layers: number of self-attentions per block; these are never shared.
         cross_sets: number of cross-attentions: the first blocks have one each, the remaining blocks share the last. The
-            paper has 1 and 2.
+            paper uses 1 and 2.
         attention_dim: width of cross-attention; default: that of the latents.
-        num_heads, mlp_ratio, qkv_bias, rv_bias, init_values, proj_drop_rate, attn_drop_rate: as of `BiXT`.
-        drop_path_rate: of the last self-attention, rising from 0 at the first. A cross-attention has the mean rate of the
-            blocks that use it.
+        num_heads, mlp_ratio, qkv_bias, rv_bias, init_values, proj_drop_rate, attn_drop_rate: as in `BiXT`.
+        drop_path_rate: drop path rate of the last self-attention, rising from 0 at the first. A cross-attention has the
+            mean rate of the blocks that use it.
         frame: other arguments of `LatentModel`.
 
     Raises:
@@ -165,11 +168,11 @@ class Iterative(LatentModel):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """As of `LatentModel`; also removes the cross-attentions that only removed blocks use."""
+        """Remove layers as in `LatentModel`, and the cross-attentions that only removed blocks use."""
         taken = super().prune_intermediate_layers(indices, prune_norm, prune_head)
         self.cross_attention = self.cross_attention[: len(self.blocks)]
         return taken
 
     def forward_tokens(self, images: Tensor) -> Tensor:
-        """Images to the map (B, token_dim, rows, columns) of the tokens that every block attends to."""
+        """Return the map (B, token_dim, rows, columns) of the images' tokens, to which every block attends."""
         return as_map(self.embed(images), self.grid(images))

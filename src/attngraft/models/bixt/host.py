@@ -1,7 +1,7 @@
 """Host adapter of BiXT and its baselines.
 
-The latents' self-attention, one-sided cross-attention and MLPs take grafts. The bi-directional cross-attention takes none,
-but `attngraft.record` can record its two maps.
+The latents' self-attention, one-sided cross-attention and MLPs accept grafts. The bi-directional cross-attention accepts
+none, but `attngraft.record` can record its two maps.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ from attngraft.models.bixt.baselines import Iterative, Sequential
 from attngraft.models.bixt.model import BiXT
 
 BOTH_WAYS = (
-    "one similarity serves both directions here, so neither is a branch of its own that a graft could change; its two maps "
+    "one similarity serves both directions here, so neither is a branch that a graft could change separately; the two maps "
     "can be recorded. Grafts fit in the latents' self-attention (blocks.*.self_attention_latents) and in the MLPs"
 )
 
@@ -38,7 +38,7 @@ class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
     """`OneSidedCrossAttention`: latents attend to tokens. Latents shared by all images have batch size 1."""
 
     fused_attn = True
-    attn_drop: Any  # a rate, a module in other hosts
+    attn_drop: Any  # a rate here; a module in other hosts
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
         return self.forward_projected(self.project(latents, tokens), lambda queries: self.project(queries, tokens))
@@ -102,7 +102,7 @@ class BixtHost(HostAdapter):
 
     def _sites(self, model: Any) -> Sites:
         latents = _latent_fields(model)
-        shared = getattr(model, "cross_attention", None)  # Iterative's, which serve several blocks
+        shared = getattr(model, "cross_attention", None)  # of `Iterative`; each serves several blocks
         for name, block in model.blocks.named_children():
             if shared is None:
                 cross, inner = "cross_attention_latents_token", "self_attention_latents"
@@ -129,7 +129,7 @@ def _latent_fields(model: Any) -> dict[str, Any]:
 
 
 def _cross_sites(model: Any, block: Any, path: str, *, uses: int = 1) -> Sites:
-    """Yield the sites of a block of cross-attention; each of its `uses` for one input counts as a sequence."""
+    """Yield the sites of a cross-attention block; if it is used several times per input, each use is a sequence."""
     rows, columns = model.grid_size
     latents = {**_latent_fields(model), "sequences": uses}
     tokens = {**latents, "dim": model.token_dim, "tokens": rows * columns, "grid": (rows, columns)}

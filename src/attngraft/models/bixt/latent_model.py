@@ -1,10 +1,10 @@
-"""Base class of BiXT and its baselines: images to tokens, latents that layers refine, a head; with timm's interface.
+"""Base class of BiXT and its baselines: tokenizer, layers that refine latents, head; with timm's interface.
 
     tokens  = patch_embed(images) + positions;   latents = a parameter, shared by all images
     latents, tokens = layer(latents, tokens)     for each layer
     logits  = head(fc_norm(mean of the latents))
 
-Subclasses (`model.BiXT`, `baselines.Iterative`, `baselines.Sequential`) implement the layers. Initial values:
+Subclasses (`model.BiXT`, `baselines.Iterative`, `baselines.Sequential`) implement the layers. The initial values are:
 
 | | "jax", as the published models were trained | "skip", PyTorch's own |
 |---|---|---|
@@ -34,7 +34,7 @@ Initialization = Literal["jax", "skip"]
 
 
 class LatentModel(ABC, TimmModel):
-    """Images (B, in_chans, H, W) to logits (B, num_classes), by layers of latents and tokens.
+    """Classifier with layers of latents and tokens: images (B, in_chans, H, W) to logits (B, num_classes).
 
     A subclass passes the layers, implements `run_layer`, and calls `init_weights` at the end of its `__init__`.
 
@@ -42,18 +42,19 @@ class LatentModel(ABC, TimmModel):
         img_size: image size, one number or (rows, columns).
         blocks: the layers.
         global_pool: "avg", the mean of the latents, or "", all of them.
-        patch_size, stride: of the tokenizer; the grid has H / stride x W / stride tokens. A stride of None is the patch
-            size, the only one that the convolutional tokenizer supports.
+        patch_size, stride: patches of the tokenizer; the grid has H / stride x W / stride tokens. A stride of None is the
+            patch size, which the convolutional tokenizer requires.
         tokenizer: "linear" or "conv" (`tokenizers`).
         positions: "static" for the grid of `img_size`, "dynamic" for any grid, or "none" (`positions`).
-        embed_dim: width of the latents. token_dim: of the tokens; default: the same.
+        embed_dim: width of the latents.
+        token_dim: width of the tokens; None: that of the latents.
         fc_norm: apply the norm after pooling instead of before it.
         drop_rate: dropout before the head.
-        weight_init: "jax", as the published models were trained, or "skip", PyTorch's own with standard normal latents,
+        weight_init: "jax", as the published models were trained; or "skip", PyTorch's own with standard normal latents,
             as in the published models for 384 pixels, which are fine-tuned.
 
     Raises:
-        UsageError: inconsistent sizes, or an unknown choice.
+        UsageError: sizes are inconsistent, or an option has an unknown value.
     """
 
     pools = ("avg", "")
@@ -112,13 +113,13 @@ class LatentModel(ABC, TimmModel):
     ) -> tuple[Tensor, Tensor | None]:
         """Update latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid of (rows, columns) by layer `index`.
 
-        Returns None for tokens that no later layer may use.
+        Returns None instead of tokens if no later layer may use them.
         """
 
     def init_weights(self) -> None:
         """Initialize parameters by `weight_init`, and position codes."""
         self.fourier_pos_encode.set_grid(self.grid_size)
-        if self.latents.is_meta:  # slow in PyTorch, for nothing
+        if self.latents.is_meta:  # PyTorch would initialize slowly, without effect
             return
         if self.weight_init == "skip":
             nn.init.normal_(self.latents)
@@ -135,7 +136,7 @@ class LatentModel(ABC, TimmModel):
         }
 
     def make_head(self, classes: int) -> nn.Module:
-        """Return a new head, initialized as the model's."""
+        """Return a new head, initialized like the model's."""
         head = super().make_head(classes)
         if self.weight_init == "jax":
             _initialize(head, "head")
@@ -145,31 +146,31 @@ class LatentModel(ABC, TimmModel):
         """Return `pool`.
 
         Raises:
-            UsageError: it is not one of `pools`.
+            UsageError: `pool` is not one of `pools`.
         """
         return check_choice("global_pool", pool, self.pools)
 
     def set_input_size(self, img_size: int | tuple[int, int]) -> None:
-        """Change the image size: position codes are recomputed, nothing else depends on it."""
+        """Change the image size and recompute position codes; nothing else depends on the size."""
         self.grid_size = token_grid(img_size, self.patch_embed.stride)
         self.fourier_pos_encode.set_grid(self.grid_size)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images to the input tokens (B, N, token_dim) of the first layer."""
+        """Return the input tokens (B, N, token_dim) of the first layer."""
         return self.patch_embed(images) + self.fourier_pos_encode(self.grid(images))
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to latents (B, M, embed_dim) after the last layer, normalized unless `fc_norm` is set."""
+        """Return the latents (B, M, embed_dim) after the last layer, normalized unless `fc_norm` is set."""
         latents, _ = self._layers(images, len(self.blocks))
         return cast(Tensor, self.norm_lat(latents))
 
     def forward_tokens(self, images: Tensor) -> Tensor:
-        """Images to the map (B, token_dim, rows, columns) of the tokens after the last layer that updates them."""
+        """Return the map (B, token_dim, rows, columns) of the tokens after the last layer that updates them."""
         _, tokens = self._layers(images, self.token_layers())
         return as_map(cast(Tensor, tokens), self.grid(images))
 
     def forward_head(self, latents: Tensor, pre_logits: bool = False) -> Tensor:
-        """Latents to logits, or to the input of the head."""
+        """Return the logits of the latents, or with `pre_logits` the input of the head."""
         pooled = self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents)
         pooled = self.head_drop(pooled)
         return pooled if pre_logits else cast(Tensor, self.head(pooled))
@@ -186,17 +187,18 @@ class LatentModel(ABC, TimmModel):
     ) -> Any:
         """Return tokens after some of the layers that update them, as timm's models do.
 
-        The result is (latents, intermediates), or the latter alone; the latents are those of `forward_features`.
+        Returns (latents, intermediates), or with `intermediates_only` the latter; the latents are those of
+        `forward_features`.
 
         Args:
-            indices: the last n of these layers (a number), those listed, or all (None).
+            indices: a number n for the last n of these layers, a list of layers, or None for all.
             return_prefix_tokens: return pairs (map, latents of that layer).
-            norm: apply the final norm to those latents too; tokens have none.
+            norm: apply the final norm to these latents too; tokens have no final norm.
             stop_early: stop after the last layer in `indices`.
             output_fmt: "NCHW" or "NLC".
 
         Raises:
-            ValueError: unknown `output_fmt`.
+            ValueError: `output_fmt` is unknown.
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt must be NCHW or NLC, not {output_fmt!r}")
@@ -232,7 +234,7 @@ class LatentModel(ABC, TimmModel):
         return checkpoint(self.run_layer, *inputs) if self.grad_checkpointing else self.run_layer(*inputs)
 
     def grid(self, images: Tensor) -> tuple[int, int]:
-        """Return rows and columns of the images' tokens.
+        """Return (rows, columns) of the images' tokens.
 
         Raises:
             UsageError: the model's position codes are for another grid.
@@ -248,12 +250,12 @@ class LatentModel(ABC, TimmModel):
 
 
 def as_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(B, N, C) to (B, C, rows, columns)."""
+    """Reshape tokens (B, N, C) to a map (B, C, rows, columns)."""
     return tokens.transpose(1, 2).unflatten(2, grid).contiguous()
 
 
 def _initialize(module: nn.Module, name: str) -> None:
-    """Initialize the module called `name` by the rule "jax", if it is a linear layer or a convolution."""
+    """Initialize a linear layer or a convolution by the rule "jax"; `name` is its path in the model."""
     if isinstance(module, nn.Conv2d):
         lecun_normal_(module.weight)
     elif not isinstance(module, nn.Linear):

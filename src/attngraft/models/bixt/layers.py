@@ -1,6 +1,7 @@
 """Layers of BiXT: cross-attention with its feed-forward networks, then a transformer block over the latents.
 
-All blocks are pre-norm. `ls` is layer scale (only with `layer_scale`), `dp` drop path; parameters have the published names.
+All blocks are pre-norm. In formulas, `ls` is layer scale (only with `layer_scale`) and `dp` is drop path. Parameters have
+the published names.
 """
 
 from functools import partial
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSidedCrossAttention, head_width
 from attngraft.models.bixt.tokenizers import LocalPatchInteraction
 
-EPS = 1e-6  #: of every LayerNorm
+EPS = 1e-6  #: eps of every LayerNorm
 
 
 def latent_block(
@@ -27,14 +28,14 @@ def latent_block(
     attn_drop: float = 0.0,
     proj_drop: float = 0.0,
 ) -> Block:
-    """Create a self-attention block over the latents. It is timm's own, so that adapters treat it like a ViT's block.
+    """Create a self-attention block over the latents: timm's `Block`, which adapters treat like a ViT's.
 
-    l = l + dp(ls1(attn(norm1(l))));  l = l + dp(ls2(mlp(norm2(l))))
+        l = l + dp(ls1(attn(norm1(l))));  l = l + dp(ls2(mlp(norm2(l))))
 
     Raises:
         UsageError: the width is not divisible by the number of heads.
     """
-    head_width(dim, heads)  # timm would only assert it
+    head_width(dim, heads)  # timm only has an assertion
     return Block(
         dim,
         heads,
@@ -54,7 +55,7 @@ class OneSidedBlock(nn.Module):
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))));  l = l + dp(ls2_lat(mlp_lat(norm2_lat(l))))
 
     Args:
-        dim_latents, dim_tokens, dim_attention: widths; `heads` divide the last.
+        dim_latents, dim_tokens, dim_attention: widths; `dim_attention` is divided among the heads.
         layer_scale: initial value of layer scale; None: no layer scale.
     """
 
@@ -96,26 +97,26 @@ class OneSidedBlock(nn.Module):
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Any:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to (B, M, dim_latents)."""
+        """Update latents (B or 1, M, dim_latents) from tokens (B, N, dim_tokens): (B, M, dim_latents)."""
         found = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
         return self.feed_forward(latents + self.drop_path(self.ls1_lat(found)))
 
     def feed_forward(self, latents: Tensor) -> Tensor:
-        """Apply the feed-forward network of the latents, with its residual sum."""
+        """Apply the feed-forward network of the latents and its residual connection."""
         return latents + self.drop_path(self.ls2_lat(self.mlp_lat(self.norm2_lat(latents))))
 
 
 class CrossAttentionBlock(OneSidedBlock):
-    """Latents and tokens attend to each other at once, then pass their own feed-forward networks.
+    """Latents and tokens attend to each other at once, then pass through separate feed-forward networks.
 
         l', t' = attn(norm1_lat(l), norm1_pat(t))
         l = l + dp(ls1_lat(l'));  l = l + dp(ls2_lat(mlp_lat(norm2_lat(l))))
         t = t + dp(ls1_pat(t'));  [t = t + dp(ls_lpi(lpi(norm_lpi(t))))];  t = t + dp(ls2_pat(mlp_pat(norm2_pat(t))))
 
     Args:
-        local: add the local patch interaction in brackets, convolutions that need the `grid`. Its position is our reading,
-            that of XCiT; BiXT does not specify it.
-        The others: as of `OneSidedBlock`.
+        local: add the local patch interaction in brackets: convolutions, which need the `grid`. BiXT does not specify its
+            position; it is placed as in XCiT.
+        others: further arguments of `OneSidedBlock`.
 
     Source: BiXT, section 3.2 and figure 2.
     """
@@ -144,10 +145,10 @@ class CrossAttentionBlock(OneSidedBlock):
         self.ls2_pat = _scale(dim_tokens, layer_scale)
 
     def forward(self, latents: Tensor, tokens: Tensor, grid: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to updated latents and tokens.
+        """Update latents (B or 1, M, dim_latents) and tokens (B, N, dim_tokens).
 
         Args:
-            grid: rows and columns of the tokens; needed with `local`.
+            grid: (rows, columns) of the tokens; required with `local`.
         """
         latents, tokens = self.attend(latents, tokens)
         latents = self.feed_forward(latents)
@@ -157,7 +158,7 @@ class CrossAttentionBlock(OneSidedBlock):
         return latents, tokens
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the cross-attention with its residual sums."""
+        """Apply the cross-attention and its residual connections."""
         for_latents, for_tokens = self.attn(self.norm1_lat(latents), self.norm1_pat(tokens))
         return latents + self.drop_path(self.ls1_lat(for_latents)), tokens + self.drop_path(self.ls1_pat(for_tokens))
 
@@ -166,13 +167,14 @@ class Layer(nn.Module):
     """Cross-attention, then a block over the latents: l, t = cross(l, t); l = block(l).
 
     Args:
-        dim_latents, dim_tokens, dim_attention: widths; the last of cross-attention only, self-attention is as wide as the
-            latents.
-        sa_heads, ca_heads: heads of self- and cross-attention. sa_drop_path, ca_drop_path: their drop paths.
-        one_sided: do not update the tokens, as in a last layer, which returns none.
-        local: see `CrossAttentionBlock`; a one-sided layer has none.
-        two_way: the block that updates the tokens.
-        branches: mlp_ratio, layer_scale, attn_drop, proj_drop of both blocks.
+        dim_latents, dim_tokens: widths of latents and tokens.
+        dim_attention: width of cross-attention; self-attention is as wide as the latents.
+        sa_heads, ca_heads: heads of self- and cross-attention.
+        sa_drop_path, ca_drop_path: drop path rates of self- and cross-attention.
+        one_sided: do not update the tokens, as in the last layer of a model, which returns none.
+        local: see `CrossAttentionBlock`; not used in one-sided layers.
+        two_way: class of the block that updates the tokens.
+        branches: mlp_ratio, layer_scale, attn_drop and proj_drop of both blocks.
     """
 
     def __init__(
@@ -211,7 +213,7 @@ class Layer(nn.Module):
     def forward(
         self, latents: Tensor, tokens: Tensor, grid: tuple[int, int] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(B or 1, M, dim_latents) and (B, N, dim_tokens) to updated latents and tokens; a one-sided layer: to None."""
+        """Update latents (B or 1, M, dim_latents) and tokens (B, N, dim_tokens); tokens are None if one-sided."""
         if self.one_sided:
             return self.self_attention_latents(self.cross_attention_latents_token(latents, tokens)), None
         latents, tokens = self.cross_attention_latents_token(latents, tokens, grid)

@@ -4,7 +4,7 @@
     latents, tokens = layer(latents, tokens)     `depth` times; the last layer does not update the tokens
     logits  = head(fc_norm(mean of the latents))
 
-The cost of attention is latents times tokens, so that it grows linearly with the number of tokens.
+The cost of attention is latents times tokens, so it grows linearly with the number of tokens.
 
 Source: M. Hiller, K. A. Ehinger, T. Drummond, "Perceiving Longer Sequences With Bi-Directional Cross-Attention
 Transformers", 2024. Parameters have the names of the published checkpoints.
@@ -24,21 +24,22 @@ from attngraft.models.bixt.registration import MODELS
 
 
 class BiXT(LatentModel):
-    """Images (B, in_chans, H, W) to logits (B, num_classes).
+    """BiXT classifier: images (B, in_chans, H, W) to logits (B, num_classes).
 
     Args:
         depth: number of layers. The last one updates only the latents.
         attention_dim: width of cross-attention; default: that of the latents.
-        num_heads: of self- and cross-attention; sa_heads, ca_heads: where they differ.
+        num_heads: heads of self- and cross-attention.
+        sa_heads, ca_heads: heads of self- and of cross-attention; None: `num_heads`.
         init_values: initial value of layer scale; None: no layer scale.
         local: local patch interaction of the tokens in every layer that updates them (`layers.CrossAttentionBlock`).
         dense: remove the last layer, see `drop_last_layer`.
-        drop_path_rate: of the last layer, rising from 0 at the first; sa_drop_path_rate, ca_drop_path_rate: of self- and
-            cross-attention, where they differ.
+        drop_path_rate: drop path rate of the last layer, rising from 0 at the first.
+        sa_drop_path_rate, ca_drop_path_rate: rates of self- and of cross-attention; None: `drop_path_rate`.
         frame: other arguments of `LatentModel`.
 
     Raises:
-        UsageError: inconsistent sizes, or an unknown choice.
+        UsageError: sizes are inconsistent, or an option has an unknown value.
     """
 
     two_way: type[CrossAttentionBlock] = CrossAttentionBlock  #: block of the layers that update tokens
@@ -99,7 +100,7 @@ class BiXT(LatentModel):
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Run layer `index`; one-sided layers return None as tokens."""
+        """Run layer `index`; one-sided layers return None instead of tokens."""
         return cast(tuple[Tensor, Tensor | None], self.blocks[index](latents, tokens, grid))
 
     def token_layers(self) -> int:
@@ -112,7 +113,7 @@ class BiXT(LatentModel):
         Train with 13 layers, then use the tokens of the first 12 (`forward_tokens`).
 
         Raises:
-            UsageError: it was removed already, or is the only layer.
+            UsageError: the last layer was removed already, or is the only one.
         """
         if not self.blocks[-1].one_sided:
             raise UsageError("the last layer of this model updates its tokens, so there is no one-sided layer to drop")
@@ -122,7 +123,7 @@ class BiXT(LatentModel):
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> dict[str, Tensor]:
-    """Adapt published weights, or ours, to `model`: its grid's position code, and its layers if the last was removed."""
+    """Adapt published or own weights to `model`: the position code to its grid, and its layers if the last was removed."""
     layers = len(model.blocks)
     dropped = f"blocks.{layers}." if isinstance(model, BiXT) and layers == model.token_layers() else None
     values = {name: value for name, value in state_dict.items() if dropped is None or not name.startswith(dropped)}
@@ -133,11 +134,11 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> d
 def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: LatentModel) -> str | None:
     """Return why weights of the model `architecture`, created with `arguments`, do not fit `model` although all shapes do.
 
-    Shapes do not depend on heads, whose number differs between the paper's models and the published weights. They do not
-    depend on stride and image size either, but weights may move between those.
+    Shapes do not depend on the number of heads, which differs between the paper's models and the published weights. They do
+    not depend on stride and image size either, but weights may be used with another stride or image size.
     """
     if architecture not in MODELS:
-        return None  # another family, whose names differ
+        return None  # another family, whose parameter names differ
     settings = {**MODELS[architecture], **arguments}
 
     def first(*kinds: type[nn.Module]) -> Any:

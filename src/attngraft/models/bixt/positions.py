@@ -1,7 +1,7 @@
 """Position codes of BiXT: sines and cosines of row and column, projected to the tokens' width.
 
-Row y of 1..H has the angle 2 pi y / H, so that the code of a larger grid samples the same interval more finely: for another
-grid the code is recomputed, not interpolated.
+Row y of 1..H has the angle 2 pi y / H, so the code of a larger grid samples the same interval more finely. The code of
+another grid is recomputed, not interpolated.
 """
 
 import math
@@ -22,10 +22,11 @@ class DynamicPositions(nn.Module):
         (1, N, width) = token_projection(fourier_positions(rows, columns))
 
     Args:
-        width: of the tokens that the codes are added to.
-        dim: channels per axis. temperature: ratio between the highest and (almost) the lowest frequency.
+        width: width of the tokens to which the codes are added.
+        dim: channels per axis.
+        temperature: ratio between the highest and (almost) the lowest frequency.
 
-    The code of a grid (`pos`) in a state dict, as models of one grid save it, is ignored.
+    The buffer `pos` in a state dict, which models with a fixed grid save, is ignored.
     """
 
     def __init__(self, width: int, *, dim: int = 32, temperature: float = 10000.0) -> None:
@@ -43,7 +44,7 @@ class DynamicPositions(nn.Module):
         return self.computed(grid, device=self.token_projection.weight.device)
 
     def computed(self, grid: tuple[int, int], device: Any = None) -> Tensor:
-        """`fourier_positions` with this module's constants."""
+        """Return `fourier_positions` with this module's constants."""
         return fourier_positions(*grid, dim=self.dim, temperature=self.temperature, device=device)
 
     def set_grid(self, grid: tuple[int, int]) -> None:
@@ -64,7 +65,7 @@ class DynamicPositions(nn.Module):
 class StaticPositions(DynamicPositions):
     """Position codes of one grid, stored in the buffer `pos` and saved as in the published checkpoints.
 
-    A state dict's `pos` is loaded if it has this grid; otherwise, or if there is none, it is computed.
+    The buffer `pos` of a state dict is loaded if it has this grid; otherwise the code is computed.
     """
 
     pos: Tensor
@@ -91,23 +92,23 @@ class NoPositions(nn.Module):
     """No position codes."""
 
     def forward(self, grid: tuple[int, int]) -> float:
-        """Return the addend of the tokens, 0."""
+        """Return 0, which is added to the tokens."""
         return 0.0
 
     def set_grid(self, grid: tuple[int, int]) -> None:
         """Change the grid: no effect."""
 
     def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
-        """Adapt `state` to this module: no effect."""
+        """Do nothing: there is no code to adapt."""
 
 
 def make_positions(
     kind: Positions, width: int, grid: tuple[int, int], *, dim: int, temperature: float
 ) -> DynamicPositions | NoPositions:
-    """Create the position module of a kind; arguments as of the classes.
+    """Create the position module of a kind; the other arguments are those of its class.
 
     Raises:
-        UsageError: unknown kind.
+        UsageError: `kind` is unknown.
     """
     check_choice("positions", kind, ("static", "dynamic", "none"))
     if kind == "static":
@@ -123,7 +124,7 @@ def fourier_positions(
         channel 2j      sin(2 pi y / (H + 1e-6) / temperature^(2j / dim)),    y = 1..H
         channel 2j + 1  cos of the same
 
-    In float32. Source: XCiT's positions, in BiXT's code.
+    Computed in float32. Source: XCiT's positions, as in BiXT's code.
     """
     channel = torch.arange(dim, dtype=torch.float32, device=device)
     period = temperature ** (2 * torch.div(channel, 2, rounding_mode="floor") / dim)

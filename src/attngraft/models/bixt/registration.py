@@ -11,8 +11,8 @@ A name contains the width (`ti` 192, `ed256`, `sm` 384; with `LS` layer scale of
 | `bixt_ti_l64_d13_p16`, `p16s8`, `p16s4` | for dense tasks: `dense=True`, `drop_last_layer` | 16.4M |
 | `bixt_ed256_l64_p16`, `p16s8`, `bixt_ed256LS_l64_p16s8` | wider | 26.7M |
 | `bixt_ti_cnv_l64_p16`, `bixt_ti_cnv_l64_d13_p16`, `p8`, `p4` | convolutional tokenizer | 15.2M, 16.4M |
-| `bixt_conv_ti_l64_p16`, `bixt_conv_ti_l64_d13_p16`, `p8` | the same, named as on the page of weights | |
-| `..._ft384` of those at the default, `d13`, and `p16s8` of `ed256` | 384 pixels | |
+| `bixt_conv_ti_l64_p16`, `bixt_conv_ti_l64_d13_p16`, `p8` | the same models, with the authors' names | |
+| `..._ft384` of those at the default, `d13`, and `p16s8` of `ed256` | for 384 pixels | |
 | `bixt_ti_h3_l64_p16`, `l32`, `l128` | the paper's tiny: heads of 64 | 15.1M |
 | `bixt_sm_h6_l64_p16`, `l32`, `l128` | the paper's small | 59.6M |
 | `bixt_ti_h3_l64_p32s16`, `p32s8`, `p16s8`, `p16s4`, `p8`, `p8s4`, `p4` | its Table A2 | 15.0M to 15.6M |
@@ -47,11 +47,11 @@ PATTERN = re.compile(
     r"_l(?P<latents>\d+)(_d(?P<depth>\d+))?_p(?P<patch>\d+)(s(?P<stride>\d+))?(_ft(?P<size>\d+))?"
 )
 WIDTHS = {"ti": 192, "ed256": 256, "sm": 384}
-HEAD_WIDTH = 32  #: if the name does not contain the heads
+HEAD_WIDTH = 32  #: width of the heads if the name does not contain their number
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """Parse a name; returns arguments of `BiXT`.
+    """Parse a name; returns the arguments of `BiXT`.
 
     Raises:
         ValueError: the name does not follow the pattern.
@@ -67,7 +67,7 @@ def arguments(name: str) -> dict[str, Any]:
         "depth": int(found["depth"] or 12),
         "patch_size": int(found["patch"]),
     }
-    if found["stride"]:  # else the patch size, which a caller may change
+    if found["stride"]:  # otherwise it is the patch size, which a caller may change
         settings["stride"] = int(found["stride"])
     if found["conv"] or found["kind"] == "cnv":
         settings["tokenizer"] = "conv"

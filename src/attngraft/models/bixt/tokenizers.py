@@ -15,10 +15,10 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
-    """Return `value` of the argument `name`.
+    """Return `value` if the argument `name` may have it.
 
     Raises:
-        UsageError: it is not one of `choices`.
+        UsageError: `value` is not one of `choices`.
     """
     if value not in choices:
         raise UsageError(f"{name} of BiXT must be {' or '.join(map(repr, choices))}, not {value!r}")
@@ -31,7 +31,8 @@ class PatchEmbedding(nn.Module):
     With padding (patch - stride) / 2 on all sides, N = H / stride * W / stride for any patch size.
 
     Args:
-        patch_size: side of a patch. stride: from one patch to the next; default: the patch size.
+        patch_size: side of a patch in pixels.
+        stride: pixels from one patch to the next; None: the patch size.
 
     Raises:
         UsageError: the padding is not an integer.
@@ -44,7 +45,7 @@ class PatchEmbedding(nn.Module):
         if odd or padding < 0:
             raise UsageError(
                 f"patches of {patch_size} at stride {self.stride} do not form a grid of image / stride; "
-                "set a stride that is smaller by an even number"
+                "set a stride that is smaller than the patch size by an even number"
             )
         self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=self.stride, padding=padding)
 
@@ -58,12 +59,12 @@ class ConvolutionalEmbedding(nn.Module):
     N = H / patch * W / patch; the widths double up to `dim`.
 
     Args:
-        patch_size: 4, 8 or 16, which is 2 to the power of the number of convolutions.
+        patch_size: 4, 8 or 16: 2 to the power of the number of convolutions.
 
     Raises:
-        UsageError: another size, or a width that cannot be halved that often.
+        UsageError: another patch size, or a width that cannot be halved often enough.
 
-    Source: the tokenizer of XCiT, as BiXT's appendix B.3 has it.
+    Source: the tokenizer of XCiT, as described in BiXT's appendix B.3.
     """
 
     def __init__(self, patch_size: int = 16, *, in_chans: int = 3, dim: int = 192) -> None:
@@ -91,7 +92,7 @@ def make_tokenizer(
     """Create the tokenizer called "linear" or "conv".
 
     Raises:
-        UsageError: as the classes; another name; or a stride for convolutions, whose patches do not overlap.
+        UsageError: `kind` is unknown, an argument is invalid for its class, or the convolutional tokenizer has a stride.
     """
     if check_choice("tokenizer", kind, ("linear", "conv")) == "linear":
         return PatchEmbedding(patch_size, stride, in_chans=in_chans, dim=dim)
@@ -108,9 +109,9 @@ class LocalPatchInteraction(nn.Module):
         norm: "bn", batch norm, or "ln", layer norm over the channels.
 
     Raises:
-        UsageError: another norm.
+        UsageError: `norm` is unknown.
 
-    Source: XCiT's module as BiXT's code has it; the layer norm's eps is 1e-5, unlike in the rest of the model.
+    Source: XCiT's module, as in BiXT's code; the layer norm's eps is 1e-5, unlike in the rest of the model.
     """
 
     def __init__(self, dim: int, *, norm: LocalNorm = "bn") -> None:
@@ -122,10 +123,10 @@ class LocalPatchInteraction(nn.Module):
         self.conv2 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
     def forward(self, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
-        """(B, N, C) to (B, N, C).
+        """Mix tokens (B, N, C) with their neighbors; the shape is unchanged.
 
         Args:
-            grid: rows and columns of the tokens; default: a square.
+            grid: (rows, columns) of the tokens; None: a square.
 
         Raises:
             UsageError: N is not a square number, and `grid` is not set.
@@ -142,7 +143,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 def square(tokens: int) -> tuple[int, int]:
-    """Return rows and columns of a square grid.
+    """Return (rows, columns) of a square grid.
 
     Raises:
         UsageError: the number of tokens is not a square.
@@ -154,12 +155,14 @@ def square(tokens: int) -> tuple[int, int]:
 
 
 def token_grid(img_size: int | tuple[int, int], stride: int) -> tuple[int, int]:
-    """Return rows and columns of the tokens of an image.
+    """Return (rows, columns) of the tokens of an image.
 
     Raises:
-        UsageError: the stride does not divide the image.
+        UsageError: the image size is not divisible by the stride.
     """
     height, width = to_2tuple(img_size)
     if height % stride or width % stride or not height or not width:
-        raise UsageError(f"images of {height} x {width} are not divisible by the stride {stride}; use sizes that are")
+        raise UsageError(
+            f"images of {height} x {width} are not divisible by the stride {stride}; use multiples of {stride}"
+        )
     return height // stride, width // stride

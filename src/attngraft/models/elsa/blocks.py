@@ -20,7 +20,7 @@ from attngraft.mechanisms.local.hadamard import HadamardAttention
 
 
 class Residual(nn.Module):
-    """x + attn(norm1(x)), then x + mlp(norm2(x)), each with drop path."""
+    """Residual block: x + attn(norm1(x)), then x + mlp(norm2(x)), each with drop path."""
 
     def __init__(
         self, dim: int, attn: nn.Module, *, mlp_ratio: float, drop: float = 0.0, drop_path: float = 0.0
@@ -48,9 +48,10 @@ class WindowAttention(Recordable, nn.Module):
     takes part in attention, as in the published dense models.
 
     Args:
-        window: rows (and columns) of a window. shift: of the windows, less than `window`; maps that are not larger than a
-            window in both directions are not shifted.
-        shift_small: shift those too, as in the published dense models.
+        window: rows (and columns) of a window.
+        shift: shift of the windows, less than `window`; maps that are not larger than a window in both directions are not
+            shifted.
+        shift_small: shift such maps too, as in the published dense models.
     """
 
     relative_id: Tensor
@@ -88,7 +89,7 @@ class WindowAttention(Recordable, nn.Module):
         bias = self.rb[:, self.relative_id].unflatten(1, (self.window**2, -1))
         if shift:
             visible = shifted_window_mask(padded, self.window, shift, x.device).unsqueeze(1)
-            bias = torch.where(visible, bias, bias - 100)  # as published: reduced by 100, not masked
+            bias = torch.where(visible, bias, bias - 100)  # as published: reduced by 100 instead of masked
         if self.is_recording("weights"):
             scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5 + bias.to(q.dtype)
             self.record("weights", scores.softmax(-1).flatten(0, 1))
@@ -105,11 +106,11 @@ class WindowAttention(Recordable, nn.Module):
         return split_windows(x.roll((-shift, -shift), (1, 2)) if shift else x, self.window)
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """Attention in windows: q, k, v and the result are (B, nW, heads, w * w, D).
+        """Compute attention in windows: q, k, v and the result are (B, nW, heads, w * w, D).
 
-        `bias` is (heads, w * w, w * w), or (nW, heads, w * w, w * w) if windows differ. Torch's ONNX export and its fused
-        kernels take four axes, so windows are merged with images if they share the bias, else with heads: the bias is
-        broadcast and never copied.
+        `bias` is (heads, w * w, w * w), or (nW, heads, w * w, w * w) if windows differ. Torch's ONNX export and fused
+        kernels require four axes, so windows are merged with images if they share the bias, otherwise with heads. The bias
+        is broadcast, never copied.
         """
         axis = bias.ndim - 3
         sizes = q.shape[axis : axis + 2]

@@ -1,6 +1,6 @@
 """Host adapters of ELSA-Swin and ELSA-VOLO.
 
-MLPs take grafts, and so do VOLO's later stages; ELSA's own attention takes none, but `attngraft.record` can record it.
+MLPs and VOLO's later stages accept grafts. ELSA's own attention accepts none, but `attngraft.record` can record it.
 """
 
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 class ElsaSwinHost(BlockFamily):
     """Sites `layers.<i>.blocks.<j>.attn` (recording only) and `.mlp`.
 
-    The tensors are `local_filters`, `ghost_mul` and `ghost_add`, in the last stage `weights`.
+    The recorded tensors are `local_filters`, `ghost_mul` and `ghost_add`; in the last stage, `weights`.
     """
 
     name = "elsa.swin"
@@ -72,6 +72,6 @@ class ElsaVoloHost(TimmVolo):
     """Sites `network.0.<j>.attn` (recording only) and `.mlp`; the others as in `TimmVolo`."""
 
     name = "elsa.volo"
-    summary = "ELSA-VOLO (attngraft's own elsa_volo_d1, ...): as VOLO; its own attention can be recorded"
+    summary = "ELSA-VOLO (attngraft's own elsa_volo_d1, ...): sites as in VOLO; its own attention can be recorded"
     models = (ElsaVolo,)
     blocks: ClassVar = {**TimmVolo.blocks, Residual: _sites}

@@ -40,7 +40,7 @@ VOLO_VARIANTS: dict[str, dict[str, Any]] = {
         "stem_hidden_dim": 128,
     },
 }
-#: image sizes for fine-tuning, as of VOLO, with the crop ratio in evaluation
+#: image sizes for fine-tuning, as in VOLO, with the crop ratio in evaluation
 FINE_TUNED: dict[str, tuple[tuple[int, float], ...]] = {
     "elsa_volo_d1": ((384, 1.0),),
     "elsa_volo_d2": ((384, 1.0),),

@@ -38,7 +38,7 @@ class Stage(nn.Module):
 
 
 class ElsaSwin(TimmModel):
-    """Images (B, in_chans, H, W) to logits (B, num_classes).
+    """ELSA-Swin classifier: images (B, in_chans, H, W) to logits (B, num_classes).
 
         x = x + attn(norm1(x));  x = x + mlp(norm2(x))      attn: Hadamard attention; window attention in the last stage
         logits = head(mean of norm(x) over the map)
@@ -48,11 +48,12 @@ class ElsaSwin(TimmModel):
     Args:
         img_size: expected image size, one number or (rows, columns). Windows are at most as large as the last stage's map at
             this size, which determines the size of their bias table.
-        embed_dim: channels of the first stage, doubled from stage to stage. depths, num_heads: blocks and heads of each
-            stage.
-        kernel_size: k of the neighborhoods. group_width: channels per group of the convolution that computes the filters.
-        lam, gamma: of the ghost head; the published models have only its addend.
-        window_size: of the last stage; every second block's windows are shifted, on maps that are larger than a window.
+        embed_dim: channels of the first stage, doubled from stage to stage.
+        depths, num_heads: blocks and heads of each stage.
+        kernel_size: k of the neighborhoods.
+        group_width: channels per group of the convolution that computes the filters.
+        lam, gamma: settings of the ghost head; the published models have only its addend.
+        window_size: window of the last stage; every second block shifts its windows if the map is larger than a window.
         global_pool: "avg" (the mean over the map), "" (the map itself).
 
     Source: ELSA, section 3.4, Table 6; names of parameters as in its published checkpoints.
@@ -151,17 +152,17 @@ class ElsaSwin(TimmModel):
             stage.grad_checkpointing = enable
 
     def make_head(self, classes: int) -> nn.Module:
-        """Return a new head, initialized as the model's."""
+        """Return a new head, initialized like the model's."""
         head = super().make_head(classes)
         _initialize(head)
         return head
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """Images to the normalized map (B, Y, X, C)."""
+        """Return the normalized map (B, Y, X, C) of the last stage."""
         return cast(Tensor, self.norm(self.layers(self.patch_embed(images))))
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """The map to logits, or to the input of the head."""
+        """Return the logits of the map, or with `pre_logits` the input of the head."""
         if self.global_pool == "avg":
             x = x.mean((1, 2))
         x = self.head_drop(x)
@@ -176,16 +177,16 @@ class ElsaSwin(TimmModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return outputs of the blocks of some stages, as timm's models do: (map, intermediates), or the latter alone.
+        """Return outputs of the blocks of some stages, as timm's models do: (map, intermediates), or only the latter.
 
         Args:
-            indices: the last n stages (a number), those listed, or all (None).
-            norm: apply the final norm to the last stage's map, the only one of its width.
+            indices: a number n for the last n stages, a list of stages, or None for all.
+            norm: apply the final norm to the last stage's map; the others have another width.
             stop_early: stop after the last stage in `indices`.
             output_fmt: "NCHW" or "NHWC".
 
         Raises:
-            ValueError: unknown `output_fmt`.
+            ValueError: `output_fmt` is unknown.
         """
         if output_fmt not in ("NCHW", "NHWC"):
             raise ValueError(f"output_fmt must be NCHW or NHWC, not {output_fmt!r}")
@@ -212,7 +213,8 @@ class ElsaSwinBackbone(nn.Module):
     Windows of the last stage are shifted in every second block for any size of the map. No final norm, no head.
 
     Args:
-        swin: its modules are used without a copy. Its windows have the full size if its `img_size` is 224 or more.
+        swin: the model whose modules are used, without a copy. Create it with an `img_size` of 224 or more, so that its
+            windows have the full size.
 
     Source: ELSA, section 4.2; names of parameters as in its published checkpoints.
     """
@@ -228,7 +230,7 @@ class ElsaSwinBackbone(nn.Module):
                 module.shift_small = True
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Images to maps (B, C, Y, X) at strides of 4, 8, 16 and 32 pixels."""
+        """Return the maps (B, C, Y, X) of all stages, at strides of 4, 8, 16 and 32 pixels."""
         x, found = self.patch_embed(images), []
         for index, stage in enumerate(cast(list[Stage], list(self.layers))):
             x = stage.attended(x)

@@ -1,7 +1,7 @@
-"""Executors of a study's runs: this process one after the other, several processes, or a Ray cluster.
+"""Executors of a study's runs: one after the other in this process, in several processes, or on a Ray cluster.
 
-`base.run_task` trains one run folder, wherever it is called; each executor calls it in another place. All results of a run
-are in its folder, so a study may change its executor whenever it is stopped.
+Every executor calls `base.run_task`, which trains one run folder. All results of a run are in its folder, so a stopped study
+can be resumed with a different executor.
 """
 
 from attngraft.study.executors.base import Executor, Serial

@@ -27,7 +27,7 @@ PATIENCE = 60.0  #: seconds that a worker waits for a predecessor that is still 
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask:
-    """A run to be trained, to its end or to the end of an epoch."""
+    """A run to train, to completion or up to the end of an epoch."""
 
     run: PlannedRun
     stop_after_epoch: int | None = None
@@ -42,28 +42,28 @@ class Outcome:
 
 
 class Pool(Protocol):
-    """Workers. Each submitted task is returned by `wait` once, unless `stop` is called before."""
+    """Pool of workers. `wait` returns each submitted task once, unless `stop` is called first."""
 
     @property
     def slots(self) -> int:
-        """Number of tasks that may be submitted at a time."""
+        """Number of tasks that may be submitted at the same time."""
 
     def submit(self, task: RunTask, progress: Progress) -> None:
         """Start a task; `progress` is called while `wait` runs."""
 
     def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
-        """Wait until submitted tasks have ended."""
+        """Wait until at least one submitted task has ended, and return the ended tasks with their outcomes."""
 
     def stop(self) -> None:
         """Interrupt all runs and wait until they are saved."""
 
 
 class Executor(Protocol):
-    """A way to carry out tasks."""
+    """Interface of executors, which open pools of workers."""
 
     @property
     def retries(self) -> int:
-        """How often a run whose process died is resumed."""
+        """How many times a run is resumed after its process died."""
 
     def concurrency(self, recipe: Recipe) -> int:
         """Return how many runs are trained at full speed at the same time, for estimates."""
@@ -73,13 +73,13 @@ class Executor(Protocol):
 
         Args:
             train: the training function; must be picklable if tasks leave this process.
-            recipe: of any run of the study: its threads and loading processes are those of all.
+            recipe: recipe of any run; all runs of a study have the same number of threads and loading processes.
             out: the study's folder.
         """
 
 
 def run_task(task: RunTask, train: Train, progress: Progress, *, patience: float = 0.0) -> Outcome:
-    """Train the task's run, and return an outcome, whatever happens; a failure's traceback goes to the run's folder.
+    """Train the task's run and return its outcome, also after an error, whose traceback is written to the run's folder.
 
     Args:
         task: the run; it is resumed, or left alone if it is finished.
@@ -102,11 +102,11 @@ def run_task(task: RunTask, train: Train, progress: Progress, *, patience: float
             time.sleep(0.2)
     except KeyboardInterrupt as stop:
         return Outcome(kind="stopped", message=str(stop))
-    except Exception as error:  # must not end the other runs
+    except Exception as error:  # one failed run must not end the others
         message = str(error) if isinstance(error, AttngraftError) else f"{type(error).__name__}: {error}"
         try:
             write_atomically(failure, traceback.format_exc())
-        except OSError:  # a full disk may be the reason of the failure
+        except OSError:  # a full disk may have caused the failure
             return Outcome(kind="failed", message=message)
         return Outcome(kind="failed", message=f"{message} (traceback: {failure})")
     failure.unlink(missing_ok=True)
@@ -116,7 +116,7 @@ def run_task(task: RunTask, train: Train, progress: Progress, *, patience: float
 
 @dataclass(frozen=True)
 class Serial:
-    """One run after the other in this process, the default."""
+    """Train runs one after the other in this process (the default)."""
 
     retries: int = 0
 
@@ -147,15 +147,15 @@ class _SerialPool:
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> None:
-    """Signal handler that does what SIGINT does by default."""
+    """Signal handler that raises KeyboardInterrupt, as SIGINT does by default."""
     raise KeyboardInterrupt
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt within the block, for processes that have others to stop before they end.
+    """Make SIGTERM raise KeyboardInterrupt within the block, for processes that must stop others before they exit.
 
-    Outside of the main thread nothing changes.
+    Does nothing outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

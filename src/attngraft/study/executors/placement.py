@@ -1,9 +1,9 @@
 """Placement of several processes on one machine: device or cores, and number of threads.
 
-A run's number of threads is part of its recipe: sums in another number of threads are sums in another order, which changes
-the last digits. So concurrent runs have exactly the threads that one run alone would have. If the recipe leaves
-`train.threads` to torch, that is torch's choice for the whole machine, in every process: same results, but the processes
-share the cores. `train.threads=1` gives each run its own core.
+A run's number of threads is part of its recipe: a different number of threads adds in a different order, which changes the
+last digits. So each concurrent run has exactly the threads that it would have alone. If the recipe does not set
+`train.threads`, every process uses torch's default for the whole machine: the results are the same, but the processes share
+the cores. `train.threads=1` gives each run its own core.
 """
 
 import os
@@ -20,11 +20,11 @@ class Placement:
     """Device, cores and threads of one worker."""
 
     threads: int  #: CPU threads of torch, if the recipe does not set them
-    cores: tuple[int, ...] = ()  #: the cores that it may use; none: all
-    device: str | None = None  #: value of CUDA_VISIBLE_DEVICES; None: left as it is
+    cores: tuple[int, ...] = ()  #: the cores that the worker may use; empty: all
+    device: str | None = None  #: value of CUDA_VISIBLE_DEVICES; None: unchanged
 
     def apply(self) -> None:
-        """Bind this process. Must be called before it computes anything."""
+        """Bind this process to its device and cores. Must be called before any computation."""
         if self.device is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.device  # read when CUDA is first used
         if self.cores:
@@ -38,8 +38,10 @@ def run_threads(recipe: Recipe) -> int:
 
 
 def placements(jobs: int, recipe: Recipe) -> list[Placement]:
-    """Return a placement for each of `jobs` processes: devices in turn; without any, equal shares of the cores, if a run's
-    threads fit."""
+    """Return a placement for each of `jobs` processes.
+
+    Devices are assigned in turn. Without devices, each process gets an equal share of the cores if a run's threads fit.
+    """
     threads, devices = run_threads(recipe), _devices()
     if devices:
         return [Placement(threads=threads, device=devices[number % len(devices)]) for number in range(jobs)]

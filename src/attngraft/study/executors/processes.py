@@ -1,8 +1,8 @@
 """Several runs at a time on one machine, each in a worker process with its own device or cores.
 
-Workers are reused, as starting a process takes seconds. One that dies (killed, out of memory, a crash in native code) is
-replaced. A worker has two pipes: through one it receives tasks and returns outcomes, log records and progress; the other
-is never written, and its end means that the study stops or that its process died. The worker then saves its run and exits.
+Workers are reused, because starting a process takes seconds. A worker that dies (killed, out of memory, a crash in native
+code) is replaced. Each worker has two pipes: one for tasks, outcomes, log records and progress; the other is never written
+to. When the other one closes, the study is stopping or its process has died, and the worker saves its run and exits.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from attngraft.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.5  #: between checks which workers are alive
-_EXIT_SECONDS = 10.0  #: that an idle worker has to exit
+_POLL_SECONDS = 0.5  #: between checks for dead workers
+_EXIT_SECONDS = 10.0  #: allowed for an idle worker to exit
 _STEP_SECONDS = 0.25  #: between progress messages about steps
 
 
@@ -51,8 +51,8 @@ class Processes:
     """Train `jobs` runs at a time; a run whose process dies is resumed up to `retries` times.
 
     Raises:
-        UsageError: less than one job; later, a training function that cannot be pickled.
-        TrainingError: later, no worker process starts.
+        UsageError: `jobs` is less than 1; or, from `pool`, the training function cannot be pickled.
+        TrainingError: from the pool, if no worker process can be started.
     """
 
     jobs: int
@@ -60,7 +60,7 @@ class Processes:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise UsageError(f"--jobs: at least 1 is needed, not {self.jobs}")
+            raise UsageError(f"--jobs must be at least 1; got {self.jobs}")
 
     def concurrency(self, recipe: Recipe) -> int:
         return concurrent_runs(self.jobs, recipe)
@@ -71,12 +71,12 @@ class Processes:
             pickle.dumps(train)
         except Exception as error:  # any, depending on the object
             raise UsageError(
-                f"the training function cannot be sent to other processes ({error}); define it at the top of a module"
+                f"the training function cannot be sent to other processes ({error}); define it at the top level of a module"
             ) from None
         if self.concurrency(recipe) < self.jobs:
             log.info(
-                "%d concurrent runs share cores or devices (each has %d CPU threads, as alone; --set train.threads=1 gives "
-                "each run a core)",
+                "%d concurrent runs share cores or devices (each has the %d CPU threads that it would have alone; "
+                "--set train.threads=1 gives each run its own core)",
                 self.jobs,
                 run_threads(recipe),
             )
@@ -102,7 +102,7 @@ class _ProcessPool:
             self._free.append(self._idle.pop().placement)
         worker = self._idle.pop() if self._idle else _Worker(self._train, self._free.pop())
         worker.task, worker.progress = task, progress
-        with suppress(OSError):  # died meanwhile, as `wait` will find
+        with suppress(OSError):  # the worker has died, which `wait` will notice
             worker.pipe.send(task)
         self._busy.append(worker)
 
@@ -111,13 +111,13 @@ class _ProcessPool:
         while self._busy and not ended:
             connection.wait([worker.pipe for worker in self._busy], timeout=_POLL_SECONDS)
             for worker in list(self._busy):
-                # loading processes may keep a dead worker's pipe open; asked before reading, to miss no last message
+                # loading processes may keep a dead worker's pipe open; checked before reading so no last message is missed
                 alive = worker.process.is_alive()
                 outcome = worker.read()
                 self._any_started |= worker.ready
                 if worker.task is None or (outcome is None and alive):
                     continue
-                if outcome is None or outcome.kind == "stopped":  # somebody stopped the worker, not the study
+                if outcome is None or outcome.kind == "stopped":  # the worker was stopped, but not by the study
                     worker.process.join()
                     reason = worker.exit_reason() if outcome is None else "was interrupted"
                     if not self._any_started:
@@ -136,11 +136,11 @@ class _ProcessPool:
         while any(worker.process.is_alive() for worker in self._busy):
             connection.wait([worker.process.sentinel for worker in self._busy], timeout=0.05)
             for worker in self._busy:
-                worker.read()  # a full pipe would block it
+                worker.read()  # a full pipe would block the worker
         self._busy = []
 
     def close(self) -> None:
-        """End all workers; busy ones are left only if stopping itself was interrupted, and are killed."""
+        """End all workers. Any that are still busy, because `stop` was interrupted, are killed."""
         for worker in self._busy:
             worker.process.kill()
         for worker in self._idle:
@@ -153,7 +153,7 @@ class _ProcessPool:
 
 
 class _Worker:
-    """One worker process, seen from the study's process."""
+    """Handle of one worker process, used in the study's process."""
 
     def __init__(self, train: Train, placement: Placement) -> None:
         context = multiprocessing.get_context("spawn")
@@ -204,11 +204,13 @@ class _Worker:
 
 
 def _work(pipe: Connection, lifeline: Connection, train: Train, placement: Placement, level: int) -> NoReturn:
-    """Run tasks from `pipe` until it ends, or until `lifeline` does; the main function of a worker process.
+    """Run tasks from `pipe` until it or `lifeline` closes; the main function of a worker process.
 
     Messages sent back: ("ready",), ("progress", callback, args, kwargs), ("log", record), ("outcome", outcome).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the study passes it on
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes of a terminal; the study stops its workers
     signal.signal(signal.SIGTERM, raise_interrupt)
     placement.apply()
     channel = _Channel(pipe)
@@ -224,11 +226,11 @@ def _work(pipe: Connection, lifeline: Connection, train: Train, placement: Place
             if outcome.kind == "stopped":
                 break
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    leave_now(0)  # the study waits for this process, and may not have long
+    leave_now(0)  # the study waits for this process, and may have little time
 
 
 class _Channel(logging.handlers.QueueHandler):
-    """Sender of messages to the study's process, from any thread; as a logging handler it sends log records."""
+    """Thread-safe sender of messages to the study's process; as a logging handler it sends log records."""
 
     def __init__(self, pipe: Connection) -> None:
         super().__init__(cast(Any, pipe))
@@ -244,7 +246,7 @@ class _Channel(logging.handlers.QueueHandler):
 
 
 class _SentProgress:
-    """Progress callbacks of any name, sent to the study's process; `on_step` only every `_STEP_SECONDS`."""
+    """Forwards progress callbacks of any name to the study's process; `on_step` at most every `_STEP_SECONDS`."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel, self._next_step = channel, 0.0
@@ -266,6 +268,6 @@ def _interrupt_at_end_of(lifeline: Connection) -> None:
         lifeline.recv_bytes()
     main = threading.main_thread().ident
     if hasattr(signal, "pthread_kill") and main is not None:
-        signal.pthread_kill(main, signal.SIGTERM)  # also ends a system call of the main thread
+        signal.pthread_kill(main, signal.SIGTERM)  # also interrupts a system call of the main thread
     else:  # pragma: no cover -- Windows
         signal.raise_signal(signal.SIGTERM)

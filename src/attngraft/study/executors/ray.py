@@ -1,8 +1,8 @@
 """Runs as tasks of a Ray cluster, or of a local one. Ray is an extra: `pip install 'attngraft[ray]'`.
 
-Ray places a run by its resources. If a worker or a node dies, the run is submitted again and resumes from its last
-checkpoint. For this the study's folder and the data must be on storage that all nodes see under the same path. Nothing
-else is exchanged, so progress is read from the runs' folders.
+Ray schedules each run by the resources it requests. If a worker or a node dies, the run is submitted again and resumes from
+its last checkpoint. This requires the study's folder and the data on storage that all nodes see under the same path. Nodes
+exchange nothing else, so progress is read from the runs' folders.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 LOCAL = "local"
 BEACON = ".ray"  #: a file in the study's folder by which a node recognizes it
-_POLL_SECONDS = 1.0  #: between two looks at the runs' folders
-_GRACE_SECONDS = 600.0  #: that runs have to save and stop
+_POLL_SECONDS = 1.0  #: between reads of the runs' folders
+_GRACE_SECONDS = 600.0  #: allowed for runs to save and stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,13 @@ class Ray:
     """Train runs as Ray tasks; a run whose worker or node dies is resumed up to `retries` times.
 
     Args:
-        address: of the cluster ("auto", "10.0.0.1:6379", "ray://..."), or "local" for one on this machine.
-        cpus: CPUs of a run; None: as many as it has threads.
-        gpus: GPUs of a run, also a part of one; None: one if the cluster has any.
+        address: address of the cluster ("auto", "10.0.0.1:6379", "ray://..."), or "local" for one on this machine.
+        cpus: CPUs per run; None: its number of threads.
+        gpus: GPUs per run, may be a fraction; None: one if the cluster has any.
         retries: how often a run is resumed.
 
     Raises:
-        UsageError: Ray is not installed, or a negative number.
+        UsageError: Ray is not installed, or a number is negative.
     """
 
     address: str = LOCAL
@@ -57,7 +57,7 @@ class Ray:
             raise UsageError("--ray needs Ray, which is not installed: pip install 'attngraft[ray]'")
         for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
             if value is not None and value < 0:
-                raise UsageError(f"--{name}-per-run: must not be negative, is {value:g}")
+                raise UsageError(f"--{name}-per-run must not be negative; got {value:g}")
 
     def concurrency(self, recipe: Recipe) -> int:
         if self.address == LOCAL:
@@ -79,7 +79,7 @@ class Ray:
 
     @contextmanager
     def _cluster(self) -> Iterator[Any]:
-        """Connect to the cluster; an existing connection is used, and stays."""
+        """Connect to the cluster; an existing connection is reused and stays open."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports unless the user enabled them
         import ray  # optional
 
@@ -102,7 +102,7 @@ class Ray:
             ray.shutdown()
 
     def _resources(self, ray: Any, recipe: Recipe) -> dict[str, float]:
-        """Return the resources that a run requests; warn if no node has as much, as the run would wait for one."""
+        """Return the resources that a run requests; warn if no node has them, because the run would wait for one."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
         most_gpus = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
@@ -110,7 +110,7 @@ class Ray:
         gpus = min(1.0, most_gpus) if self.gpus is None else self.gpus
         if cpus > max(most_cpus, 1.0) or gpus > most_gpus:
             log.warning(
-                "a run requests %g CPUs and %g GPUs, and no node of the cluster has as much; it waits for one that has",
+                "a run requests %g CPUs and %g GPUs, more than any node of the cluster has; it waits for a larger node",
                 cpus,
                 gpus,
             )
@@ -118,7 +118,7 @@ class Ray:
 
 
 def _slots(ray: Any, resources: dict[str, float]) -> int:
-    """Return how many runs fit into the cluster as it is, node by node."""
+    """Return how many runs fit on the current nodes of the cluster."""
     total = 0
     for node in ray.nodes():
         if node["Alive"]:
@@ -129,7 +129,7 @@ def _slots(ray: Any, resources: dict[str, float]) -> int:
 
 
 def _run_on_node(task: RunTask, train: Train, *, threads: int, cwd: str, beacon: Path, beacon_text: str) -> Outcome:
-    """Run the task as a Ray task, from the folder `cwd`: paths of the recipe may be relative."""
+    """Run the task on a Ray node, in the folder `cwd` because paths in the recipe may be relative."""
     try:
         os.chdir(cwd)
         sees_folder = beacon.read_text(encoding="utf-8") == beacon_text
@@ -155,7 +155,7 @@ class _RayPool:
 
     @property
     def slots(self) -> int:
-        """As many as fit, and one that waits, so that a cluster with autoscaling sees that there is more to do."""
+        """Number of runs that fit, plus one that waits, so that an autoscaling cluster sees pending work."""
         return _slots(self._ray, self._resources) + 1
 
     def submit(self, task: RunTask, progress: Progress) -> None:
@@ -200,8 +200,8 @@ class _RayPool:
             return Outcome(kind="failed", message=f"Ray could not run it: {reason}")
         except exceptions.LocalRayletDiedError:
             raise TrainingError(
-                "Ray ended on this machine, so no run can be submitted; its logs are in /tmp/ray/session_latest/logs. "
-                "Everything is kept: rerun the same command to resume, also with --jobs"
+                "Ray has stopped on this machine, so no run can be submitted; its logs are in /tmp/ray/session_latest/logs. "
+                "All runs are saved: rerun the same command to resume, with --ray or with --jobs"
             ) from None
         except exceptions.NodeDiedError:
             return Outcome(kind="lost", message="was lost with its node")
@@ -217,7 +217,7 @@ class _RayPool:
 
 
 class _FolderProgress:
-    """Progress of a run, from its folder."""
+    """Progress of a run, read from its folder."""
 
     def __init__(self, task: RunTask, progress: Progress) -> None:
         self.task, self._progress = task, progress
@@ -229,7 +229,7 @@ class _FolderProgress:
         run = self.task.run
         try:
             record = existing_run(run.folder)
-        except TrainingError:  # a shared disk may show half of a change
+        except TrainingError:  # a shared disk may show a partial change
             return
         if record is None:
             return

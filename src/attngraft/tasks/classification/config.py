@@ -11,23 +11,23 @@ from attngraft.tasks.images.sampling import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """`cross_entropy` with softmax, or `bce`: binary cross entropy per class with sigmoids."""
+    """Classification loss: `cross_entropy` (softmax), or `bce` (binary cross entropy per class, with sigmoids)."""
 
     name: Literal["cross_entropy", "bce"] = "cross_entropy"  #: the loss function
-    smoothing: float = 0.1  #: label smoothing: share of the label spread over all classes; training only
+    smoothing: float = 0.1  #: label smoothing: fraction of each label spread over all classes; training only
     target_threshold: float | None = None  #: bce: binarize mixed targets at this value
-    sum_classes: bool = False  #: bce: sum over classes instead of the mean
-    #: loss factor of each class: `balanced` by 1 / count, `effective` by its effective number of images, or by name
+    sum_classes: bool = False  #: bce: sum the loss over classes instead of averaging it
+    #: loss weight of each class: `balanced` (1 / count), `effective` (effective number of images), or weights by class name
     class_weights: Literal["balanced", "effective"] | Mapping[str, float] | None = None
-    effective_beta: float = 0.999  #: effective: closer to 1 is closer to balanced
+    effective_beta: float = 0.999  #: effective: beta of the effective number; closer to 1 is closer to `balanced`
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
             raise FieldError("smoothing", f"must lie in [0, 1), got {self.smoothing}")
         if self.name != "bce" and self.target_threshold is not None:
-            raise FieldError("target_threshold", "is for loss bce only")
+            raise FieldError("target_threshold", "applies to loss bce only; remove it, or set task.loss.name=bce")
         if self.name != "bce" and self.sum_classes:
-            raise FieldError("sum_classes", "is for loss bce only")
+            raise FieldError("sum_classes", "applies to loss bce only; remove it, or set task.loss.name=bce")
         if not 0 < self.effective_beta < 1:
             raise FieldError("effective_beta", f"must lie between 0 and 1, got {self.effective_beta}")
         if isinstance(self.class_weights, Mapping):
@@ -41,19 +41,19 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """The primary metric, and the stored predictions."""
+    """The primary metric, and the outputs to store with the predictions."""
 
-    #: metric by which runs are compared; it needs a score for every image, so macro F1 is not available: for imbalanced
-    #: classes use balanced_accuracy
+    #: metric used to compare runs; it must have a score per image, which macro F1 does not: for imbalanced classes, use
+    #: balanced_accuracy
     primary: Literal["top1", "top5", "balanced_accuracy", "loss"] = "top1"
     predictions: Literal["auto", "logits", "top5"] = (
-        "auto"  #: stored outputs; auto: logits up to 1000 classes, else top5
+        "auto"  #: stored outputs; auto: logits for up to 1000 classes, otherwise top5
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig:
-    """The section `task` of a classification recipe."""
+    """The `task` section of a classification recipe."""
 
     data: DataConfig
     augment: AugmentConfig = field(default_factory=AugmentConfig)

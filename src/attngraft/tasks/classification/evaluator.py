@@ -11,18 +11,18 @@ from attngraft.tasks.calibration import mean_over_seeds, reliability_section, sh
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.task import CollectingEvaluator, Evaluation, Predictions
 
-MATRIX_LIMIT = 50  #: classes up to which the report has the whole confusion matrix
-PAIRS = 20  #: most confusions listed beyond that
+MATRIX_LIMIT = 50  #: largest number of classes for which the report shows the full confusion matrix
+PAIRS = 20  #: number of most frequent confusions listed for more classes
 
 Arrays = Mapping[str, np.ndarray]
 
 
 class ClassificationEvaluator(CollectingEvaluator):
-    """Computes metrics as shares (0 to 1).
+    """Compute classification metrics as fractions from 0 to 1.
 
-    `top1`, `top5` (with more than five classes), `balanced_accuracy` and `macro_f1` (means over the classes that occur, of
-    recall and of F1), and `loss` (the training loss without smoothing and class weights). An example's score is its
-    contribution to `primary`: the mean of the scores is that metric.
+    The metrics are `top1`; `top5` (with more than five classes); `balanced_accuracy` and `macro_f1`, the mean recall and
+    mean F1 over the classes that occur; and `loss`, the training loss without smoothing and class weights. An example's
+    score is its contribution to the `primary` metric, which is the mean of all scores.
     """
 
     def __init__(self, split: LabelledSplit, *, primary: str = "top1") -> None:
@@ -63,7 +63,7 @@ class ClassificationEvaluator(CollectingEvaluator):
 
 
 def class_shares(target: np.ndarray) -> np.ndarray:
-    """Return each example's weight in the mean of recalls: N / (classes that occur * size of its class); (N,), mean 1."""
+    """Return each example's weight in the mean recall, (N,): N / (number of occurring classes * size of its class)."""
     classes, index, counts = np.unique(target, return_inverse=True, return_counts=True)
     shares: np.ndarray = (len(target) / (len(classes) * counts))[index]
     return shares
@@ -82,16 +82,16 @@ def macro_f1(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> floa
 def _mean_over_classes(
     metric: Callable[..., torch.Tensor], predicted: np.ndarray, target: np.ndarray, classes: int
 ) -> float:
-    """torchmetrics' own macro average would include classes that are only predicted."""
+    """Average over the classes in `target`; torchmetrics' macro average would include classes that are only predicted."""
     labels = torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy())
     by_class = metric(*labels, num_classes=classes, average="none")
     return float(by_class[np.unique(target)].double().mean())
 
 
 def sections(predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int]) -> list[Section]:
-    """Return the sections for the predictions of each seed: `target`, `predicted` and `confidence`, (N,) each.
+    """Return the report sections for each seed's predictions: `target`, `predicted` and `confidence`, (N,) each.
 
-    Calibration is left out if a confidence is not finite. `counts` are training images by class.
+    Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training images.
     """
     arrays = [{name: each[name] for name in ("target", "predicted", "confidence")} for each in predictions]
     result = [_by_class(arrays, classes, counts), _confusion(arrays, classes)]

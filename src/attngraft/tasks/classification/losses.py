@@ -1,4 +1,4 @@
-"""Training losses for hard labels (B,) and soft ones (B, classes), and each example's loss for evaluation."""
+"""Training losses for hard labels (B,) and soft labels (B, classes), and per-example losses for evaluation."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,10 +16,11 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
-    """Return the mean loss over the batch. Hard labels are smoothed here; soft ones were smoothed when they were mixed.
+    """Return a function that computes the mean loss over a batch.
 
-    With `weights` (classes,) each example's loss is multiplied by the weight of its class, or by the mixture of weights of
-    mixed classes. The mean is over examples, so it does not depend on how a batch is divided.
+    It smooths hard labels; soft labels are already smoothed by mixing. With `weights` (classes,), each example's loss is
+    multiplied by the weight of its class; mixed classes give a weighted average. The mean divides by the number of examples,
+    not by the sum of weights, so it does not depend on how a batch is split.
     """
     if weights is not None:
         return _Weighted(config, weights)
@@ -36,10 +37,11 @@ def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
-    """Return the distance of the student's `logits` (B, classes) from the teacher's `taught`, mean over the batch.
+    """Return the distillation loss of the student's `logits` (B, classes) against the teacher's `taught`, batch mean.
 
-    T^2 KL(softmax(taught / T) || softmax(logits / T)) (Hinton et al. 2015; the factor T^2 keeps the scale of gradients as T
-    grows), or, `hard`, the cross entropy with the teacher's best class (DeiT, Touvron et al. 2021, equation 3).
+    The loss is T^2 KL(softmax(taught / T) || softmax(logits / T)) (Hinton et al. 2015; the factor T^2 preserves the scale
+    of gradients as T grows). With `hard`, it is the cross entropy with the teacher's top class (DeiT, Touvron et al. 2021,
+    equation 3).
     """
     if hard:
         return F.cross_entropy(logits, taught.argmax(-1))
@@ -59,11 +61,11 @@ def example_losses(config: LossConfig, logits: Tensor, target: Tensor) -> Tensor
 def class_weights(config: LossConfig, counts: np.ndarray, classes: Sequence[str]) -> np.ndarray | None:
     """Return the weight of each class (classes,) from its number of training images.
 
-    `balanced` is 1 / n, `effective` (1 - beta) / (1 - beta^n) (Cui et al. 2019, equation 12), both scaled to a mean of 1
-    over training images. Weights by name are used as given; classes without one have 1.
+    For n images, `balanced` is 1 / n and `effective` is (1 - beta) / (1 - beta^n) (Cui et al. 2019, equation 12), both
+    scaled to a mean of 1 over the training images. Weights by name are used as given and default to 1.
 
     Raises:
-        ConfigError: a weight for an unknown class.
+        ConfigError: a weight is given for an unknown class.
     """
     wanted = config.class_weights
     if wanted is None:

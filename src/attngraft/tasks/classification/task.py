@@ -21,13 +21,15 @@ from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
 from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
 
-LOGITS_LIMIT = 1000  #: classes up to which predictions store all logits
+LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
 TOP = 5
 
 
 class Classification(ImageTask):
-    """Images with one label each. A batch is `{"image": (B, C, H, W), "target": (B,)}`; after mixing, `target` is
-    (B, classes)."""
+    """Classification of images with one label each.
+
+    A batch is `{"image": (B, C, H, W), "target": (B,)}`; after mixing, `target` is (B, classes).
+    """
 
     name = "classification"
     primary = "top1"  # default; the recipe may choose another
@@ -63,14 +65,17 @@ class Classification(ImageTask):
         return TaskData(train=loaded.train, val=loaded.val, model_args=model_args, facts=loaded.facts)
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`: the mean over the batch, and over both heads of a distilled host."""
+        """Return the `loss`, averaged over the batch and, for a distilled host, over both heads."""
         heads = heads_of(outputs, classes=self._classes)
         losses = [self._loss(head, batch["target"]) for head in heads]
         return {"loss": torch.stack(losses).mean() if len(losses) > 1 else losses[0]}
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return `target` (B,), `top` (B, up to 5) best classes, `confidence` (B,) of the first, `loss` (B,), and, if
-        stored, `logits` (B, classes)."""
+        """Return the outputs for the evaluator.
+
+        They are `target` (B,), the `top` classes (B, up to 5), the `confidence` (B,) in the first of them, `loss` (B,) and,
+        if stored, `logits` (B, classes).
+        """
         logits = mean_logits(outputs, classes=self._classes)
         target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
         probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)
@@ -89,17 +94,17 @@ class Classification(ImageTask):
         return example_losses(self.config.loss, logits, target)
 
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the confidence in each predicted class and whether it is correct, both (N, 1)."""
+        """Return the confidence of each prediction and whether it is correct, both (N, 1)."""
         return columns["confidence"][:, None], (columns["predicted"] == columns["target"])[:, None]
 
     def open_test(
         self, images: Images, *, facts: Mapping[str, Any], model_data_config: Mapping[str, Any]
     ) -> LabelledSplit:
-        """Return a split of other images for a trained model, without its training data; replaces `load`.
+        """Return a split of other images for evaluating a trained model without its training data; replaces `load`.
 
         Args:
-            images: labels are indices of the run's classes.
-            facts: facts of the trained model's run.
+            images: the images; labels are indices of the run's classes.
+            facts: the facts that `load` returned for the trained model's run.
             model_data_config: as in `load`.
         """
         host, classes = HostInput.from_model(model_data_config), tuple(facts["classes"])

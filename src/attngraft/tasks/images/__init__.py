@@ -1,5 +1,5 @@
-"""Images: sources, transforms, splits and checks, shared by tasks with any kind of labels.
+"""Images: sources, transforms, splits and checks, independent of the kind of labels.
 
-`config.py` has their recipe sections; `sources/` finds and opens images; `inputs.py` describes the host's input and
-`transforms.py` makes it; `splits.py` provides examples to the engine; `checks.py` finds problems in data.
+`config.py` defines the recipe sections, `sources/` finds and opens images, `inputs.py` describes the host's input,
+`transforms.py` produces that input, `splits.py` provides examples to the engine, and `checks.py` finds problems in data.
 """

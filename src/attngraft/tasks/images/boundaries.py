@@ -1,4 +1,4 @@
-"""Boundary pixels of label maps, and label maps for scores on boundaries only (BiSA, Table 2)."""
+"""Boundary pixels of label maps, and label maps that restrict scores to boundaries (BiSA, Table 2)."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,17 +11,19 @@ IGNORED = 255  #: label of pixels that scene segmentation data sets exclude
 def boundary(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tensor:
     """Return a mask of the boundary pixels of label maps (B, H, W).
 
-    A pixel is on a boundary if any pixel in the square of `radius` around it has another label. Pixels labeled `ignore` are
-    not boundaries and create none. The paper does not define its boundaries; ours come from the labels, so report the
-    radius with every number.
+    A pixel is on a boundary if any pixel at most `radius` rows and columns away has a different label. Pixels labeled
+    `ignore` are never boundary pixels and do not turn their neighbors into any. The paper does not define its boundaries;
+    ours are derived from the labels, so report the radius with every number.
 
     Raises:
-        UsageError: not (B, H, W), or a negative radius.
+        UsageError: `labels` is not (B, H, W), or the radius is negative.
     """
     if labels.ndim != 3 or radius < 0:
-        raise UsageError(f"labels of {tuple(labels.shape)} with radius {radius}: give (B, H, W) and 0 or more pixels")
+        raise UsageError(
+            f"labels must be (B, H, W) and radius at least 0; got {tuple(labels.shape)} and radius={radius}"
+        )
     counted = labels != ignore
-    # Labels are exact in float64. Ignored pixels lie beyond the range of labels, so that max pooling never selects them.
+    # Labels are exact in float64. Ignored pixels get values outside the range of labels, so max pooling never selects them.
     values = labels.double()
     beyond = float(values.abs().max()) + 1 if labels.numel() else 1.0
     largest = _local_maximum(values.masked_fill(~counted, -beyond), radius)
@@ -30,7 +32,7 @@ def boundary(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tenso
 
 
 def boundary_only(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tensor:
-    """Return the label maps with `ignore` outside of boundaries, so that any score over them is a boundary score."""
+    """Return the label maps with all pixels off boundaries set to `ignore`, so any score covers boundaries only."""
     return labels.masked_fill(~boundary(labels, radius=radius, ignore=ignore), ignore)
 
 

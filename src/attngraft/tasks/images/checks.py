@@ -1,4 +1,4 @@
-"""Problems in data: checks that refuse unusable labeled images, and unreadable images and duplicates that a scan found."""
+"""Checks that reject unusable labeled images, and reports of unreadable and duplicate images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.scan import ScanResult
 from attngraft.tasks.images.sources import Images, ImageSource
 
-CORRUPT_LIMIT = 100  #: most images that a share in `max_corrupt` skips
-_COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}  #: method of comparison
-_EXAMPLES = 20  #: groups of duplicates in the facts
+CORRUPT_LIMIT = 100  #: most images that can be skipped if `max_corrupt` is a fraction
+_COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}  #: comparison, by depth of the scan
+_EXAMPLES = 20  #: most groups of duplicates listed in the facts
 
 
 def class_counts(images: Images, classes: int) -> np.ndarray:
@@ -23,32 +23,34 @@ def class_counts(images: Images, classes: int) -> np.ndarray:
 
 
 def check_amount(source: ImageSource) -> None:
-    """Refuse data with too few images or classes, before they are split.
+    """Check that there are enough images and classes, before the data are split.
 
     Raises:
-        DataError: no image, one image, one class, an empty class.
+        DataError: there are no images, a single image, a single class, or an empty class.
     """
     total = len(source.train) + (len(source.val) if source.val is not None else 0)
     if total == 0:
-        raise DataError(f"{source.where}: holds no images")
+        raise DataError(f"{source.where}: contains no images")
     if total == 1:
-        raise DataError(f"{source.where}: holds a single image; training needs several of each of at least two classes")
+        raise DataError(
+            f"{source.where}: contains a single image; training needs at least two classes with several each"
+        )
     if len(source.classes) == 1:
-        raise DataError(f"{source.where}: holds a single class, {source.classes[0]!r}; training needs at least two")
+        raise DataError(f"{source.where}: contains a single class, {source.classes[0]!r}; training needs at least two")
     split = "training images" if source.val is not None else "images"
     _refuse_empty(source, class_counts(source.train, len(source.classes)), split)
 
 
 def check_split(source: ImageSource, val: Images) -> None:
-    """Refuse splits that do not fit each other, and an unreadable first image.
+    """Check that the splits are consistent and that their first images are readable.
 
     Raises:
-        DataError: an empty split; a class without images in one of them; an unreadable image.
+        DataError: a split is empty, a class has no images in one of the splits, or an image is unreadable.
     """
     remedy = "add some, or change the split"
     if source.multilabel:
         remedy = (
-            "an image that is the only one with one of its labels is for training: add images, use fewer labels with "
+            "an image that is the only one with a certain label is kept for training: add images, use fewer labels with "
             "task.data.classes, or name a validation split with task.data.val_split"
         )
     for name, images in (("training", source.train), ("validation", val)):
@@ -59,9 +61,9 @@ def check_split(source: ImageSource, val: Images) -> None:
 
 
 def classes_without_images(source: ImageSource, val: Images) -> list[str]:
-    """Return notes on labels without images in one of the splits of multi-label data.
+    """Return notes on classes of multi-label data that have no images in one of the splits.
 
-    They are not refused: a rare label cannot be left out without the other labels of its images.
+    This is not an error: a rare label cannot be removed without losing the other labels of its images.
     """
     notes = []
     for name, images in (("training", source.train), ("validation", val)):
@@ -73,20 +75,20 @@ def classes_without_images(source: ImageSource, val: Images) -> list[str]:
 
 
 def refuse_other_labels(source: ImageSource, *, task: str, multilabel: bool) -> None:
-    """Refuse labels of another kind than the task's.
+    """Check that the labels are of the kind that the task requires.
 
     Raises:
-        DataError: one label per image for a multi-label task, or the reverse.
+        DataError: the data have one label per image and the task is multi-label, or vice versa.
     """
     if source.multilabel and not multilabel:
         raise DataError(
-            f"{source.where}: its images have several labels each, but the task {task} takes one; "
-            "use --recipe multilabel (in a recipe of your own: base: multilabel, or task.name: multilabel)"
+            f"{source.where}: images have several labels each, but the task {task} requires one; "
+            "use --recipe multilabel (in your own recipe: base: multilabel, or task.name: multilabel)"
         )
     if multilabel and not source.multilabel:
         raise DataError(
-            f"{source.where}: its images have one label each, but the task {task} takes several; "
-            "remove --recipe multilabel (in a recipe of your own: task.name: classification), or give a table with a "
+            f"{source.where}: images have one label each, but the task {task} requires lists of labels; "
+            "remove --recipe multilabel (in your own recipe: task.name: classification), or use a table with a "
             "column of label lists, such as cat|dog"
         )
 
@@ -100,8 +102,8 @@ def _refuse_empty(source: ImageSource, counts: np.ndarray, what: str) -> None:
     named = ", ".join(repr(name) for name in empty[:8]) + (", ..." if len(empty) > 8 else "")
     plural = "class" if len(empty) == 1 else "classes"
     raise DataError(
-        f"{source.where}: {plural} {named}: no {what}; add some, or exclude {'it' if len(empty) == 1 else 'them'} with "
-        "task.data.classes (training and validation must have the same classes)"
+        f"{source.where}: no {what} of {plural} {named}; add some, or select the other classes with task.data.classes "
+        "(training and validation must have the same classes)"
     )
 
 
@@ -109,16 +111,16 @@ def _refuse_empty(source: ImageSource, counts: np.ndarray, what: str) -> None:
 class Duplicate:
     """One of several identical images."""
 
-    part: str  #: train or val
+    part: str  #: split: train or val
     name: str
-    label: str  #: class, or the classes of a multi-label image, separated by `, `
+    label: str  #: class, or the comma-separated classes of a multi-label image
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataIssues:
     """Unreadable images (split, name, reason), and groups of identical images.
 
-    Groups span both splits (leaks) or one (repeated); those with different classes (conflicting) are also in one of these.
+    Groups span both splits (`leaks`) or lie in one (`repeated`). Groups with different classes are also in `conflicting`.
     """
 
     depth: str
@@ -133,11 +135,11 @@ class DataIssues:
         return sum(image.part == "val" for group in self.leaks for image in group)
 
     def notes(self) -> list[str]:
-        """Return a sentence per kind of issue, for readers of results."""
+        """Return one sentence per kind of issue, for the report."""
         notes = []
         if self.unreadable:
             names = [name for _, name, _ in self.unreadable]
-            notes.append(f"{_count(len(names), 'image')} could not be read and skipped: {_listed(names)}.")
+            notes.append(f"Skipped {_count(len(names), 'unreadable image')}: {_listed(names)}.")
         if self.leaks:
             verb = "is" if self.leaked == 1 else "are"
             notes.append(

@@ -11,37 +11,37 @@ Order = Literal["random", "shards"]
 Separator = Literal["bar", "semicolon", "comma", "space", "none"]
 
 
-#: kinds of sources, for messages
+#: supported kinds of sources, for messages
 SOURCES = "a folder, .tar, .npz, .csv, .parquet, COCO .json, shards as x-{000..009}.tar, hf:<path>, timm:<name>, digits"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The data source, and how it is split.
+    """The data source and its split into training and validation.
 
-    Without `val_split`, `val_fraction` and `split_file`, the source's own validation split is used; if the source has no
-    splits (class folders, a tar of class folders, `digits`), a random fifth of each class becomes the validation split.
+    Without `val_split`, `val_fraction` and `split_file`, the source's own validation split is used. If the source has no
+    splits (class folders, a tar of class folders, `digits`), a random 20% of each class is used for validation.
     """
 
     source: str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{0..9}.tar`), `hf:<path>`, `timm:<name>`
-    root: str | None = None  #: timm: folder of its files; .csv, .parquet, COCO: base folder of relative paths
+    root: str | None = None  #: timm: folder of the data set; .csv, .parquet, COCO: base folder of relative paths
     train_split: str | None = None  #: name of the training split (folder, `<name>.tar`, `x_<name>`)
     val_split: str | None = None  #: name of the validation split
-    val_fraction: float | None = None  #: use a random share of each training class for validation
-    split_seed: int = 0  #: seed of the random split; separate from the run's seed, so that all runs share one split
+    val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
+    split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
     classes: tuple[str, ...] | None = None  #: use only these classes, in this order
-    cache: bool | None = None  #: keep decoded images in memory; null: only fixed-size images, up to half a gigabyte
-    path_column: str | None = None  #: tables: column of paths (hf: of images); null: found by its name
-    label_column: str | None = None  #: tables: column of labels, or of lists of labels; null: found by its name
-    label_columns: tuple[str, ...] | None = None  #: tables: one column of 0 and 1 per class, instead of label_column
+    cache: bool | None = None  #: keep decoded images in memory; null: if of a fixed size and at most half a gigabyte
+    path_column: str | None = None  #: tables: column of paths (hf: of images); null: detected by name
+    label_column: str | None = None  #: tables: column of labels or of lists of labels; null: detected by name
+    label_columns: tuple[str, ...] | None = None  #: tables: 0/1 columns, one per class, instead of label_column
     label_separator: Separator | None = None  #: separator of label lists; `none`: one label per image; null: detected
-    split_column: str | None = None  #: tables: column with the split's name (train, val); null: found by its name
-    split_file: str | None = None  #: a split written by `attngraft data check --save-split`, instead of a random one
-    order: Order = "random"  #: tars: `shards` reads shard after shard, close to their order on disk
-    shuffle_buffer: int = 2000  #: `order: shards`: largest distance of an image from its position on disk
-    check: Check = "auto"  #: before training, `full`: decode every image; `fast`: read both ends of each file; `off`
+    split_column: str | None = None  #: tables: column with the split's name (train, val); null: detected by name
+    split_file: str | None = None  #: split written by `attngraft data check --save-split`, instead of a random one
+    order: Order = "random"  #: tars: `shards` reads one shard after another, approximately in the order on disk
+    shuffle_buffer: int = 2000  #: `order: shards`: largest distance of an image from its position on disk, in images
+    check: Check = "auto"  #: before training: `full` decodes every image, `fast` reads both ends of each file
     max_corrupt: float = (
-        0.01  #: unreadable images to skip at most: a share (below 1; at most 100 images) or a number (from 1)
+        0.01  #: most unreadable images to skip: a fraction (below 1; at most 100 images) or a number (1 or more)
     )
 
     def __post_init__(self) -> None:
@@ -54,13 +54,13 @@ class DataConfig:
         if self.split_seed < 0:
             raise FieldError("split_seed", f"must not be negative, got {self.split_seed}")
         if self.classes is not None and len(set(self.classes)) != len(self.classes):
-            raise FieldError("classes", "names a class twice")
+            raise FieldError("classes", "contains a class twice")
         if self.classes is not None and len(self.classes) < 2:
             raise FieldError("classes", "must name at least two classes")
         if self.label_columns is not None and self.label_column is not None:
             raise FieldError("label_columns", "cannot be combined with label_column; give only one of them")
         if self.label_columns is not None and len(set(self.label_columns)) != len(self.label_columns):
-            raise FieldError("label_columns", "names a column twice")
+            raise FieldError("label_columns", "contains a column twice")
         if self.split_file is not None and (self.val_split is not None or self.val_fraction is not None):
             raise FieldError("split_file", "already defines the validation split; remove val_split and val_fraction")
         if self.shuffle_buffer < 1:
@@ -70,42 +70,42 @@ class DataConfig:
 
     @property
     def splits_train(self) -> bool:
-        """Return whether the validation split is taken from the training split, even if the source has its own."""
+        """Whether the validation split is taken from the training split even if the source has a validation split."""
         return self.val_fraction is not None or self.split_file is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """Training augmentation, by timm's and torchvision's transforms, in the order of the fields.
+    """Training augmentation with timm's and torchvision's transforms, applied in the order of the fields.
 
-    `crop`: `resized` is a random crop (`scale` and `ratio`) resized to the host's input; `pad` the image at the host's
-    input size, shifted by up to `padding` pixels; `center` not random; `auto` is `pad` for images no larger than the host's
-    input, else `resized`.
+    `crop: resized` takes a random crop (`scale` and `ratio`) and resizes it to the host's input; `pad` resizes the image to
+    the host's input and shifts it by up to `padding` pixels; `center` crops the center, without randomness; `auto` is `pad`
+    for images no larger than the host's input and `resized` for others.
     """
 
     crop: Crop = "auto"  #: how images are cropped
-    scale: tuple[float, float] = (0.08, 1.0)  #: `resized`: smallest and largest share of the area
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  #: `resized`: smallest and largest aspect ratio, width over height
-    padding: int | None = None  #: pixels; null: an eighth of the input's shorter side
-    interpolation: str | None = None  #: null: the host's; `random`: bilinear or bicubic, with `crop: resized`
-    hflip: float | None = None  #: probability; null: 0.5, and 0 for digits, which have no mirror images
-    vflip: float = 0.0  #: probability
-    auto_augment: str | None = None  #: timm's notation: `rand-m9-mstd0.5-inc1`, `3a`, `original`, `augmix-m5-w4-d2`
-    color_jitter: float | tuple[float, ...] | None = None  #: strength; with auto_augment used by `3a` only
-    color_jitter_prob: float | None = None  #: null: always
-    grayscale: float = 0.0  #: probability
-    blur: float = 0.0  #: probability
+    scale: tuple[float, float] = (0.08, 1.0)  #: `crop: resized`: smallest and largest fraction of the area
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  #: `crop: resized`: smallest and largest aspect ratio (width / height)
+    padding: int | None = None  #: `crop: pad`: largest shift in pixels; null: an eighth of the input's shorter side
+    interpolation: str | None = None  #: null: the host's; `random` (with `crop: resized`): bilinear or bicubic
+    hflip: float | None = None  #: probability; null: 0.5, or 0 for digits (mirrored digits are not digits)
+    vflip: float = 0.0  #: probability of a vertical flip
+    auto_augment: str | None = None  #: timm policy: `rand-m9-mstd0.5-inc1`, `3a`, `original`, `augmix-m5-w4-d2`
+    color_jitter: float | tuple[float, ...] | None = None  #: strength; with auto_augment, only `3a` uses it
+    color_jitter_prob: float | None = None  #: probability of color jitter; null: always applied
+    grayscale: float = 0.0  #: probability of conversion to grayscale
+    blur: float = 0.0  #: probability of Gaussian blur
     erasing: float = 0.0  #: probability of random erasing
-    erasing_mode: Literal["const", "rand", "pixel"] = "pixel"  #: fill: zeros, one random color, noise
-    erasing_count: int = 1  #: largest number of erased rectangles
-    repeats: int = 1  #: repeated augmentation: an epoch uses 1 / `repeats` of the images, each `repeats` times
-    mixup: float = 0.0  #: alpha; 0: off
-    cutmix: float = 0.0  #: alpha; 0: off
+    erasing_mode: Literal["const", "rand", "pixel"] = "pixel"  #: fill: zeros, one random color, or noise
+    erasing_count: int = 1  #: largest number of erased rectangles per image
+    repeats: int = 1  #: repeated augmentation: an epoch uses 1 / `repeats` of the images, each of them `repeats` times
+    mixup: float = 0.0  #: alpha of mixup; 0: off
+    cutmix: float = 0.0  #: alpha of CutMix; 0: off
     cutmix_minmax: tuple[float, float] | None = (
-        None  #: smallest and largest side of the box as shares of the image; replaces alpha
+        None  #: CutMix: smallest and largest side of the box as fractions of the image; used instead of alpha
     )
     mix_prob: float = 1.0  #: probability that a batch is mixed
-    mix_switch_prob: float = 0.5  #: probability of cutmix if both are on
+    mix_switch_prob: float = 0.5  #: probability of CutMix instead of mixup, if both are on
     mix_mode: Literal["batch", "pair", "elem"] = "batch"  #: one mixing ratio per batch, pair or image
     mix_off_epoch: int | None = None  #: first epoch (0-based) without mixing
 
@@ -139,7 +139,7 @@ class AugmentConfig:
 
     @property
     def mixes(self) -> bool:
-        """Return whether mixup or CutMix is on."""
+        """Whether mixup or CutMix is on."""
         return self.mixup > 0 or self.cutmix > 0 or self.cutmix_minmax is not None
 
 
@@ -160,8 +160,8 @@ def _interpolation(name: str, *, crop: Crop) -> None:
 
 
 def _auto_augment(text: str) -> None:
-    """Validate the text with timm before the first image is loaded."""
-    # here: `attngraft data check` reads this module and should not wait for timm
+    """Check that timm accepts the policy, before the first image is loaded."""
+    # local import: `attngraft data check` imports this module and should not wait for timm
     from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 
     if text.startswith("rand"):

@@ -1,4 +1,4 @@
-"""Distillation of image classifiers: converts the student's images for a teacher, and compares their logits."""
+"""Distillation of image classifiers: conversion of the student's images for the teacher, and loss on the logits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,13 +20,13 @@ class ImageDistillation(Distillation):
     """Distillation for tasks whose models map images to logits (B, classes).
 
     Args:
-        batches: normalizes batches for the student.
-        student, teacher: the inputs of both models.
-        loss: compares logits; models with two heads give their mean.
+        batches: normalization of batches for the student.
+        student, teacher: description of each model's input.
+        loss: compares the logits of both models; for models with two heads, the means of both heads.
         classes: number of classes.
 
     Raises:
-        ConfigError: the teacher takes one channel, the student three.
+        ConfigError: the teacher has one input channel and the student three.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class ImageDistillation(Distillation):
     ) -> None:
         if teacher.channels not in (student.channels, 3):
             raise ConfigError(
-                f"distill.teacher: takes {teacher.channels} input channels, the student {student.channels}; a grayscale "
-                "teacher cannot read color images: set host.args.in_chans to 1, or use another teacher"
+                f"distill.teacher: has {teacher.channels} input channels and the student {student.channels}; a grayscale "
+                "teacher cannot be used with color images: set host.args.in_chans=1, or use another teacher"
             )
         self._batches, self._loss, self._classes = batches, loss, classes
         self._convert = _InputConversion(student, teacher)
@@ -50,10 +50,10 @@ class ImageDistillation(Distillation):
 
 
 class _InputConversion:
-    """Converts images normalized for the student (B, C, H, W) to the teacher's channels, size and normalization.
+    """Convert images normalized for the student (B, C, H, W) to the teacher's channels, size and normalization.
 
-    (x * std + mean - mean') / std' is one multiplication and one addition; it commutes with resizing, whose weights sum to
-    1.
+    The renormalization (x * std + mean - mean') / std' is one multiplication and one addition. It commutes with resizing,
+    whose weights sum to 1.
     """
 
     def __init__(self, student: HostInput, teacher: HostInput) -> None:

@@ -7,12 +7,12 @@ from attngraft.errors import TrainingError
 
 
 def heads_of(outputs: object, *, classes: int) -> tuple[Tensor, ...]:
-    """Return the logits of each of the model's heads (B, classes): one, or two of a distilled host in training.
+    """Return the logits (B, classes) of each head: one, or two for a distilled host in training mode.
 
-    Half precision is converted to float32, which losses need.
+    Half precision is converted to float32 for the loss.
 
     Raises:
-        TrainingError: an output that is not a tensor, or of another shape.
+        TrainingError: an output is not a tensor, or has another shape.
     """
     heads = outputs if isinstance(outputs, tuple | list) else (outputs,)
     if len(heads) not in (1, 2) or not all(isinstance(head, Tensor) for head in heads):
@@ -25,14 +25,14 @@ def heads_of(outputs: object, *, classes: int) -> tuple[Tensor, ...]:
     for head in heads:
         if head.ndim != 2 or head.shape[1] != classes:
             raise TrainingError(
-                f"the host returned logits of shape {tuple(head.shape)}; the data have {classes} classes, so they must be "
-                f"(batch, {classes}): remove num_classes from host.args"
+                f"the host returned logits of shape {tuple(head.shape)}, but the data have {classes} classes, so the shape "
+                f"must be (batch, {classes}); remove num_classes from host.args"
             )
     return tuple(head.float() if head.dtype in (torch.float16, torch.bfloat16) else head for head in heads)
 
 
 def mean_logits(outputs: object, *, classes: int) -> Tensor:
-    """Return the mean over heads in float32, (B, classes), from which predictions are made.
+    """Return the logits (B, classes) used for predictions: the mean over heads, in float32.
 
     Raises:
         TrainingError: as `heads_of`.

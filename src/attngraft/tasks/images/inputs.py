@@ -1,4 +1,4 @@
-"""The host's input: size, mode and normalization of images, examples and batches."""
+"""Preparation of images, examples and batches for the host: size, mode and normalization."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from attngraft.errors import ConfigError
 from attngraft.tasks.task import Batch, PixelAccess
 
-Example = tuple[Tensor, Any]  #: image; a class index, or a row of 0 and 1, one per class
+Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mean and std
 
 
 class Mix(Protocol):
-    """Mixes images (B, C, H, W) and their targets with one another, as a function of (seed, epoch, step)."""
+    """Mixing of images (B, C, H, W) and their targets within a batch, a function of (seed, epoch, step)."""
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]: ...
 
@@ -41,15 +41,15 @@ class HostInput:
 
     @classmethod
     def from_model(cls, config: Mapping[str, Any]) -> HostInput:
-        """Read the result of `timm.data.resolve_model_data_config`; missing keys take timm's defaults.
+        """Create from the result of `timm.data.resolve_model_data_config`; missing keys take timm's defaults.
 
         Raises:
-            ConfigError: a number of channels other than 1 or 3.
+            ConfigError: the number of channels is neither 1 nor 3.
         """
         channels, height, width = (int(number) for number in config.get("input_size", (3, 224, 224)))
         if channels not in (1, 3):
             raise ConfigError(
-                f"host: takes {channels} input channels; images have 1 (gray) or 3 (RGB): set host.args.in_chans"
+                f"host: has {channels} input channels, but images have 1 (gray) or 3 (RGB); set host.args.in_chans=3"
             )
         return cls(
             channels=channels,
@@ -64,7 +64,7 @@ class HostInput:
 
     @property
     def mode(self) -> str:
-        """Pillow's mode for the host's channels."""
+        """Pillow's image mode for the host's channels: L or RGB."""
         return "L" if self.channels == 1 else "RGB"
 
     def holds(self, size: tuple[int, int]) -> bool:
@@ -72,32 +72,32 @@ class HostInput:
         return size[0] <= self.width and size[1] <= self.height
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Return (x / 255 - mean) / std of uint8 images (..., C, H, W), float32; bit for bit torchvision's result."""
+        """Return (x / 255 - mean) / std of uint8 images (..., C, H, W) as float32, bit-identical to torchvision."""
         mean, std = _on_device(self.mean, images.device), _on_device(self.std, images.device)
-        floats = torch.empty(images.shape, device=images.device)  # contiguous, whatever the strides of the bytes
+        floats = torch.empty(images.shape, device=images.device)  # contiguous for any strides of `images`
         one_by_one = images.ndim == 4 and images.device.type == "cpu"  # a single image fits the CPU's cache
         for part, pixels in zip(floats, images, strict=True) if one_by_one else [(floats, images)]:
             part.copy_(pixels).div_(255).sub_(mean).div_(std)
         return floats
 
     def normalize_pixels(self, pixels: Tensor) -> Tensor:
-        """Return (x - mean) / std of values from 0 to 1 (..., C, H, W); differentiable."""
+        """Return (x - mean) / std of images (..., C, H, W) with values from 0 to 1; differentiable."""
         return (pixels - _on_device(self.mean, pixels.device)) / _on_device(self.std, pixels.device)
 
     def pixels_of(self, normalized: Tensor) -> Tensor:
-        """Invert `normalize` and `normalize_pixels`; returns values from 0 to 1."""
+        """Invert `normalize` and `normalize_pixels`; return values from 0 to 1."""
         return normalized * _on_device(self.std, normalized.device) + _on_device(self.mean, normalized.device)
 
 
 class ImageBatches:
     """Normalization and mixing of batches `{"image": (B, C, H, W), "target": ...}` on the model's device.
 
-    Data loading processes send uint8, a quarter of the size of floats. Images that end as floats (random erasing draws
-    normalized values) are already normalized.
+    Data loading processes send uint8, a quarter of the size of floats. Float images are already normalized: random erasing
+    fills in normalized values.
 
     Args:
         host: the host's input.
-        mix: mixes training batches; None: no mixing.
+        mix: mixing of training batches; None: no mixing.
     """
 
     def __init__(self, host: HostInput, mix: Mix | None = None) -> None:
@@ -119,7 +119,7 @@ class ImageBatches:
 
 
 class ImagePixels(PixelAccess):
-    """Pixel access for examples (image, label) and image batches: uint8, or normalized by the host."""
+    """Access to the pixels of examples (image, label) and image batches, either uint8 or normalized for the host."""
 
     def __init__(self, host: HostInput) -> None:
         self.host, self.color = host, host.mean
@@ -143,7 +143,7 @@ class ImagePixels(PixelAccess):
 
 
 def image_to_tensor(image: Image.Image) -> Tensor:
-    """Return the bytes (C, H, W) of an image in mode L or RGB."""
+    """Return an image in mode L or RGB as uint8 (C, H, W)."""
     array = np.asarray(image)
     return torch.from_numpy(np.ascontiguousarray(array.transpose(2, 0, 1)) if array.ndim == 3 else array[None].copy())
 
@@ -155,6 +155,6 @@ def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def _per_channel(values: Any, channels: int) -> tuple[float, ...]:
-    """Return one number per channel: gray uses the mean of RGB, RGB repeats gray."""
+    """Return one number per channel: the mean of RGB for gray, or the gray value repeated for RGB."""
     numbers = tuple(float(value) for value in values)
     return numbers if len(numbers) == channels else (sum(numbers) / len(numbers),) * channels

@@ -1,4 +1,4 @@
-"""Results of `attngraft data check`: all findings of training on these data, including fatal ones; and a contact sheet."""
+"""Results of `attngraft data check`: all issues that training would report or reject, and a contact sheet."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from attngraft.tasks.images.sources import Images, in_mode
 
 TaskName = Literal["classification", "multilabel"]
 
-_SKEWED = 10  #: ratio of class sizes from which a note names remedies
+_SKEWED = 10  #: ratio of class sizes from which a note suggests remedies
 
 _TILE, _GAP, _LABEL = 96, 4, 150  #: pixels
 _COLUMNS, _CLASSES, _DUPLICATES = 8, 40, 8
@@ -29,15 +29,15 @@ SheetRow = tuple[str, str, list[tuple[Images, int]], tuple[int, int, int]]  #: t
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """The survey of a source, and whether a task could be trained on it."""
+    """Survey of a source, and whether a task can be trained on it."""
 
     survey: Survey
     task: TaskName  #: the requested task, or the one that fits the labels
-    refusals: list[str]  #: reasons why training would refuse the data; empty: it would start
-    notes: list[str]  #: for readers of results
+    refusals: list[str]  #: reasons why training would reject the data; empty if it would start
+    notes: list[str]  #: remarks for the user
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything, JSON-ready."""
+        """Return all results, JSON-ready."""
         survey, issues, source = self.survey, self.survey.issues, self.survey.source
         counts = self.counts()
         return printable(
@@ -73,12 +73,12 @@ class Inspection:
         return {"train": survey.source.train} | ({} if survey.val is None else {"val": survey.val})
 
     def counts(self) -> dict[str, list[int]]:
-        """Return split -> images of each class."""
+        """Return a mapping from split to the number of images of each class."""
         classes = len(self.survey.source.classes)
         return {name: class_counts(images, classes).tolist() for name, images in self.images().items()}
 
     def sizes_and_modes(self, name: str) -> dict[str, Any]:
-        """Return the sizes (width, height: smallest, median, largest by area) and modes of a split's scanned images."""
+        """Return sizes (width, height: smallest, median and largest by area) and modes of a split's scanned images."""
         survey, scan = self.survey, self.survey.scan
         unreadable = sum(part == "val" for part, _, _ in survey.issues.unreadable)
         first_val = len(scan) - unreadable - (0 if survey.val is None else len(survey.val))
@@ -97,7 +97,7 @@ class Inspection:
 
 
 def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress: Progress | None = None) -> Inspection:
-    """Open the data as training would, and report everything.
+    """Open the data as training would, and report all issues.
 
     Args:
         config: the recipe's `task.data`.
@@ -105,7 +105,7 @@ def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress
         progress: called while images are scanned.
 
     Raises:
-        ConfigError: an unknown class or column.
+        ConfigError: a class or column is unknown.
         DataError: the source cannot be opened at all.
     """
     survey = survey_images(config, progress=progress)
@@ -135,10 +135,10 @@ def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:
 def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
     """Save a .png with one row of images per class and per group of images that are in both splits.
 
-    Rows have up to 8 images, evenly spaced over a class's training images; there are up to 40 classes and 8 groups.
+    A row has up to 8 images, evenly spaced over the training images of its class. At most 40 classes and 8 groups are shown.
 
     Raises:
-        DataError: no readable images.
+        DataError: there are no readable images.
         StorageError: the file cannot be written.
     """
     rows = [*_class_rows(inspection), *_duplicate_rows(inspection)]
@@ -198,7 +198,7 @@ def _tile(images: Images, index: int) -> Image.Image:
 
 
 def _short(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
-    """Cut `text` to the width beside the images."""
+    """Shorten `text` to the width available beside the images."""
     if pen.textlength(text, font=font) <= _LABEL - 2 * _GAP:
         return text
     while text and pen.textlength(f"{text}…", font=font) > _LABEL - 2 * _GAP:

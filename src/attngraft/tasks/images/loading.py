@@ -1,4 +1,4 @@
-"""Training and validation splits from the recipe's `data` and `augment` sections, for any kind of labels."""
+"""Training and validation splits built from the recipe's `data` and `augment` sections, for any kind of labels."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,19 +17,19 @@ from attngraft.tasks.images.sources import Images, decoded
 from attngraft.tasks.images.splits import EpochSampling, ImageSplit, LabelledSplit, PixelSplit, SplitSettings
 from attngraft.tasks.images.transforms import TransformPlan, eval_transform, only_shifts_and_flips, train_transform
 
-CACHE_LIMIT = 2**29  #: bytes of resized images of a split that are cached in memory by default
+CACHE_LIMIT = 2**29  #: largest size in bytes of a split's resized images to cache in memory by default
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedImages:
-    """Splits for the engine, and facts about the data."""
+    """The splits for the engine, and facts about the data."""
 
     classes: tuple[str, ...]
     train: LabelledSplit
     val: LabelledSplit
-    counts: np.ndarray  #: (classes,) training images of each class
+    counts: np.ndarray  #: (classes,) number of training images of each class
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
-    random_split: TrainVal | None  #: the random split, if a file can store it
+    random_split: TrainVal | None  #: the random split, if there is one and it can be saved to a file
 
 
 def load_images(
@@ -44,21 +44,21 @@ def load_images(
     saved_split: Path | None = None,
     eval_crop_pct: float | None = None,
 ) -> LoadedImages:
-    """Open the source, split it, check it, and choose the transforms.
+    """Open the source, split and check the images, and choose the transforms.
 
     Args:
         data, augment: sections of the recipe.
         host: the host's input.
-        seed: of augmentation.
+        seed: seed of the augmentation.
         task: name of the task, for messages and facts.
         multilabel: whether images have several labels.
-        sampling: class frequencies in training; None: those of the data.
-        saved_split: file of an earlier random split, used instead of a new one.
-        eval_crop_pct: crop of evaluation; None: chosen by the size of the images.
+        sampling: class frequencies in training; None: as in the data.
+        saved_split: file of an earlier random split to use instead of a new one.
+        eval_crop_pct: crop percentage of evaluation; None: chosen by the size of the images.
 
     Raises:
-        ConfigError: settings that do not fit the source.
-        DataError: the data cannot be used, or have the other kind of labels.
+        ConfigError: the settings do not apply to the source.
+        DataError: the data cannot be used, or their labels are not of the task's kind.
     """
     opened = open_images(data, saved_split=saved_split)
     source, val = opened.source, opened.val
@@ -74,7 +74,8 @@ def load_images(
     if data.order == "shards":
         if images.shard_index is None:
             raise ConfigError(
-                "task.data.order: shards is for tars and Hugging Face files; these images are single files"
+                "task.data.order=shards is only for tars and Hugging Face files, and these images are single files; set "
+                "task.data.order=random"
             )
         if augment.repeats > 1 or sampling is not None:
             field = "task.sampling" if sampling is not None else "task.augment.repeats"
@@ -104,7 +105,7 @@ def load_images(
 
 
 def _is_cached(images: Images, data: DataConfig, host: HostInput) -> bool:
-    """Return whether resized images are cached in memory: by configuration, or if they are few and small."""
+    """Return whether to cache resized images in memory: as configured, or else if they are few and small."""
     if data.cache is None:
         return len(images) * host.channels * host.height * host.width <= CACHE_LIMIT
     return data.cache

@@ -9,7 +9,10 @@ from attngraft.tasks.seeding import seeded
 
 
 class Mixing:
-    """Mixes a batch with its reverse. Partners come from the process's own batch; all processes draw the same numbers."""
+    """Mix a batch with its reverse.
+
+    Each process mixes images of its own batch; all processes draw the same random numbers.
+    """
 
     def __init__(self, config: AugmentConfig, *, classes: int, smoothing: float, seed: int) -> None:
         self.seed, self.classes, self.smoothing, self.off_epoch = seed, classes, smoothing, config.mix_off_epoch
@@ -25,9 +28,9 @@ class Mixing:
         )
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return mixed images (B, C, H, W) and smoothed soft targets (B, classes); no change from `mix_off_epoch` on.
+        """Return mixed images (B, C, H, W) and smoothed soft targets (B, classes); the inputs from `mix_off_epoch` on.
 
-        timm mixes even batches only: the last image of an odd batch is not mixed.
+        timm requires an even batch, so the last image of an odd batch is not mixed.
         """
         if self.off_epoch is not None and epoch >= self.off_epoch:
             return images, target
@@ -40,15 +43,15 @@ class Mixing:
 
 
 class MultiLabelMixing:
-    """Mixes images as `Mixing` does, and rows of labels (B, classes) by the same ratios."""
+    """Mix images like `Mixing`, and label rows (B, classes) with the same ratios."""
 
     def __init__(self, config: AugmentConfig, *, seed: int) -> None:
         self.config, self.seed = config, seed
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1; no change from `mix_off_epoch` on."""
+        """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1; the inputs from `mix_off_epoch` on."""
         size = len(images)
         mixing = Mixing(self.config, classes=size, smoothing=0.0, seed=self.seed)
-        identity = torch.arange(size, device=target.device)  # each image is its own class, so soft targets are ratios
+        identity = torch.arange(size, device=target.device)  # a class per image, so soft targets are mixing ratios
         mixed, ratios = mixing(images, identity, epoch=epoch, step=step)
         return mixed, target if ratios.ndim == 1 else ratios @ target.to(ratios.dtype)

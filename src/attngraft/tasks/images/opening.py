@@ -28,36 +28,36 @@ log = logging.getLogger(__name__)
 
 TrainVal = tuple[Images, Images]  #: training and validation split with all images, readable or not
 
-_SHOWN = 20  #: unreadable images in an error message
+_SHOWN = 20  #: most unreadable images listed in an error message
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedImages:
-    """Images that can be trained on."""
+    """Training and validation images that passed all checks."""
 
-    source: ImageSource  #: `source.train` is the training split, without images that were split off for validation
+    source: ImageSource  #: `source.train` excludes the images that were split off for validation
     val: Images
     facts: dict[str, Any]  #: JSON-ready issues and skipped images; `notes` for the report
-    random_split: TrainVal | None  #: the random split, if a file can store it
+    random_split: TrainVal | None  #: the random split, if there is one and it can be saved to a file
 
 
 @dataclass(kw_only=True)
 class Survey:
-    """Findings about a source, usable for training or not."""
+    """Results of scanning and checking a source, whether or not it is usable for training."""
 
     source: ImageSource  #: without unreadable images
     val: Images | None
-    scan: ScanResult  #: of all images, including unreadable ones: the training split's first
+    scan: ScanResult  #: of all images, including unreadable ones; the training split comes first
     issues: DataIssues
-    split: TrainVal | None  #: if the validation split was taken from the training split
-    refusals: list[str] = field(default_factory=list)  #: reasons why training would refuse the data
+    split: TrainVal | None  #: both splits, if validation images were taken from the training split
+    refusals: list[str] = field(default_factory=list)  #: reasons why training would reject the data
 
 
 def open_images(config: DataConfig, *, saved_split: Path | None = None) -> OpenedImages:
     """Open the source, select classes, split, scan all images, skip unreadable ones, and check the result.
 
-    The split comes before unreadable images are skipped, so that a repaired file moves no other image to another split.
-    `saved_split` is the file of an earlier random split, used instead of a new one.
+    Images are split before unreadable ones are skipped, so repairing a file does not move other images between splits.
+    `saved_split` is the file of an earlier random split to use instead of a new one.
 
     Raises:
         ConfigError: an unknown class.
@@ -83,7 +83,7 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
 
 
 def survey_images(config: DataConfig, *, saved_split: Path | None = None, progress: Progress | None = None) -> Survey:
-    """Do the work of `open_images`, but collect reasons for refusal instead of stopping at the first.
+    """Open and check images like `open_images`, but collect all reasons for rejection instead of stopping at the first.
 
     Raises:
         ConfigError: an unknown class.
@@ -119,7 +119,7 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None, progre
 
 
 def split_digest(images: Images) -> str:
-    """Return an identifier of a split: SHA-256 (first 16 hexadecimal digits) of the sorted names."""
+    """Return an identifier of a split: the first 16 hexadecimal digits of the SHA-256 of its sorted names."""
     text = "\n".join(sorted(images.names)).encode("utf-8", "surrogateescape")
     return hashlib.sha256(text).hexdigest()[:16]
 
@@ -143,7 +143,7 @@ def _too_many_unreadable(where: str, issues: DataIssues, limit: int, images: int
     count = len(issues.unreadable)
     lines = [f"  {name}: {reason}" for _, name, reason in issues.unreadable[:_SHOWN]]
     if count > _SHOWN:
-        lines.append(f"  and {count - _SHOWN} more; `attngraft data check --json` lists all")
+        lines.append(f"  and {count - _SHOWN} more; `attngraft data check --json` lists all of them")
     if limit == 0 and config.max_corrupt == 0:
         allowed = "task.data.max_corrupt=0 allows none"
     elif config.max_corrupt < 1:

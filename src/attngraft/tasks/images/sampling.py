@@ -1,10 +1,10 @@
-"""Order of training epochs: balanced sampling of classes, and sequential reading of shards."""
+"""Order of examples in a training epoch: class-balanced sampling, and sequential reading of shards."""
 
 from typing import Literal
 
 import numpy as np
 
-#: `balanced`: every class equally often; `sqrt`: in proportion to the square root of the class size
+#: class frequencies; `balanced`: all equal; `sqrt`: proportional to the square root of the class size
 Sampling = Literal["balanced", "sqrt"]
 
 _POWERS = {"balanced": 0.0, "sqrt": 0.5}
@@ -15,11 +15,11 @@ def draw_by_class(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw `size` images in random order, with the class frequencies of `sampling`.
 
-    A class of n images gets a share in proportion to n^p, p = 0 or 1/2. Within a class the images are drawn in repeated
-    random permutations, so their counts differ by at most one.
+    The frequency of a class of n images is proportional to n^p, with p = 0 (`balanced`) or 1/2 (`sqrt`). Images of a class
+    are drawn in repeated random permutations, so their counts differ by at most one.
 
     Returns:
-        (size,) indices of images, and (size,) how often each was drawn before.
+        Indices of the images (size,), and the number of times that each was drawn before (size,).
     """
     classes, counts = np.unique(labels, return_counts=True)
     weights = counts.astype(float) ** _POWERS[sampling]
@@ -35,7 +35,7 @@ def draw_by_class(
 
 
 def _round_to_sum(exact: np.ndarray, size: int, stream: np.random.Generator) -> np.ndarray:
-    """Return integers that sum to `size`: `exact` rounded down, plus 1 at random by the fractional parts."""
+    """Round to integers that sum to `size`: round down, then add 1 to random entries, weighted by fractional part."""
     floors = np.floor(exact).astype(np.int64)
     rest = size - int(floors.sum())
     if rest:
@@ -45,15 +45,15 @@ def _round_to_sum(exact: np.ndarray, size: int, stream: np.random.Generator) -> 
 
 
 def shard_order(shard_index: np.ndarray, *, buffer: int, stream: np.random.Generator) -> np.ndarray:
-    """Return the indices of all images, shard after shard in random order, each moved by up to `buffer` positions.
+    """Return the indices of all images, with shards in random order and each image moved by up to `buffer` positions.
 
-    This is a stream with a shuffle buffer: each shard is read once from start to end. Unlike a stream, the order is known
-    in advance, so a run that resumes within an epoch continues at its step without reading earlier images.
+    This corresponds to streaming with a shuffle buffer: each shard is read once, from start to end. Unlike with a stream,
+    the order is known in advance, so a run that resumes within an epoch does not read the images of earlier steps.
 
     Args:
-        shard_index: (N, 2) shard and position in it of each image (`Images.shard_index`).
-        buffer: largest move of an image.
-        stream: source of randomness.
+        shard_index: shard of each image and its position in the shard, (N, 2); see `Images.shard_index`.
+        buffer: largest number of positions that an image moves.
+        stream: random number generator.
 
     Returns:
         (N,) int64.

@@ -1,9 +1,9 @@
-"""Scan of every image before training: readable, size, and a digest that finds duplicates.
+"""Scan of all images before training: readability, size, and a digest to find duplicates.
 
-Unreadable images must be skipped once, before training and for all runs; otherwise results would depend on which worker met
-them and when. The scan keeps splits a function of the files alone, so that runs are bit-identical for any number of workers
-and on resume, and evaluation never counts substitutes. Results are cached by (path, size, time of change); a second run
-only reads each file's date.
+Unreadable images are removed once, before training and for all runs. If they were skipped during loading, results would
+depend on the worker that encountered them. With the scan, splits are a function of the files alone, so runs are
+bit-identical for any number of workers and on resume, and evaluation never counts substitute images. Results are cached by
+(path, size, modification time), so a second scan only reads each file's metadata.
 """
 
 import copy
@@ -27,31 +27,31 @@ from attngraft.tasks.images.sources.base import FileImages, Images, Stamp
 from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, decode, in_mode
 
 Depth = Literal["full", "fast", "off"]
-Progress = Callable[[int, int], None]  #: (images done, images in all)
+Progress = Callable[[int, int], None]  #: (images scanned, total number of images)
 
-FULL_IMAGES = 50_000  #: `auto` decodes every image up to this number of images and
-FULL_BYTES = 2**32  #: this size of all files
+FULL_IMAGES = 50_000  #: `auto` decodes every image up to this number of images ...
+FULL_BYTES = 2**32  #: ... and this total size of the files
 
-_END = 2**16  #: bytes that `fast` reads at each end of a file
-_CACHE_FACTOR = 4  #: stale cache entries (other classes, changed files) are dropped beyond this multiple of new ones
-_CHUNK = 64  #: images per thread and turn
+_END = 2**16  #: number of bytes that `fast` reads at each end of a file
+_CACHE_FACTOR = 4  #: stale entries (other classes, changed files) are dropped beyond this multiple of the new ones
+_CHUNK = 64  #: number of images that a thread scans at a time
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScanResult:
-    """Properties of N images.
+    """Properties of N scanned images.
 
-    With `full`, `digests` cover the RGB pixels and size of the upright image, so equal digests mean equal pixels; with
-    `fast`, the file's length and its two ends (64 KiB each), so they identify byte-identical files up to that.
+    With `full`, a digest covers the size and RGB pixels of the upright image, so equal digests mean equal pixels. With
+    `fast`, it covers the file's length and its first and last 64 KiB, so it may miss differences in between.
     """
 
     depth: Depth
     sizes: np.ndarray  #: (N, 2) int32 width, height; 0 for unreadable images
     modes: list[str]  #: Pillow's modes; empty for unreadable images
     digests: np.ndarray  #: (N, 16) uint8
-    problems: dict[int, str]  #: index -> why it cannot be read
+    problems: dict[int, str]  #: index of each unreadable image -> reason
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -65,13 +65,13 @@ class _ImageInfo:
 
 
 def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progress | None = None) -> ScanResult:
-    """Scan all `images`, one set after the other.
+    """Scan all sets of `images`, one after the other.
 
     Args:
-        check: `full`, `fast`, or `auto`: `full` up to 50,000 images in 4 GiB of files, beyond that `fast` for files and
-            nothing for other images (timm's back ends). `off` scans nothing.
-        where: the source, part of the cache key.
-        progress: called from this thread.
+        check: depth of the scan: `full`, `fast`, `off` (no scan) or `auto`: `full` for up to 50,000 images in up to 4 GiB
+            of files; beyond that `fast` for files and `off` for other images (timm's back ends).
+        where: name of the source, part of the cache key.
+        progress: called from the calling thread.
     """
     located = [(images_of, index) for images_of in images for index in range(len(images_of))]
     stamps = [each.stamp(index) for each, index in located] if check != "off" else [None] * len(located)
@@ -104,14 +104,14 @@ def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progre
 
 
 def _scan_all(work: Sequence[tuple[int, Images, int]], depth: Depth) -> Iterator[tuple[int, _ImageInfo | str]]:
-    """Yield the result of each (position, images, index); files in threads, as decoding and hashing release the GIL."""
+    """Yield the result of each (position, images, index); files use threads: decoding and hashing release the GIL."""
     for position, images, index in work:
         if not isinstance(images, FileImages):
             yield position, _scan_image(images, index, depth)
     files = [job for job in work if isinstance(job[1], FileImages)]
 
     def scan_chunk(chunk: list[tuple[int, Images, int]]) -> list[tuple[int, _ImageInfo | str]]:
-        copies = {id(images): copy.copy(images) for _, images, _ in chunk}  # with open files of their own
+        copies = {id(images): copy.copy(images) for _, images, _ in chunk}  # each copy opens its own files
         return [(position, _scan_image(copies[id(images)], index, depth)) for position, images, index in chunk]
 
     threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -124,7 +124,7 @@ def _scan_all(work: Sequence[tuple[int, Images, int]], depth: Depth) -> Iterator
 
 
 def _scan_image(images: Images, index: int, depth: Depth) -> _ImageInfo | str:
-    """Return the properties of an image, or why it cannot be read."""
+    """Return the properties of an image, or the reason why it cannot be read."""
     try:
         if depth == "fast" and isinstance(images, FileImages):
             with images.raw(index) as stream:
@@ -138,12 +138,12 @@ def _scan_image(images: Images, index: int, depth: Depth) -> _ImageInfo | str:
         return error.reason
     except DataError as error:
         return str(error).removeprefix(f"{images.where(index)}: ")
-    except Exception as error:  # a mode that cannot be converted, a library behind a source
+    except Exception as error:  # unconvertible modes, and any error of the library behind a source
         return str(error) or type(error).__name__
 
 
 def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
-    """Scan a file's head and tail only; decode it if its end looks truncated."""
+    """Scan only a file's head and tail; decode the image if the file looks truncated."""
     head = stream.read(_END)
     length = stream.seek(0, os.SEEK_END)
     stream.seek(max(length - _END, 0))
@@ -156,7 +156,7 @@ def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
             image = Image.open(stream)
         except Exception:
             stream.seek(0)
-            image = decode(stream, where=where)  # raises with the reason, or reads a huge JPEG
+            image = decode(stream, where=where)  # raises an error with the reason, or decodes a huge JPEG
     digest = hashlib.blake2b(str(length).encode(), digest_size=16)
     digest.update(head)
     digest.update(tail)
@@ -164,17 +164,17 @@ def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
 
 
 def _ends_well(head: bytes, tail: bytes) -> bool:
-    """Return whether the last bytes contain the end marker; an earlier one may belong to an embedded thumbnail."""
+    """Return whether the tail contains the end marker; an earlier marker may belong to an embedded thumbnail."""
     tail = tail[-256:]
     if head.startswith(b"\xff\xd8"):
         return b"\xff\xd9" in tail
     if head.startswith(b"\x89PNG"):
         return b"IEND" in tail
-    return False  # other formats are rare and always decoded
+    return False  # other formats are rare, so they are always decoded
 
 
 class _ScanCache:
-    """Cached results of a source's images."""
+    """Cache of the scan results of a source's images."""
 
     def __init__(self, where: str, depth: Depth) -> None:
         self.path = cache_file("images", os.path.realpath(where), depth, str(RULES), PIL.__version__)
@@ -199,7 +199,7 @@ class _ScanCache:
         return None if key is None else self.entries.get(key)
 
     def save(self, keys: Sequence[bytes | None], results: Sequence[_ImageInfo | str | None]) -> None:
-        """Store results except failures, which may be temporary (disk, permissions)."""
+        """Store results, except failures: their cause may be temporary (disk, permissions)."""
         new = {k: r for k, r in zip(keys, results, strict=True) if k is not None and isinstance(r, _ImageInfo)}
         if not new:
             return
@@ -214,7 +214,7 @@ class _ScanCache:
 
 
 def _progress_reporter(progress: Progress | None, total: int, where: str) -> Callable[[], None]:
-    """Return a function to call after each image: it calls `progress`, or logs now and then."""
+    """Return a function to call after each image, which calls `progress` or logs from time to time."""
     done, last = 0, time.monotonic()
     if progress is not None:
         progress(0, total)

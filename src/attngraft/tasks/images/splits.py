@@ -1,4 +1,4 @@
-"""Labeled images as `Split`s of the engine: decoded one at a time, or cached as bytes and augmented in memory."""
+"""Splits of labeled images: decoded one at a time, or cached as bytes and augmented in memory."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from attngraft.tasks.task import Split
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSettings:
-    """Settings that all splits of a source share."""
+    """Settings shared by all splits of a source."""
 
     classes: tuple[str, ...]
     host: HostInput
-    seed: int  #: of augmentation
+    seed: int  #: seed of the augmentation
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochSampling:
-    """Selection and order of an epoch's examples; see `LabelledSplit`."""
+    """Selection and order of the examples in an epoch; see `LabelledSplit`."""
 
     repeats: int = 1
     sampling: Sampling | None = None
@@ -37,14 +37,16 @@ class EpochSampling:
 
 
 class LabelledSplit(Split):
-    """Examples (image, label); a batch has `image` (B, C, H, W), uint8 or normalized float32, and `target`: (B,) int64, or
-    (B, classes) uint8 for multi-label images.
+    """Examples (image, label) of labeled images.
 
-    `EpochSampling` defines an epoch, whose length is always the number of examples. `repeats` R above 1 is repeated
-    augmentation (Hoffer et al. 2020): a random R-th of the examples, R times in a row with different augmentation; repeat r
-    of an example has the index `r * len + example`. `sampling` changes the class frequencies; an example that is drawn
-    again is a further repeat. Both can be combined. `shuffle_buffer` reads large files one after another
-    (`sampling.shard_order`), without the other two.
+    A batch has `image` (B, C, H, W), uint8 or normalized float32, and `target`: (B,) int64, or (B, classes) uint8 for
+    multi-label images.
+
+    `EpochSampling` defines the epochs, whose length is always the number of examples. `repeats` R > 1 is repeated
+    augmentation (Hoffer et al. 2020): an epoch contains a random 1 / R of the examples, each R times in a row with different
+    augmentation; repeat r of an example has the index `r * len + example`. `sampling` changes the class frequencies; an
+    example that is drawn again counts as another repeat. These two can be combined. `shuffle_buffer` reads large files one
+    after another (`sampling.shard_order`) and cannot be combined with them.
     """
 
     def __init__(
@@ -80,23 +82,23 @@ class LabelledSplit(Split):
         return (first[:, None] + length * np.arange(options.repeats)).reshape(-1)[:length]
 
     def subset(self, indices: np.ndarray) -> LabelledSplit:
-        """Return the examples at `indices` only, for splits with deterministic transforms.
+        """Return a split of the examples at `indices` only; requires a deterministic transform.
 
         Raises:
-            ConfigError: subsets are not supported.
+            ConfigError: this kind of split does not support subsets.
         """
         raise ConfigError(f"task: a {type(self).__name__} has no subsets")
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
         return {
-            "image": default_collate(list(images)),  # in a loading process: stacked in shared memory at once
+            "image": default_collate(list(images)),  # in a loading process, stacks directly into shared memory
             "target": torch.from_numpy(np.stack(labels)),
         }
 
 
 class ImageSplit(LabelledSplit):
-    """Images opened one at a time, each transformed with generators seeded by (seed, epoch, index)."""
+    """Images opened one at a time and transformed with random generators seeded by (seed, epoch, index)."""
 
     def __getitem__(self, key: tuple[int, int]) -> Example:
         epoch, index = key
@@ -111,10 +113,10 @@ class ImageSplit(LabelledSplit):
 
 
 class PixelSplit(LabelledSplit):
-    """Resized images cached as bytes (N, C, H, W); training shifts and flips them by `plan` (None: evaluation).
+    """Resized images cached as bytes (N, C, H, W); shifted and flipped according to `plan` (None: evaluation).
 
-    Images in memory are cached at construction, files on first access (separately in each worker). Random numbers come from
-    a counter-based generator at (seed, epoch, index), so no global generator is used.
+    Images that are in memory are cached at construction, files on first access (separately in each worker). Random numbers
+    come from a counter-based generator keyed by (seed, epoch, index), so no global generator is used.
     """
 
     def __init__(

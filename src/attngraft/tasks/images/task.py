@@ -24,7 +24,7 @@ from attngraft.tasks.task import Batch, Distillation, Serving, Split, SuiteSuppo
 
 
 class ImageTask(Task):
-    """Loads images, normalizes batches and saves random splits; subclasses define labels, loss and metrics."""
+    """Image task: loads images, normalizes batches and saves random splits; subclasses add labels, loss and metrics."""
 
     config_class: ClassVar[type[Any]]  #: dataclass of the recipe section, with `data`, `augment`, `metrics`
     multilabel: ClassVar[bool]  #: whether images have several labels
@@ -56,7 +56,7 @@ class ImageTask(Task):
     def load_images(
         self, model_data_config: Mapping[str, Any], *, sampling: Sampling | None = None
     ) -> tuple[LoadedImages, HostInput]:
-        """Load the images and store everything that does not depend on the loss; for `load` of subclasses."""
+        """Load the images and store all state that does not depend on the loss; called by `load` of subclasses."""
         host = HostInput.from_model(model_data_config)
         loaded = load_images(
             self.config.data,
@@ -96,7 +96,7 @@ class ImageTask(Task):
         )
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
-        """Return the model's inputs, with evaluation's transform, and outputs."""
+        """Return a description of the model's inputs, including the evaluation transform, and of its outputs."""
         host = HostInput.from_model(model_data_config)
         return Serving(
             kind="images",
@@ -128,17 +128,17 @@ class ImageTask(Task):
         """Return the evaluation loss of each example, (B,)."""
 
     def check_split(self, split: Split) -> LabelledSplit:
-        """Return `split`.
+        """Return `split` if it is one of this task's splits.
 
         Raises:
-            ConfigError: a split of another task.
+            ConfigError: the split belongs to another task.
         """
         if not isinstance(split, LabelledSplit):
-            raise ConfigError(f"task {self.name}: cannot evaluate a {type(split).__name__}, which is of another task")
+            raise ConfigError(f"task {self.name}: cannot evaluate a {type(split).__name__}; it belongs to another task")
         return split
 
 
 def _subset(split: Split, indices: np.ndarray) -> Split:
     if not isinstance(split, LabelledSplit):
-        raise ConfigError(f"task: cannot take a subset of a {type(split).__name__}, which is of another task")
+        raise ConfigError(f"task: cannot take a subset of a {type(split).__name__}, which belongs to another task")
     return split.subset(indices)

@@ -1,4 +1,4 @@
-"""Image transforms of training and evaluation, built from timm's."""
+"""Image transforms for training and evaluation, built from timm's transforms."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.task import Serving
 
-Transform = Callable[[Image.Image], Tensor]  #: gives (C, H, W): uint8 before, or float32 after normalization
+Transform = Callable[[Image.Image], Tensor]  #: returns (C, H, W): uint8, or float32 if already normalized
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformPlan:
-    """Values of the configuration's `auto` and null fields that depend on the data."""
+    """Values chosen for `auto` and null fields of the configuration, which depend on the data."""
 
     crop: Literal["resized", "pad", "center"]
     padding: int  #: pixels on each side; 0 unless `crop` is `pad`
     hflip: float
     vflip: float
-    eval_crop_pct: float  #: 1 for images no larger than the input: small images are not cropped
+    eval_crop_pct: float  #: 1 for images no larger than the input, so that small images are not cropped
 
     @classmethod
     def decide(
         cls, config: AugmentConfig, host: HostInput, *, image_size: tuple[int, int], mirrored: bool
     ) -> TransformPlan:
-        """Choose values for images of `image_size` (width, height); `mirrored`: flips keep the class."""
+        """Choose values for images of `image_size` (width, height); `mirrored`: flipping keeps the class."""
         small = host.holds(image_size)
         crop = config.crop if config.crop != "auto" else ("pad" if small else "resized")
         padding = min(host.height, host.width) // 8 if config.padding is None else config.padding
@@ -50,13 +50,13 @@ class TransformPlan:
 
 
 def only_shifts_and_flips(config: AugmentConfig, plan: TransformPlan) -> bool:
-    """Return whether training transforms only shift and flip a fixed-size image, which works on cached bytes."""
+    """Return whether training only shifts and flips images of a fixed size, which can be done on cached bytes."""
     changes = (config.auto_augment, config.color_jitter, config.grayscale, config.blur, config.erasing)
     return plan.crop != "resized" and not any(changes)
 
 
 def eval_transform(host: HostInput, *, crop_pct: float, interpolation: str | None = None) -> Compose:
-    """Resize and center crop to the host's input; gives uint8 (C, H, W)."""
+    """Return a transform that resizes and center-crops to the host's input size; its output is uint8 (C, H, W)."""
     return create_transform(
         input_size=(host.channels, host.height, host.width),
         is_training=False,
@@ -68,9 +68,9 @@ def eval_transform(host: HostInput, *, crop_pct: float, interpolation: str | Non
 
 
 def train_transform(config: AugmentConfig, plan: TransformPlan, host: HostInput) -> Compose:
-    """Return the training transform; draws from the global generators of python, numpy and torch.
+    """Return the training transform, which draws from the global generators of Python, NumPy and torch.
 
-    Gives uint8 (C, H, W), or with random erasing, which needs normalized images, normalized float32.
+    Its output (C, H, W) is uint8, or normalized float32 with random erasing, which operates on normalized images.
     """
     geometry, changes, finish = create_transform(
         input_size=(host.channels, host.height, host.width),
@@ -109,7 +109,7 @@ def train_transform(config: AugmentConfig, plan: TransformPlan, host: HostInput)
 
 
 class Preprocessor:
-    """Turns image files into the model's input, by the same steps as evaluation."""
+    """Preprocessing of image files for a model, identical to that of evaluation."""
 
     def __init__(self, host: HostInput) -> None:
         self.host, self._transform = host, eval_transform(host, crop_pct=host.crop_pct)
@@ -120,18 +120,18 @@ class Preprocessor:
         return cls(HostInput.from_model({**serving.input, "input_size": serving.input["size"]}))
 
     def read(self, stream: IO[bytes], *, where: str) -> Tensor:
-        """Decode an image file, convert it to the host's mode, resize and crop; gives uint8 (C, H, W).
+        """Decode an image file, convert it to the host's mode, resize and crop it; return uint8 (C, H, W).
 
         Raises:
-            UnreadableImage: names `where`.
+            UnreadableImage: the file cannot be decoded; the message contains `where`.
         """
         return self.transform(decode(stream, where=where))
 
     def transform(self, image: Image.Image) -> Tensor:
-        """Return the same for a decoded image in its upright orientation."""
+        """Convert, resize and crop a decoded, upright image; return uint8 (C, H, W)."""
         pixels: Tensor = self._transform(in_mode(image, self.host.mode))
         return pixels
 
     def batch(self, images: Sequence[Tensor]) -> Tensor:
-        """Stack and normalize images (C, H, W) of `read` or `transform`; gives (B, C, H, W) float32."""
+        """Stack and normalize images (C, H, W) from `read` or `transform`; return (B, C, H, W) float32."""
         return self.host.normalize(torch.stack(list(images)))

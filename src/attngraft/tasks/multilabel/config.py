@@ -1,4 +1,4 @@
-"""The recipe's `task` section for several labels per image."""
+"""The recipe's `task` section for multi-label classification."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,16 +10,19 @@ from attngraft.tasks.images.config import AugmentConfig, DataConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """`bce`: binary cross entropy, mean over classes; `asymmetric`: the same with easy negatives weighted down (Ridnik et
-    al. 2021, equations 4 to 7), for many classes of which an image has few."""
+    """Multi-label loss: `bce` or `asymmetric`.
+
+    `bce` is the binary cross entropy, averaged over classes. `asymmetric` down-weights easy negatives (Ridnik et al. 2021,
+    equations 4 to 7), for data with many classes and few labels per image.
+    """
 
     name: Literal["bce", "asymmetric"] = "bce"  #: the loss function
-    smoothing: float = 0.0  #: labels become smoothing / 2 and 1 - smoothing / 2; training only
-    #: bce: weight of positive labels: `balanced` by negatives / positives, a number, or by class name
+    smoothing: float = 0.0  #: label smoothing: labels 0 and 1 become smoothing / 2 and 1 - smoothing / 2; training only
+    #: bce: weight of positive labels: `balanced` (negatives / positives), a number, or numbers by class name
     pos_weight: Literal["balanced"] | float | Mapping[str, float] | None = None
     gamma_neg: float = 4.0  #: asymmetric: focusing exponent of negative labels
     gamma_pos: float = 1.0  #: asymmetric: focusing exponent of positive labels
-    clip: float = 0.05  #: asymmetric: negative labels below this probability do not count
+    clip: float = 0.05  #: asymmetric: negative labels predicted with a lower probability are ignored
 
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
@@ -30,7 +33,7 @@ class LossConfig:
         if not 0 <= self.clip < 1:
             raise FieldError("clip", f"must lie in [0, 1), got {self.clip}")
         if self.pos_weight is not None and self.name != "bce":
-            raise FieldError("pos_weight", "is for loss bce only")
+            raise FieldError("pos_weight", "applies to loss bce only; remove it, or set task.loss.name=bce")
         weights = self.pos_weight.values() if isinstance(self.pos_weight, Mapping) else [self.pos_weight]
         if any(isinstance(weight, float) and weight <= 0 for weight in weights):
             raise FieldError("pos_weight", f"must be positive, got {self.pos_weight}")
@@ -38,11 +41,11 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
-    """The primary metric, and the threshold of F1."""
+    """The primary metric, and the decision threshold for F1."""
 
-    #: metric by which runs are compared; it needs a score for every image, so mAP, a mean over classes, is not available
+    #: metric used to compare runs; it must have a score per image, which mAP, a mean over classes, does not
     primary: Literal["image_ap", "loss"] = "image_ap"
-    threshold: float = 0.5  #: labels with at least this probability are predicted, for F1
+    threshold: float = 0.5  #: for F1, labels with at least this probability are predicted
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -51,7 +54,7 @@ class MetricsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabelConfig:
-    """The section `task` of a multi-label recipe."""
+    """The `task` section of a multi-label recipe."""
 
     data: DataConfig
     augment: AugmentConfig = field(default_factory=AugmentConfig)

@@ -16,12 +16,12 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class MultiLabelEvaluator(CollectingEvaluator):
-    """Computes metrics as shares (0 to 1).
+    """Compute multi-label metrics as fractions from 0 to 1.
 
-    `image_ap`, the default primary metric, is the mean over images of each image's average precision. As a mean over
-    examples it allows paired statistics over examples (as does `loss`). `map` is the mean over classes of the average
-    precision, `macro_f1` (mean over classes) and `micro_f1` (all decisions together) are at `threshold`; means over classes
-    cover those that occur. `loss` is the binary cross entropy, mean over classes.
+    `image_ap`, the default primary metric, is the mean over images of each image's average precision. Like `loss`, it is a
+    mean over examples and so allows paired statistics over them. `map` is the mean over classes of the average precision.
+    `macro_f1` (mean over classes) and `micro_f1` (over all decisions) use `threshold`. Means over classes include only
+    those that occur. `loss` is the binary cross entropy, averaged over classes.
     """
 
     def __init__(self, split: LabelledSplit, *, threshold: float, primary: str = "image_ap") -> None:
@@ -61,9 +61,9 @@ class MultiLabelEvaluator(CollectingEvaluator):
 def image_average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return each image's average precision over its ranked labels, (N,), from scores and labels (N, classes).
 
-        AP_i = mean over i's labels y of |labels of i ranked up to y| / |classes ranked up to y|
+        AP_i = mean over the labels y of image i of (number of i's labels ranked up to y) / (rank of y)
 
-    An image without any label, or with all of them, has 1: every order is correct. The mean over images is the label
+    It is 1 for an image with no labels or with all of them, where every order is correct. The mean over images is the label
     ranking average precision (scikit-learn's `label_ranking_average_precision_score`).
     """
     present = labels.astype(bool)
@@ -75,7 +75,7 @@ def image_average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarra
 
 
 def class_average_precision(scores: np.ndarray, labels: np.ndarray) -> list[float | None]:
-    """Return each class's average precision over ranked images; None for a class without images."""
+    """Return the average precision of each class over the ranked images; None for a class without images."""
     ranked, present = torch.from_numpy(scores.astype(np.float64)).sigmoid(), torch.from_numpy(labels.astype(np.int64))
     return [
         float(binary_average_precision(ranked[:, i], present[:, i])) if present[:, i].any() else None
@@ -84,7 +84,7 @@ def class_average_precision(scores: np.ndarray, labels: np.ndarray) -> list[floa
 
 
 def label_counts(scores: np.ndarray, labels: np.ndarray, *, threshold: float) -> Mapping[str, np.ndarray]:
-    """Return the images by class that have the label (`positives`), are predicted to (`predicted`), both (`correct`).
+    """Count the images of each class that have the label (`positives`), are predicted to (`predicted`), or both (`correct`).
 
     `scores` are logits.
     """
@@ -94,16 +94,16 @@ def label_counts(scores: np.ndarray, labels: np.ndarray, *, threshold: float) ->
 
 
 def mean_of_known(values: list[float | None]) -> float:
-    """Return the mean of the values that are not None; there must be at least one."""
+    """Return the mean of the values that are not None, of which there must be at least one."""
     return float(np.mean([value for value in values if value is not None]))
 
 
 def sections(
     predictions: Sequence[Arrays], *, classes: Sequence[str], threshold: float, counts: Mapping[str, int]
 ) -> list[Section]:
-    """Return the sections for the predictions of each seed: `target` and `logits`, (N, classes) each.
+    """Return the report sections for each seed's predictions: `target` and `logits`, (N, classes) each.
 
-    Calibration is left out if a logit is not finite. `counts` are training images by class.
+    Calibration is omitted if any logit is not finite. `counts` maps classes to their number of training images.
     """
     arrays = [{name: each[name] for name in ("target", "logits")} for each in predictions]
     result = [_by_class(arrays, classes, threshold, np.array([counts[name] for name in classes]))]

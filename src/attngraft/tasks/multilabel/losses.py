@@ -1,4 +1,4 @@
-"""Training losses for labels (B, classes): 0 or 1, or between after mixing."""
+"""Training losses for multi-label targets (B, classes): 0 or 1, or in between after mixing."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,20 @@ from attngraft.tasks.multilabel.config import LossConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
-LARGEST_WEIGHT = 100.0  #: of `balanced`, so that a class of one image in thousands does not dominate all others
+LARGEST_WEIGHT = 100.0  #: upper limit of `balanced`, so that a class with one image in thousands does not dominate
 
 
 def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
-    """Return the mean loss over images and classes; `weights` (classes,) apply to positive labels."""
+    """Return a function that computes the mean loss over images and classes; `weights` (classes,) are of positive labels."""
     return _Bce(config, weights) if config.name == "bce" else _Asymmetric(config)
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
-    """Return the binary cross entropy with the teacher's probabilities sigmoid(taught / T), times T^2, or, `hard`, with its
-    predicted labels; mean over images and classes."""
+    """Return the distillation loss of the student's `logits` against the teacher's `taught`, both (B, classes).
+
+    It is the binary cross entropy with the teacher's probabilities sigmoid(taught / T), times T^2, or, with `hard`, the
+    binary cross entropy with its predicted labels; averaged over images and classes.
+    """
     if hard:
         return F.binary_cross_entropy_with_logits(logits, (taught > 0).to(logits.dtype))
     loss = F.binary_cross_entropy_with_logits(logits / temperature, (taught / temperature).sigmoid())
@@ -33,7 +36,7 @@ def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bo
 
 
 def example_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the plain binary cross entropy, mean over classes, for any training loss; (B,)."""
+    """Return the plain binary cross entropy of each example, averaged over classes, (B,); used with every training loss."""
     losses = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
     return losses.mean(-1)
 
@@ -43,10 +46,10 @@ def positive_weights(
 ) -> np.ndarray | None:
     """Return the weight of each class's positive labels (classes,) from its number of training images.
 
-    `balanced` is (images - n) / n, at most `LARGEST_WEIGHT`; 1 for a class without images.
+    For n images of a class, `balanced` is (images - n) / n, but at most `LARGEST_WEIGHT`, and 1 if n = 0.
 
     Raises:
-        ConfigError: a weight for an unknown class.
+        ConfigError: a weight is given for an unknown class.
     """
     wanted = config.pos_weight
     if wanted is None:
@@ -81,7 +84,7 @@ class _Bce:
 class _Asymmetric:
     def __init__(self, config: LossConfig) -> None:
         self.smoothing = config.smoothing
-        # early versions of timm only sum; later ones default to the mean over the batch
+        # early versions of timm always sum; later ones average over the batch by default
         parameters = inspect.signature(AsymmetricLossMultiLabel).parameters
         kind = {"reduction": "sum"} if "reduction" in parameters else {}
         self.summed = AsymmetricLossMultiLabel(config.gamma_neg, config.gamma_pos, config.clip, **kind)

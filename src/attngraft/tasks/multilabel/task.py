@@ -20,7 +20,10 @@ from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
 
 
 class MultiLabel(ImageTask):
-    """A batch is `{"image": (B, C, H, W), "target": (B, classes)}`: uint8 0 or 1, floats after mixing."""
+    """Multi-label classification of images.
+
+    A batch is `{"image": (B, C, H, W), "target": (B, classes)}`; targets are uint8 0 or 1, or floats after mixing.
+    """
 
     name = "multilabel"
     primary = "image_ap"  # default; the recipe may choose another
@@ -48,7 +51,7 @@ class MultiLabel(ImageTask):
         loaded, host = self.load_images(model_data_config)
         for name, split in (("training", loaded.train), ("validation", loaded.val)):
             if not split.labels.any():
-                raise DataError(f"{config.data.source}: no {name} image has a label; check its column of labels")
+                raise DataError(f"{config.data.source}: no {name} image has a label; check the column of labels")
         weights = positive_weights(config.loss, loaded.counts, images=len(loaded.train), classes=loaded.classes)
         self._loss = training_loss(config.loss, weights)
         mix = MultiLabelMixing(config.augment, seed=self.seed) if config.augment.mixes else None
@@ -65,12 +68,12 @@ class MultiLabel(ImageTask):
         )
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`: the mean over images and classes, and over both heads of a distilled host."""
+        """Return the `loss`, averaged over images and classes and, for a distilled host, over both heads."""
         losses = [self._loss(head, batch["target"]) for head in heads_of(outputs, classes=self._classes)]
         return {"loss": torch.stack(losses).mean()}
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return `target` and `logits` (B, classes), `loss` (B,)."""
+        """Return `target` and `logits` (B, classes) and `loss` (B,)."""
         logits = mean_logits(outputs, classes=self._classes)
         return {"target": batch["target"], "logits": logits, "loss": self.example_losses(logits, batch["target"])}
 
@@ -78,7 +81,7 @@ class MultiLabel(ImageTask):
         return example_losses(logits, target)
 
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the probability of every label and whether the image has it, both (N, classes)."""
+        """Return the probability of each label and whether the image has it, both (N, classes)."""
         return 1 / (1 + np.exp(-columns["logits"].astype(np.float64))), columns["target"] > 0
 
     def evaluator(self, split: Split) -> Evaluator:

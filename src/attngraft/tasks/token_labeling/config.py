@@ -1,4 +1,4 @@
-"""The recipe's `task` section for token labeling: that of classification, and the source of patch labels."""
+"""The recipe's `task` section for token labeling: the fields of classification, and the source of patch labels."""
 
 from dataclasses import dataclass, field
 
@@ -10,10 +10,11 @@ from attngraft.tasks.classification.config import ClassificationConfig
 class TokenLabelConfig:
     """Source and weight of the patch labels."""
 
-    maps: str | None = None  #: folder of dense label maps, <class>/<image>.pt; null: every patch has the image's label
-    dense_weight: float = 0.5  #: weight of the patches' loss
-    class_weight: float = 1.0  #: weight of the class token's loss
-    #: the class token's target is a mean of the image's label and its map's label, as in fine-tuning, instead of the map's
+    maps: str | None = None  #: folder of dense label maps, <class>/<image>.pt; null: all patches have the image's label
+    dense_weight: float = 0.5  #: weight of the patch loss
+    class_weight: float = 1.0  #: weight of the class token loss
+    #: use a weighted mean of the image's label and its map's label as the class token's target, as the authors do in
+    #: fine-tuning, instead of the map's label alone
     with_ground_truth: bool = False
 
     def __post_init__(self) -> None:
@@ -21,12 +22,12 @@ class TokenLabelConfig:
             if getattr(self, name) < 0:
                 raise FieldError(name, f"must not be negative, got {getattr(self, name)}")
         if self.with_ground_truth and self.maps is None:
-            raise FieldError("with_ground_truth", "mixes label maps with labels; set maps as well")
+            raise FieldError("with_ground_truth", "requires label maps; set task.token_labels.maps too")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLabelingConfig(ClassificationConfig):
-    """The section `task` of a token labeling recipe."""
+    """The `task` section of a token labeling recipe."""
 
     token_labels: TokenLabelConfig = field(default_factory=TokenLabelConfig)
 

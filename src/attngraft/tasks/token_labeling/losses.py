@@ -1,7 +1,7 @@
 """Loss and targets of token labeling: a label per patch in addition to the image label.
 
-The model gives logits for the class token and for every patch. MixToken exchanges a box of patches between each image of a
-batch and its mirror image in the batch's order, and restores the order of the patches' logits before the loss.
+The model returns logits for the class token and for each patch. MixToken exchanges a box of patches between image i and
+image B - 1 - i of a batch, and restores the order of the patches' logits before the loss.
 """
 
 from dataclasses import dataclass
@@ -12,18 +12,20 @@ from torchvision.ops import roi_align
 
 from attngraft.errors import UsageError
 
-#: weight of the map's label against the image's label if both agree on the class, and if not
+#: weight of the map's label relative to the image's label if both have the same class, and if not
 AGREEING, DISAGREEING = 0.5, 0.9
 
 
 @dataclass(frozen=True)
 class TokenLabelLoss:
-    """class_weight * CE(class logits, mixed target) + dense_weight * mean over patches of CE(patch logits, patch target).
+    """Token labeling loss.
+
+        class_weight * CE(class logits, mixed target) + dense_weight * mean over patches of CE(patch logits, patch target)
 
     Args:
         dense_weight, class_weight: weights of the two terms.
-        with_ground_truth: the class target is a mean of the image's label and the class token's label, as in fine-tuning,
-            instead of the latter alone.
+        with_ground_truth: use a weighted mean of the image's label and the class token's label as the class target, as the
+            authors do in fine-tuning, instead of the latter alone.
     """
 
     dense_weight: float = 0.5
@@ -34,17 +36,18 @@ class TokenLabelLoss:
         """Return the loss, a scalar.
 
         Args:
-            logits: (B, classes). patches: (B, N, classes).
-            target: (B, classes), for class token and patches alike; or (B, classes, 2 + N): the image's label, the class
-                token's label, one for each patch, row by row.
+            logits: class token logits, (B, classes).
+            patches: patch logits, (B, N, classes).
+            target: (B, classes), used for the class token and all patches; or (B, classes, 2 + N): the image's label, the
+                class token's label, and one label per patch, row by row.
             box: top, left, bottom, right of the patches that MixToken exchanged (exclusive ends); all 0 for none.
 
         Raises:
-            UsageError: targets for another number of patches.
+            UsageError: the targets are for a different number of patches.
         """
         count = patches.shape[1]
         if target.ndim == 3 and target.shape[2] != 2 + count:
-            raise UsageError(f"targets for {target.shape[2] - 2} patches do not fit the {count} of the model")
+            raise UsageError(f"got targets for {target.shape[2] - 2} patches, but the model has {count}")
         class_target = self._class_target(target)
         top, left, bottom, right = box
         kept = 1 - (bottom - top) * (right - left) / count
@@ -66,21 +69,21 @@ class TokenLabelLoss:
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the mean over all rows; targets are distributions over the last axis."""
+    """Return the cross entropy with targets that are distributions over the last axis, averaged over all rows."""
     return -(target * logits.log_softmax(-1)).sum(-1).mean()
 
 
 @torch.no_grad()
 def map_targets(maps: Tensor, crops: Tensor, *, grid: tuple[int, int], classes: int) -> Tensor:
-    """Return distributions (B, classes, 1 + N): of the whole crop, then of each of its patches, row by row.
+    """Return class distributions (B, classes, 1 + N) of the whole crop and of each of its patches, row by row.
 
-    A map is an image of scores, 0 for classes that are not among the best. It is averaged over each box (RoIAlign, with as
-    many samples as map cells in it) before the softmax. Rows of a map are rows of the image.
+    A map is an image of class scores, which are 0 for classes that are not among the best. Scores are averaged over each box
+    (RoIAlign, with one sample per map cell in it) before the softmax. Rows of a map correspond to rows of the image.
 
     Args:
-        maps: (B, 2, K, Y, X), scores and classes.
-        crops: (B, 6), see `maps.Crop`.
-        grid: rows and columns of patches.
+        maps: scores and classes, (B, 2, K, Y, X).
+        crops: crops of the images, (B, 6), see `maps.Crop`.
+        grid: number of rows and columns of patches.
     """
     scores, best = maps.float().unbind(1)
     batch, _, rows, columns = scores.shape
@@ -95,6 +98,6 @@ def map_targets(maps: Tensor, crops: Tensor, *, grid: tuple[int, int], classes: 
 
 
 def grid_of(patches: int, image: tuple[int, int]) -> tuple[int, int]:
-    """Return the rows and columns of `patches` square patches of an image (height, width)."""
+    """Return the number of rows and columns of `patches` square patches that cover an image (height, width)."""
     rows = round((patches * image[0] / image[1]) ** 0.5)
     return rows, patches // rows

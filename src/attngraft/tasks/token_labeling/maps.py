@@ -1,9 +1,9 @@
-"""Training images with dense label maps, and random crops that record which part of the image they show.
+"""Training images with dense label maps, and random crops that record the part of the image that they show.
 
-A label map, in its authors' format, has the class scores of a strong model at each location of a training image: a tensor
-(2, K, Y, X), float16, of the K highest scores at each location, before softmax, and their classes. Its file is named by the
-last two components of the image's path, up to the first dot of its name: train/n01440764/n01440764_18.JPEG has
-FOLDER/n01440764/n01440764_18.pt.
+A label map, in the format of the authors, contains the class scores of a strong model at each location of a training image.
+It is a float16 tensor (2, K, Y, X) with the K highest scores before softmax at each location, and their classes. The file's
+path consists of the last two components of the image's path, up to the first dot of the name: the map of
+train/n01440764/n01440764_18.JPEG is FOLDER/n01440764/n01440764_18.pt.
 """
 
 import pickle
@@ -28,7 +28,7 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Split
 
 FIELD = "task.token_labels.maps"
-EXACT_IN_HALF = 2048  #: integers up to this are exact in float16
+EXACT_IN_HALF = 2048  #: largest integer up to which all are exact in float16
 
 
 class LabelMaps:
@@ -38,25 +38,25 @@ class LabelMaps:
         self.folder, self.classes = Path(folder), classes
 
     def file(self, name: str) -> Path:
-        """Return the path of the map of the image called `name`."""
+        """Return the path of the label map of the image `name`."""
         path = PurePosixPath(name)
         return self.folder / path.parent.name / f"{path.name.partition('.')[0]}.pt"
 
     def check(self, names: Sequence[str]) -> None:
-        """Check that every image has a map, by listing folders, and read the first.
+        """Check by listing folders that every image has a map, and read the first map.
 
         Raises:
-            DataError: no such folder, or images without a map.
+            DataError: the folder does not exist, or images have no map.
         """
         if not self.folder.is_dir():
-            raise DataError(f"{FIELD}: {self.folder} is not a folder; unpack the label maps there")
+            raise DataError(f"{FIELD}: {self.folder} is not a folder; unpack the label maps to it")
         files = [self.file(name) for name in names]
         existing = {path for folder in {file.parent for file in files} if folder.is_dir() for path in folder.iterdir()}
         missing = [file for file in files if file not in existing]
         if missing:
             raise DataError(
-                f"{FIELD}: {len(missing)} of {len(files)} training images have no label map, the first is {missing[0]}; "
-                "maps are in a folder per class, named like the images"
+                f"{FIELD}: {len(missing)} of {len(files)} training images have no label map (first: {missing[0]}); "
+                "maps must be in one folder per class and named like the images"
             )
         self.read(names[0])
 
@@ -64,7 +64,7 @@ class LabelMaps:
         """Read the map of an image, (2, K, Y, X).
 
         Raises:
-            DataError: the file cannot be read, or holds something else.
+            DataError: the file cannot be read, or is not a label map.
         """
         file = self.file(name)
         try:
@@ -74,21 +74,21 @@ class LabelMaps:
             raise DataError(f"{file}: cannot be read as a label map: {reason}; unpack it again") from None
         if not isinstance(content, Tensor) or content.ndim != 4 or len(content) != 2 or not content.numel():
             what = tuple(content.shape) if isinstance(content, Tensor) else type(content).__name__
-            raise DataError(f"{file}: a label map must have shape (2, K, rows, columns), not {what}")
+            raise DataError(f"{file}: a label map must have shape (2, K, rows, columns), got {what}")
         highest = int(content[1].max())
         if not content[1].min() >= 0 or highest >= self.classes:
             raise DataError(
-                f"{file}: has class {highest}, but the data have {self.classes} classes; use maps that were made for these "
-                "classes, in their order"
+                f"{file}: contains class {highest}, but the data have {self.classes} classes; use maps made for the same "
+                "classes in the same order"
             )
         return content
 
 
 def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
-    """Save the label map of one image: the `best` of scores (classes, Y, X), before softmax, at each location.
+    """Save an image's label map: the `best` highest of the scores (classes, Y, X), before softmax, at each location.
 
-    Readers take the scores of all other classes for 0, so the scores of each location are shifted until the highest score
-    that is not saved is 0. Class numbers above 2,048 need float32, which is then used for the file.
+    Readers assume a score of 0 for all other classes, so the scores of each location are shifted to make the highest score
+    that is not saved 0. The file is float32 if class numbers exceed 2,048, which float16 cannot represent.
     """
     exact = scores.detach().float().cpu()
     values, classes = exact.topk(min(best + 1, len(exact)), dim=0)
@@ -101,7 +101,7 @@ def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
 
 @dataclass
 class Crop:
-    """Edges of a crop, as shares of the image's width and height, and its flips."""
+    """Edges of a crop, as fractions of the image's width and height, and its flips."""
 
     left: float = 0.0
     top: float = 0.0
@@ -111,15 +111,15 @@ class Crop:
     vflip: bool = False
 
     def tensor(self) -> Tensor:
-        """Return the fields in order, (6,)."""
+        """Return the fields in their order as a tensor (6,)."""
         return torch.tensor([self.left, self.top, self.right, self.bottom, self.hflip, self.vflip])
 
 
 class TrackedTransform:
-    """A `images.transforms.train_transform` that also returns its crop; images are the same, bit for bit.
+    """Wrapper of `images.transforms.train_transform` that also returns the crop; images are bit-identical.
 
-    Only the crop and flips move labels. Geometric steps of RandAugment (rotation, shear, shift) move the image alone, so
-    that labels end up beside their patches.
+    Labels only follow the crop and the flips. Geometric steps of RandAugment (rotation, shear, shift) move the image without
+    its labels, which then no longer match their patches exactly.
     """
 
     def __init__(self, transform: Compose) -> None:
@@ -150,9 +150,10 @@ class TrackedTransform:
 
 
 class MappedSplit(Split):
-    """The examples of `split`; a batch has `image`, `target`, `maps` (B, 2, K, Y, X) and `crop` (B, 6).
+    """Examples of `split` with label maps; a batch has `image`, `target`, `maps` (B, 2, K, Y, X) and `crop` (B, 6).
 
-    The first call of `order` checks that every image has a map: before training's first step, and never in evaluation.
+    The first call of `order` checks that every image has a map, which is before the first training step and never in
+    evaluation.
     """
 
     def __init__(self, split: ImageSplit, transform: TrackedTransform, maps: LabelMaps) -> None:
@@ -174,8 +175,8 @@ class MappedSplit(Split):
         pairs, maps, crops = zip(*examples, strict=True)
         if len(shapes := {tuple(each.shape) for each in maps}) > 1:
             raise DataError(
-                f"{self.maps.folder}: label maps of different shapes, {', '.join(map(str, sorted(shapes)))}; all must have "
-                "the same rows, columns and numbers of classes"
+                f"{self.maps.folder}: label maps must have the same shape (2, K, rows, columns), got "
+                f"{', '.join(map(str, sorted(shapes)))}"
             )
         return {**self.split.collate(list(pairs)), "maps": torch.stack(maps), "crop": torch.stack(crops)}
 
@@ -186,7 +187,7 @@ class MappedSplit(Split):
         """Return the order of the wrapped split.
 
         Raises:
-            DataError: images without a label map.
+            DataError: images have no label map.
         """
         if not self.checked:
             self.maps.check([self.name(index) for index in range(len(self))])
@@ -198,10 +199,10 @@ def with_maps(split: LabelledSplit, maps: LabelMaps) -> MappedSplit:
     """Return `split` with label maps.
 
     Raises:
-        DataError: its transform has no random crop.
+        DataError: the transform of `split` has no random crop.
     """
     steps = getattr(split.transform, "transforms", ())
     random_crop = any(isinstance(step, RandomResizedCropAndInterpolation) for step in steps)
     if not isinstance(split, ImageSplit) or not random_crop:
-        raise DataError("task.token_labels.maps: label maps need random crops; set task.augment.crop to resized")
+        raise DataError("task.token_labels.maps: label maps require random crops; set task.augment.crop=resized")
     return MappedSplit(split, TrackedTransform(cast(Compose, split.transform)), maps)

@@ -20,8 +20,8 @@ from attngraft.tasks.token_labeling.maps import LabelMaps, with_maps
 class TokenLabeling(Classification):
     """`Classification` with patch labels in training, and mixing of tokens between images (MixToken).
 
-    It needs a host that mixes tokens and gives logits for its patches: VOLO, ELSA-VOLO. Evaluation is that of
-    classification. A training batch may also have `maps` and `crop` (`maps.MappedSplit`).
+    It requires a host that mixes tokens and returns logits for its patches: VOLO or ELSA-VOLO. Evaluation is the same as in
+    `Classification`. A training batch may also have `maps` and `crop` (`maps.MappedSplit`).
     """
 
     name = "token_labeling"
@@ -36,11 +36,11 @@ class TokenLabeling(Classification):
         return replace(data, train=train, model_args={**data.model_args, ARGUMENT: True})
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return `loss`, of the class token's logits and the patches'."""
+        """Return the `loss` of the class token's logits and the patches' logits."""
         if not (isinstance(outputs, tuple | list) and len(outputs) == 3):
             raise TrainingError(
-                "token labeling needs a host that returns logits of its class token, logits of its patches and the box of "
-                "mixed tokens; use VOLO or ELSA-VOLO"
+                "token labeling requires a host that returns logits of the class token, logits of the patches, and the box "
+                "of mixed tokens; use VOLO or ELSA-VOLO"
             )
         logits, patches, box = outputs
         labels = self.config.token_labels
@@ -49,14 +49,14 @@ class TokenLabeling(Classification):
 
     def distillation(self, *, model_data_config: Mapping[str, Any]) -> Distillation:
         raise ConfigError(
-            "task token_labeling: label maps replace a teacher; remove the recipe's section distill, or use the task "
-            "classification"
+            "task token_labeling: does not support training with a teacher; remove the section distill from the recipe, or "
+            "use the task classification"
         )
 
     def _targets(self, batch: Batch, patches: int) -> Tensor:
-        """Return smoothed targets, (B, classes) or with maps (B, classes, 2 + N).
+        """Return smoothed targets, (B, classes), or with label maps (B, classes, 2 + N).
 
-        With the authors' smoothing the targets of a map sum to 1 + smoothing / classes; here they sum to 1.
+        With the authors' smoothing, the targets from a map sum to 1 + smoothing / classes; here they sum to 1.
         """
         target, smoothing = F.one_hot(batch["target"], self._classes).float(), self.config.loss.smoothing
         if "maps" in batch:

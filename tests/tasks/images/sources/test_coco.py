@@ -80,10 +80,10 @@ def test_a_file_by_itself(tmp_path: Path, images: str) -> None:
 
 def test_images_elsewhere(tmp_path: Path) -> None:
     file = _write(tmp_path / "a/labels.json", _content([1], [3]), tmp_path / "b")
-    with pytest.raises(DataError, match=r"labels\.json: none of its first 2 images .*task\.data\.root"):
+    with pytest.raises(DataError, match=r"labels\.json: none of the first 2 images .*task\.data\.root"):
         _open(file)
     assert _open(file, root=str(tmp_path / "b")).train.open(0).size == (4, 4)
-    with pytest.raises(DataError, match=r"task\.data\.root: no folder"):
+    with pytest.raises(DataError, match=r"task\.data\.root: .* is not a folder"):
         _open(file, root=str(tmp_path / "c"))
 
 
@@ -99,14 +99,14 @@ def test_no_validation_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"categories": None}, r"no list 'categories'.*\.csv"),
+        ({"categories": None}, r"the list 'categories' is missing.*\.csv"),
         ({"annotations": [{"image_id": 5, "category_id": 1}]}, r"annotations\[0\] refers to image 5"),
         ({"annotations": [{"image_id": 100, "category_id": 2}]}, r"annotations\[0\] refers to category 2"),
         ({"annotations": [{"image_id": 100}]}, r"annotations\[0\] refers to category None"),
-        ({"images": [{"id": 1}]}, r"images\[0\] needs an id and a text 'file_name'"),
+        ({"images": [{"id": 1}]}, r"images\[0\] must have an id and a string 'file_name'"),
         ({"images": [{"id": 1, "file_name": "a"}] * 2}, r"images\[1\] repeats the id 1"),
-        ({"images": [], "annotations": []}, "lists no images"),
-        ({"images": ["a"]}, r"no list 'images'"),
+        ({"images": [], "annotations": []}, "the list 'images' is empty"),
+        ({"images": ["a"]}, r"the list 'images' is missing"),
     ],
 )
 def test_what_is_no_coco_is_told(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -120,7 +120,7 @@ def test_what_is_no_json_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"x\.json: cannot be read as JSON"):
         _open(tmp_path / "x.json")
     (tmp_path / "x.json").write_text("[1]")
-    with pytest.raises(DataError, match=r"no list 'images'"):
+    with pytest.raises(DataError, match=r"the list 'images' is missing"):
         _open(tmp_path / "x.json")
 
 

@@ -196,7 +196,7 @@ def test_damaged_files_say_why(tmp_path: Path, content: bytes, reason: str) -> N
 
 def test_numbers_without_a_range_are_refused(tmp_path: Path) -> None:
     Image.fromarray(np.ones((4, 4), np.float32)).save(tmp_path / "x.tiff")
-    with pytest.raises(UnreadableImage, match="floating-point numbers"):
+    with pytest.raises(UnreadableImage, match="floating-point pixels"):
         seen(tmp_path / "x.tiff")
 
 

@@ -140,7 +140,7 @@ def test_images_beside_the_files(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "train.parquet")
     found = parts_of(f"hf:{tmp_path}").train
     assert np.array_equal(np.asarray(found.open(2)), np.asarray(picture(2)))
-    with pytest.raises(DataError, match=r"train\.parquet: row 4: column 'image' holds no image"):
+    with pytest.raises(DataError, match=r"train\.parquet: row 4: column 'image' contains no image"):
         found.open(4)
 
 
@@ -159,9 +159,9 @@ def test_plain_bytes_and_columns_of_other_names(tmp_path: Path) -> None:
 def test_refused(tmp_path: Path) -> None:
     from pyarrow import parquet
 
-    with pytest.raises(DataError, match=r"no \.arrow or \.parquet files of a data set"):
+    with pytest.raises(DataError, match=r"contains no \.arrow or \.parquet files"):
         parts_of(f"hf:{tmp_path}")
-    with pytest.raises(DataError, match=r"hf:.*nowhere: no such file or folder; hf: reads a data set on local"):
+    with pytest.raises(DataError, match=r"hf:.*nowhere: no such file or folder; hf: only reads data sets on the local"):
         parts_of(f"hf:{tmp_path}/nowhere")
     parquet.write_table(pa.table({"label": ["a"], "text": ["b"]}), tmp_path / "train.parquet")
     with pytest.raises(DataError, match=r"train\.parquet: no column of images .*available: label, text"):

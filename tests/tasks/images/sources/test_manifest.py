@@ -42,7 +42,7 @@ def test_one_label_for_each_image(pictures: Path, name: str, separator: str, ins
     assert data.facts["kind"] == "table"
     assert data.facts["classes"] == ["cat", "dog"]
     assert data.facts["sizes"] == {"train": 10, "val": 2}
-    note = "Paths are relative to images/ beside the table."
+    note = "Paths are relative to images/, next to the table."
     assert (note in data.facts["notes"]) == (inside == "")
     place = [data.train.name(i) for i in range(10)].index(f"{inside}3.png")
     assert data.train[(0, place)][1] == 0
@@ -119,7 +119,7 @@ def test_a_column_for_each_class(pictures: Path) -> None:
     found = parts_of(path, label_columns=("cat", "dog"))
     assert found.multilabel
     assert found.train.labels[:4].tolist() == [[0, 0], [1, 1], [0, 1], [1, 0]]
-    with pytest.raises(DataError, match=r"x\.csv: row 4: column 'age' holds '2'; label_columns hold 0 or 1"):
+    with pytest.raises(DataError, match=r"x\.csv: row 4: column 'age' contains '2'; label_columns must be 0 or 1"):
         parts_of(path, label_columns=("cat", "age"))
 
 
@@ -164,7 +164,7 @@ def test_a_column_of_ids(pictures: Path) -> None:
     path = table(pictures / "x.csv", "image_id,label", [f"{i},{'ab'[i % 2]}" for i in range(12)])
     found = parts_of(path)
     assert found.train.names[3] == "3.png"
-    assert found.notes == ("Paths are relative to train/ beside the table.", ".png is added to the paths.")
+    assert found.notes == ("Paths are relative to train/, next to the table.", ".png is added to the paths.")
     assert np.array_equal(np.asarray(found.train.open(3)), np.asarray(picture(3)))
 
 
@@ -181,15 +181,15 @@ def test_class_folders_outweigh_a_table_beside_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is empty; its first line must name the columns"),
+        ("", "is empty; the first line must name the columns"),
         ("path,label\n", "has no rows below its header"),
         ("path,path\na,b\n", "must name every column once"),
         ("path,label\nimages/0.png,a,b\n", "row 2 has 3 entries, the header 2"),
-        ("path,label\nimages/0.png,\n", "row 2: column 'label' holds no label"),
+        ("path,label\nimages/0.png,\n", "row 2: column 'label' contains no label"),
         ("path,label\n,a\n", "row 2: column 'path' holds nothing"),
         ("path,label\nhttp://x/0.png,a\n", "is a URL; download the images"),
         ("path,label\nelsewhere/0.png,a\n", r"none of the first 1 images of the table exists .*task\.data\.root"),
-        ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' does not hold a JSON list"),
+        ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' does not contain a JSON list"),
     ],
 )
 def test_refused(pictures: Path, content: str, message: str) -> None:
@@ -210,7 +210,7 @@ def test_paths_begin_where_root_says(pictures: Path) -> None:
     (pictures / "elsewhere").mkdir()
     path = table(pictures / "elsewhere" / "x.csv", "path,label", [f"{i}.png,{'ab'[i % 2]}" for i in range(12)])
     assert len(load(path, data={"root": str(pictures / "images")}).train) == 10
-    with pytest.raises(DataError, match=r"task\.data\.root: no folder"):
+    with pytest.raises(DataError, match=r"task\.data\.root: .* is not a folder"):
         parts_of(path, root=str(pictures / "nowhere"))
 
 

@@ -119,19 +119,19 @@ def test_class_folders_in_shards(tmp_path: Path) -> None:
 
 def test_refused(tmp_path: Path) -> None:
     make_shards(tmp_path, "birds")
-    with pytest.raises(DataError, match=r"2 of 5 shards do not exist, the first is .*birds-003\.tar"):
+    with pytest.raises(DataError, match=r"2 of 5 shards do not exist \(first: .*birds-003\.tar"):
         load(f"{tmp_path}/birds-{{000..004}}.tar")
     make_shard(tmp_path / "birds-003.tar", {"9.jpg": png(9)})
-    with pytest.raises(DataError, match=r"birds-003\.tar/9\.jpg: column 'label' holds no label"):
+    with pytest.raises(DataError, match=r"birds-003\.tar/9\.jpg: column 'label' contains no label"):
         load(f"{tmp_path}/birds-{{000..003}}.tar")
     make_shard(tmp_path / "birds-003.tar", {"9.cls": b"1"})
-    with pytest.raises(DataError, match=r"birds-003\.tar: holds no images"):
+    with pytest.raises(DataError, match=r"birds-003\.tar: contains no images"):
         load(f"{tmp_path}/birds-{{000..003}}.tar")
     make_shard(tmp_path / "bad.tar", {"1.jpg": png(1), "1.json": b"{"})
-    with pytest.raises(DataError, match=r"bad\.tar: 1\.jpg: its \.json cannot be read"):
+    with pytest.raises(DataError, match=r"bad\.tar: 1\.jpg: the \.json file cannot be read"):
         load(tmp_path / "bad.tar")
     make_shard(tmp_path / "bad.tar", {"1.jpg": png(1), "1.json": b"[1]"})
-    with pytest.raises(DataError, match=r"bad\.tar: 1\.jpg: its \.json holds no fields"):
+    with pytest.raises(DataError, match=r"bad\.tar: 1\.jpg: the \.json file contains no fields"):
         load(tmp_path / "bad.tar")
 
 
@@ -221,5 +221,5 @@ def test_an_order_of_shards_goes_with_no_other(tmp_path: Path, sections: dict[st
     make_shards(tmp_path, "birds")
     with pytest.raises(ConfigError, match=message):
         load(f"{tmp_path}/birds-{{000..002}}.tar", data={"order": "shards"}, **sections)
-    with pytest.raises(ConfigError, match=r"task\.data\.order: shards is for tars"):
+    with pytest.raises(ConfigError, match=r"task\.data\.order=shards is only for tars"):
         load("digits", size=8, data={"order": "shards"})

@@ -27,7 +27,7 @@ def test_digits() -> None:
 
 
 def test_digits_have_no_parts() -> None:
-    with pytest.raises(DataError, match=r"digits: has no split 'test' \(task\.data\.val_split\)"):
+    with pytest.raises(DataError, match=r"digits: there is no split 'test' \(task\.data\.val_split\)"):
         load("digits", data={"val_split": "test"})
 
 
@@ -38,7 +38,7 @@ def test_nothing_of_that_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"digit: no such .* \(did you mean digits\?\)"):
         load("digit")
     (tmp_path / "x.zip").write_bytes(b"")
-    with pytest.raises(DataError, match=r"x\.zip: unsupported kind of file; unpack it"):
+    with pytest.raises(DataError, match=r"x\.zip: unsupported file type; unpack it"):
         load(tmp_path / "x.zip")
-    with pytest.raises(DataError, match=r"task\.data\.root is for tables, COCO and timm sources"):
+    with pytest.raises(DataError, match=r"task\.data\.root applies only to tables, COCO and timm sources"):
         load("digits", data={"root": "x"})

@@ -67,7 +67,7 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a training split 'train' but no validation split"):
         load(tmp_path)
     make_tar(tmp_path / "val.tar", {})
-    with pytest.raises(DataError, match=r"val\.tar: holds no images"):
+    with pytest.raises(DataError, match=r"val\.tar: contains no images"):
         load(tmp_path)
     (tmp_path / "train.tar").rename(tmp_path / "a.tar")
     with pytest.raises(DataError, match=r"no train\.tar among a\.tar, val\.tar"):

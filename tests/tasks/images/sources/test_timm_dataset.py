@@ -71,7 +71,7 @@ def test_a_reader_with_a_column_of_labels(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([0.5, 1.0], "labels are float64"), ([[0, 1], [1, 0]], "one integer per image"), ([0, -1], "have no label")],
+    [([0.5, 1.0], "got float64"), ([[0, 1], [1, 0]], "one integer label per image"), ([0, -1], "have no label")],
 )
 def test_labels_that_are_no_classes(monkeypatch: pytest.MonkeyPatch, labels: list[Any], message: str) -> None:
     monkeypatch.setattr(timm.data, "create_dataset", lambda *_, **__: ImageDataset("", reader=_Column(labels)))

@@ -1,7 +1,7 @@
-"""Image sources: a module per kind of source, opened by `open_source`.
+"""Image sources, opened by `open_source`; each kind of source has a module.
 
-The kind follows from the source's name: `digits`; a path to a folder or file; a pattern of shards (`x-{000..009}.tar`);
-`hf:` and the path of a Hugging Face data set; a name for timm (`timm:hfds/...`, also `hfds/...` and `torch/...`).
+The source's name determines its kind: `digits`; the path of a folder or file; a pattern of shards (`x-{000..009}.tar`);
+`hf:` followed by the path of a Hugging Face data set; or a timm name (`timm:hfds/...`, also `hfds/...` and `torch/...`).
 """
 
 from dataclasses import replace
@@ -23,16 +23,16 @@ def open_source(config: DataConfig) -> ImageSource:
     """Open the images of `config.source`.
 
     Raises:
-        DataError: nothing of that name exists, or it cannot be used; see the module of each kind.
+        DataError: the source does not exist or cannot be used; see the module of each kind.
     """
     source = _open(config, config.source.strip())
     if config.root is not None and source.kind not in ("table", "timm", "coco"):
-        raise DataError(f"{config.source}: task.data.root is for tables, COCO and timm sources; leave it out")
+        raise DataError(f"{config.source}: task.data.root applies only to tables, COCO and timm sources; remove it")
     return replace(source, classes=printable(source.classes))
 
 
 def is_missing(source: str) -> bool:
-    """Return whether `source` can only be a path and does not exist. Opens nothing."""
+    """Return whether `source` can only be a path, and that path does not exist; nothing is opened."""
     known = source == "digits" or tar.is_pattern(source) or source.startswith(("timm:", *timm_dataset.PREFIXES))
     return not known and not Path(source.removeprefix("hf:")).expanduser().exists()
 
@@ -53,8 +53,8 @@ def _open(config: DataConfig, source: str) -> ImageSource:
         return timm_dataset.open_timm(source, config)
     if source.startswith("hf:"):
         raise DataError(
-            f"{source}: no such file or folder; hf: reads a data set on local disk (save_to_disk, or a downloaded "
-            "repository) and downloads nothing"
+            f"{source}: no such file or folder; hf: only reads data sets on the local disk (written by save_to_disk, or a "
+            "downloaded repository)"
         )
     try:
         neighbors = [str(path.parent / entry.name) for entry in path.parent.iterdir()]
@@ -90,4 +90,4 @@ def _open_file(path: Path, config: DataConfig) -> ImageSource:
     if kind in table.KINDS:
         return manifest.open_manifest(path, config)
     unpack = "; unpack it and give the folder" if kind in (".zip", ".rar", ".7z", ".gz") else f"; give {SOURCES}"
-    raise DataError(f"{path}: unsupported kind of file{unpack}")
+    raise DataError(f"{path}: unsupported file type{unpack}")

@@ -1,4 +1,4 @@
-"""Labeled images that are opened one at a time, and sources of them: training and validation images with their classes."""
+"""Base classes of labeled images, which are opened one at a time, and of their sources."""
 
 from __future__ import annotations
 
@@ -22,54 +22,54 @@ from attngraft.tasks.images.sources.decoding import decode, in_mode
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", "test", "testing")  #: in order of preference
 
-_DIGEST_SAMPLE = 64  #: images that are decoded for the digest of images without files
+_DIGEST_SAMPLE = 64  #: number of images to decode for the digest of images without files
 
-Stamp = tuple[int, int]  #: size of a file in bytes, and time of its last change (ns)
+Stamp = tuple[int, int]  #: a file's size in bytes and its modification time in ns
 
 
 class Images(ABC):
-    """Images with labels and names, in a fixed order. Picklable; holds no open file across processes.
+    """Images with labels and names, in a fixed order; picklable, without sharing open files between processes.
 
-    `labels` (N,) int64 are indices of the source's classes; multi-label images have (N, K) uint8, 1 for each of the K
-    classes that apply. `names` identify images for users.
+    `labels` (N,) int64 are indices into the source's classes; for multi-label images they are (N, K) uint8, 1 where one of
+    the K classes applies. `names` identify images to users.
     """
 
     names: Sequence[str]
     labels: np.ndarray
-    in_memory: bool = False  #: pixels are already decoded
+    in_memory: bool = False  #: whether pixels are already decoded
 
     def __len__(self) -> int:
         return len(self.names)
 
     @abstractmethod
     def open(self, index: int) -> Image.Image:
-        """Return the image at `index`, in its own mode.
+        """Return the image at `index`, in the mode in which it is stored.
 
         Raises:
-            DataError: it cannot be read; names the file.
+            DataError: the image cannot be read; the message contains its location.
         """
 
     @abstractmethod
     def take(self, indices: np.ndarray, labels: np.ndarray) -> Images:
-        """Return the images at `indices`, in that order, with new labels."""
+        """Return the images at `indices`, in this order, with new labels."""
 
     def where(self, index: int) -> str:
-        """Return the image's location for messages: its path, if it has one."""
+        """Return the image's location for messages, such as its path."""
         return self.names[index]
 
     @property
     def shard_index(self) -> np.ndarray | None:
-        """(N, 2) int64: shard (a large file) and position in it of each image; None for single files and memory."""
+        """Shard (a large file) of each image and its position in the shard, (N, 2) int64; None if there are no shards."""
         return None
 
     def stamp(self, index: int) -> Stamp | None:
-        """Return a value that changes with the image's file; None if there is no such file."""
+        """Return a value that changes when the image's file changes; None if there is no file."""
         return None
 
     def digest(self) -> str:
-        """Return a SHA-256 that changes when the images do.
+        """Return a SHA-256 digest that changes when the images change.
 
-        It covers the stamps of all files, or, for images without files, the pixels of an evenly spaced sample.
+        It covers the stamps of all files; for images without files, the pixels of an evenly spaced sample.
 
         Raises:
             DataError: a sampled image cannot be read.
@@ -90,7 +90,7 @@ def _pixel_digest(pixels: Iterable[np.ndarray]) -> str:
 
 
 def file_stamp(path: str | Path) -> Stamp | None:
-    """Return the stamp of an image in a file of its own; None if there is no such file."""
+    """Return the stamp of the file at `path`; None if there is no such file."""
     try:
         stat = os.stat(path)
     except OSError:
@@ -99,11 +99,11 @@ def file_stamp(path: str | Path) -> Stamp | None:
 
 
 class FileImages(Images):
-    """Encoded images, in files of their own or inside other files."""
+    """Encoded images, stored as individual files or inside larger files."""
 
     @abstractmethod
     def raw(self, index: int) -> IO[bytes]:
-        """Return the encoded image at `index`, open for reading.
+        """Open the encoded image at `index` for reading.
 
         Raises:
             DataError: it cannot be read; names the file.
@@ -115,7 +115,7 @@ class FileImages(Images):
 
 
 class ArrayImages(Images):
-    """uint8 pixels: (N, H, W) gray or (N, H, W, C) with 3 or 4 channels, or a list of N such images of any sizes."""
+    """Images given as uint8 arrays: (N, H, W) or (N, H, W, C) with 3 or 4 channels, or a list of N arrays of any size."""
 
     in_memory = True
 
@@ -134,40 +134,40 @@ class ArrayImages(Images):
 
 
 def decoded(images: Images, mode: str) -> ArrayImages:
-    """Return all of `images` decoded into memory, in mode RGB or L."""
+    """Decode all of `images` into memory, in mode RGB or L."""
     pixels = [np.asarray(in_mode(images.open(i), mode)) for i in range(len(images))]
     return ArrayImages(pixels, names=images.names, labels=images.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """The images of one source."""
+    """Training and validation images of one source, with their classes."""
 
     kind: str  #: digits, folder, tar, webdataset, npz, table, coco, huggingface, timm
-    where: str  #: location for messages: a path or a name
+    where: str  #: path or name of the source, for messages
     classes: tuple[str, ...]
     train: Images
-    val: Images | None  #: None: to be split from `train`
-    origin: str  #: description of the splits for the report
-    mirrored: bool = True  #: whether a mirror image has the same class
-    multilabel: bool = False  #: labels are (N, K) uint8, see `Images`
-    notes: tuple[str, ...] = ()  #: how the source was read, for the report
+    val: Images | None  #: None: must be split off from `train`
+    origin: str  #: description of the splits, for the report
+    mirrored: bool = True  #: whether mirrored images keep their class
+    multilabel: bool = False  #: whether labels are (N, K) uint8, see `Images`
+    notes: tuple[str, ...] = ()  #: notes on how the source was read, for the report
 
 
 def configured_root(config: DataConfig) -> Path | None:
     """Return the folder `task.data.root`; None if it is not configured.
 
     Raises:
-        DataError: no such folder.
+        DataError: the folder does not exist.
     """
     root = None if config.root is None else Path(config.root).expanduser()
     if root is not None and not root.is_dir():
-        raise DataError(f"task.data.root: no folder {root}")
+        raise DataError(f"task.data.root: {root} is not a folder")
     return root
 
 
 def split_name(stem: str) -> str:
-    """Return the split that a file belongs to: its last word if that names a split (`birds-train`), else its name."""
+    """Return the split of a file: the last word of its name if it is a split's (`birds-train`), else the whole name."""
     last = re.split(r"[-_.]", stem)[-1]
     return last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else stem
 
@@ -175,7 +175,7 @@ def split_name(stem: str) -> str:
 def find_split(
     available: Sequence[str], wanted: str | None, usual: Sequence[str], *, field: str, where: str
 ) -> str | None:
-    """Return `wanted` or, if that is None, the first of the `usual` names (in any case) that is available.
+    """Return `wanted`, or, if it is None, the first available of the `usual` names, ignoring case.
 
     Raises:
         DataError: `wanted` is not available.
@@ -192,7 +192,7 @@ def find_split(
 
 
 def find_train(available: Sequence[str], config: DataConfig, *, where: str) -> str | None:
-    """Return the name of the training split: `train_split`, or the first usual name.
+    """Return the name of the training split: the configured `train_split`, or the first of the usual names.
 
     Raises:
         DataError: no such split.
@@ -201,7 +201,7 @@ def find_train(available: Sequence[str], config: DataConfig, *, where: str) -> s
 
 
 def find_val(available: Sequence[str], config: DataConfig, *, train: str, where: str) -> str | None:
-    """Return the name of the validation split; None if it is taken from the training split.
+    """Return the name of the validation split; None if it is to be taken from the training split.
 
     Raises:
         DataError: no such split.
@@ -215,22 +215,23 @@ def find_val(available: Sequence[str], config: DataConfig, *, train: str, where:
 
 
 def missing_validation(where: str, train: str, available: Sequence[str]) -> DataError:
-    """Return the error for a source with a training split only."""
+    """Return the error for a source that has a training split but no validation split."""
     others = ", ".join(sorted(name for name in available if name != train)[:8]) or "nothing else"
     return DataError(
-        f"{where}: a training split {train!r} but no validation split (found: {others}); call it "
-        f"{', '.join(VAL_NAMES[:3])}, name it with task.data.val_split, or take a random share with "
-        "task.data.val_fraction=0.2"
+        f"{where}: has a training split {train!r} but no validation split (found: {others}); rename it to "
+        f"{', '.join(VAL_NAMES[:2])} or {VAL_NAMES[2]}, set task.data.val_split to its name, or split off a random fraction "
+        "with task.data.val_fraction=0.2"
     )
 
 
 def restrict(source: ImageSource, classes: tuple[str, ...] | None) -> ImageSource:
-    """Return the images of `classes` only, labeled in that order; all images if `classes` is None.
+    """Restrict a source to `classes`, with labels in that order; None keeps all classes.
 
-    Multi-label images all stay (an image without any of `classes` is a negative example of each); other labels are dropped.
+    All multi-label images are kept (an image without any of `classes` is a negative example for each of them), but their
+    other labels are dropped.
 
     Raises:
-        ConfigError: an unknown class.
+        ConfigError: a class is unknown.
     """
     if classes is None:
         return source

@@ -1,8 +1,8 @@
-"""COCO annotations as multi-label data: an image's labels are the categories of its objects, crowds included.
+"""COCO annotations as multi-label data: an image's labels are the categories of its objects, including crowds.
 
-A single .json of `images`, `annotations` and `categories`, or a folder with one per split:
+The source is a .json file with `images`, `annotations` and `categories`, or a folder with one such file per split:
 `annotations/instances_train2017.json` with the images in `train2017/` or `images/train2017/`, or
-`train/_annotations.coco.json` with the images beside it. Boxes and masks are not read.
+`train/_annotations.coco.json` with the images in the same folder. Boxes and masks are ignored.
 """
 
 import json
@@ -26,14 +26,14 @@ from attngraft.tasks.images.sources.base import (
 )
 from attngraft.tasks.images.sources.folder import FolderImages
 
-_OBJECTS = "instances_"  #: prefix of files of objects; captions and keypoints are in other files beside them
-_BESIDE = "_annotations.coco.json"  #: name of a file among the images of a split
-_PROBED = 20  #: images that are tried to find their folder
+_OBJECTS = "instances_"  #: prefix of the files with objects; other files in the same folder have captions and keypoints
+_BESIDE = "_annotations.coco.json"  #: name of the annotation file in the same folder as a split's images
+_PROBED = 20  #: number of images to look for when searching for their folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Annotations:
-    """The images of one file of annotations, in its order, and the category names of each image's objects."""
+    """Contents of an annotation file: the images in its order, and the category names of each image's objects."""
 
     path: Path
     names: list[str]
@@ -42,15 +42,16 @@ class _Annotations:
 
 
 def coco_in(folder: Path) -> bool:
-    """Return whether `folder` has annotations that `open_coco` finds."""
+    """Return whether `folder` contains annotations that `open_coco` can read."""
     return bool(_splits_in(folder))
 
 
 def open_coco(path: Path, config: DataConfig) -> ImageSource:
-    """Open the images of a .json as one split, or of a folder with a .json per split.
+    """Open the images of a .json file as one split, or those of a folder with a .json file per split.
 
     Raises:
-        DataError: no COCO annotations, a missing split, an annotation of an unlisted image or category, or missing images.
+        DataError: there are no COCO annotations, a split or images are missing, or an annotation refers to an image or
+            category that is not listed.
     """
     root = configured_root(config)
     if path.is_file():
@@ -75,7 +76,7 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
 
 
 def _splits_in(folder: Path) -> dict[str, Path]:
-    """Return split -> file of annotations."""
+    """Return a mapping from split to annotation file."""
     files = {
         file.stem.removeprefix(_OBJECTS): file
         for parent in (folder, folder / "annotations")
@@ -100,7 +101,7 @@ def _read(path: Path) -> _Annotations:
             raise DataError(f"{path}: annotations[{number}] refers to {missing}, which the file does not list")
         labels[image].add(by_id[category])
     if not rows:
-        raise DataError(f"{path}: lists no images")
+        raise DataError(f"{path}: the list 'images' is empty")
     return _Annotations(
         path=path,
         names=list(rows.values()),
@@ -113,8 +114,8 @@ def _entries(path: Path, content: Any, key: str) -> list[Mapping[str, Any]]:
     found = content.get(key) if isinstance(content, Mapping) else None
     if not isinstance(found, list) or not all(isinstance(entry, Mapping) for entry in found):
         raise DataError(
-            f"{path}: has no list {key!r}, which COCO annotations of objects have; for other labels give a table (.csv) of "
-            "paths and labels"
+            f"{path}: not COCO object annotations, because the list {key!r} is missing; for other labels, use a table "
+            "(.csv) of paths and labels"
         )
     return found
 
@@ -123,7 +124,7 @@ def _by_id(path: Path, entries: Sequence[Mapping[str, Any]], key: str, value: st
     found: dict[Any, str] = {}
     for number, entry in enumerate(entries):
         if not isinstance(entry.get("id"), int | str) or not isinstance(entry.get(value), str):
-            raise DataError(f"{path}: {key}[{number}] needs an id and a text {value!r}")
+            raise DataError(f"{path}: {key}[{number}] must have an id and a string {value!r}")
         if entry["id"] in found:
             raise DataError(f"{path}: {key}[{number}] repeats the id {entry['id']!r}")
         found[entry["id"]] = entry[value]
@@ -160,7 +161,7 @@ def _build(where: Path, base: Path, train: _Annotations, val: _Annotations | Non
 
 
 def _prefix(base: Path, file: _Annotations) -> str:
-    """Return the folder of the images below `base`, with its slash, or an empty string."""
+    """Return the images' folder relative to `base`, with a trailing slash, or an empty string."""
     split = file.path.stem.removeprefix(_OBJECTS)
     folders = [f"{split}/", f"images/{split}/", "images/", ""]
     if file.path.is_relative_to(base):
@@ -172,6 +173,6 @@ def _prefix(base: Path, file: _Annotations) -> str:
             return folder
     listed = ", ".join(f"{base}/{folder}" for folder in dict.fromkeys(folders))
     raise DataError(
-        f"{file.path}: none of its first {len(probed)} images ({probed[0]}, ...) was found (looked in {listed}); set "
-        "their folder with task.data.root"
+        f"{file.path}: none of the first {len(probed)} images ({probed[0]}, ...) exists in {listed}; set "
+        "task.data.root to the folder of the images"
     )

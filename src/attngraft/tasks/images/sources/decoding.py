@@ -1,4 +1,4 @@
-"""Decode image files to the pixels that a viewer shows: upright, without transparency, 8 bits per channel."""
+"""Decode image files to the pixels that an image viewer shows: upright, opaque, 8 bits per channel."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from PIL import Image, ImageOps, JpegImagePlugin
 
 from attngraft.errors import DataError
 
-RULES = 1  #: version of this file's decoding rules; part of the cache key of scanned images
+RULES = 1  #: version of the decoding rules in this file; part of the cache key of scanned images
 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
 
 _UNSUPPORTED = {
-    "F": "its pixels are floating-point numbers of unknown range; save it with 8 or 16 bits",
-    "LAB": "its pixels are CIELAB; save it as RGB",
+    "F": "floating-point pixels of unknown range; save it with 8 or 16 bits",
+    "LAB": "CIELAB pixels; save it as RGB",
 }
 
 
 class UnreadableImage(DataError):
-    """An image that cannot be decoded. `reason` is the message without the file name and the remedy."""
+    """Error for an image that cannot be decoded; `reason` is the message without file name and remedy."""
 
     def __init__(self, where: str, reason: str) -> None:
         self.where, self.reason = where, reason
@@ -36,14 +36,15 @@ class UnreadableImage(DataError):
 
 
 def decode(stream: IO[bytes], *, where: str) -> Image.Image:
-    """Decode an open file and apply its EXIF orientation. Files with several frames give the first.
+    """Decode the first frame of an open file and apply its EXIF orientation.
 
-    A JPEG of more than 2^25 pixels is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's `draft`), the largest that is below
-    the limit: no host takes that many pixels, and memory and time stay bounded. Other files beyond Pillow's limit against
-    decompression bombs are refused.
+    A JPEG of more than 2^25 pixels is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's `draft`), the largest one below the
+    limit, which bounds memory and time; no host uses that many pixels. Other files that exceed Pillow's limit for
+    decompression bombs raise an error.
 
     Raises:
-        UnreadableImage: not an image, damaged, too large, floating-point or CIELAB; names `where`.
+        UnreadableImage: the file is not an image, damaged or too large, or its pixels are floating-point or CIELAB; the
+            message contains `where`.
     """
     try:
         image = _opened(stream)
@@ -53,11 +54,11 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
         return _upright(image)
     except Image.DecompressionBombError:
         raise UnreadableImage(
-            where, f"more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; make it smaller"
+            where, f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; make it smaller"
         ) from None
     except Exception as error:  # Pillow's plugins raise all kinds of errors for damaged files
         reason = str(error) or type(error).__name__
-        if reason.startswith("cannot identify image file"):  # names a Python object
+        if reason.startswith("cannot identify image file"):  # the message contains the repr of a Python object
             reason = "unrecognized image format"
         raise UnreadableImage(where, reason) from None
 
@@ -65,8 +66,8 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
     """Convert `image` to RGB or L.
 
-    Transparent pixels are blended with white, as in most viewers. Gray images of 16 bits (or 32 bits that hold 16) keep
-    their upper 8 bits; Pillow alone would clip them.
+    Transparent pixels are blended with white, as in most viewers. 16-bit gray images (also stored in 32 bits) keep their
+    upper 8 bits; Pillow would clip them.
     """
     if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
@@ -81,11 +82,11 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _opened(stream: IO[bytes]) -> Image.Image:
-    """Open the image without decoding its pixels; sets a JPEG's reduction."""
+    """Open the image without decoding its pixels; for a large JPEG, set the reduced size."""
     head = stream.read(3)
     if not head:
         raise ValueError("the file is empty")
-    if head == b"\xff\xd8\xff":  # Image.open would refuse large JPEGs before they can be reduced
+    if head == b"\xff\xd8\xff":  # Image.open would reject large JPEGs before their size can be reduced
         stream.seek(0)
         image: Image.Image = JpegImagePlugin.jpeg_factory(stream)
         width, height = image.size
@@ -101,5 +102,5 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         turned = image.getexif().get(_ORIENTATION, 1) != 1
         return ImageOps.exif_transpose(image) if turned else image
-    except Exception:  # EXIF data are often damaged while the pixels are intact
+    except Exception:  # EXIF data are often damaged in images with intact pixels
         return image

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 images of 8x8 pixels in ten classes, part of that package."""
+"""scikit-learn's handwritten digits: 1,797 images of 8x8 pixels in ten classes, included in that package."""
 
 import numpy as np
 
@@ -11,14 +11,14 @@ def open_digits(config: DataConfig) -> ImageSource:
     """Return the digits, with gray levels 0 to 16 scaled to 0 to 255.
 
     Raises:
-        DataError: a named split; they have none.
+        DataError: a split is named, but the digits have none.
     """
-    from sklearn.datasets import load_digits  # here, because scikit-learn takes a second to import
+    from sklearn.datasets import load_digits  # local import: it takes a second
 
     for field, split in (("train_split", config.train_split), ("val_split", config.val_split)):
         if split is not None:
             raise DataError(
-                f"digits: has no split {split!r} (task.data.{field}); use task.data.val_fraction and split_seed"
+                f"digits: there is no split {split!r} (task.data.{field}); use task.data.val_fraction and split_seed"
             )
     data = load_digits()
     pixels = np.rint(data.images * (255 / 16)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Folders of images: `train/<class>/...` and `val/<class>/...`, or a folder per class."""
+"""Folders of images: `train/<class>/...` and `val/<class>/...`, or only one folder per class."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")  #:
 
 
 class FolderImages(FileImages):
-    """Image files below `root`, opened on access and closed again."""
+    """Image files below `root`, opened on access and closed afterwards."""
 
     def __init__(self, root: Path, *, names: Sequence[str], labels: np.ndarray) -> None:
         self.root, self.names, self.labels = root, names, labels
 
     def where(self, index: int) -> str:
-        return os.path.join(self.root, self.names[index])  # pathlib would take longer than reading a file's date
+        return os.path.join(self.root, self.names[index])  # pathlib would be slower than the stat call
 
     def raw(self, index: int) -> IO[bytes]:
         path = self.where(index)
@@ -45,7 +45,7 @@ def open_folder(path: Path, config: DataConfig) -> ImageSource:
     """Open the images below `path`.
 
     Raises:
-        DataError: see `listing.split_folders`; a folder that cannot be read.
+        DataError: as `listing.split_folders`, or a folder cannot be read.
     """
     return split_folders(
         list_folder(path),
@@ -56,7 +56,7 @@ def open_folder(path: Path, config: DataConfig) -> ImageSource:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Return whether folders in `path` look like splits or classes, so that they rather than a table give the labels."""
+    """Return whether folders in `path` look like splits or classes, and so define the labels instead of a table."""
     below = [entry.name for entry in os.scandir(path) if not is_junk(entry.name) and _is_folder(entry)]
     train = next((name for name in below if name.lower() in TRAIN_NAMES), None)
     if train is not None:
@@ -65,7 +65,7 @@ def has_class_folders(path: Path) -> bool:
 
 
 def list_folder(path: Path) -> Listing:
-    """List all image files and folders below `path`; follows links, but not in circles."""
+    """List all image files and folders below `path`; links are followed, except cyclic ones."""
     files: list[str] = []
     folders: list[str] = []
     unsupported: list[str] = []
@@ -97,5 +97,5 @@ def list_folder(path: Path) -> Listing:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link to itself
+    except OSError:  # a link that points to itself
         return False

@@ -1,7 +1,7 @@
 """Hugging Face data sets on local disk: `save_to_disk` folders, downloaded repositories, and the library's own cache.
 
-Needs pyarrow only, and downloads nothing. Arrow files are read in place at random positions. Parquet only allows sequential
-reads, so it is converted once to an Arrow file in the cache folder.
+This requires only pyarrow and never downloads anything. Arrow files are read in place, with random access. Parquet files
+only allow sequential reads, so they are converted once to Arrow files in the cache folder.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from attngraft.tasks.images.sources.base import (
 from attngraft.tasks.images.sources.listing import natural
 from attngraft.tasks.images.sources.table import Labels, LabelTable, read_labels
 
-if TYPE_CHECKING:  # pyarrow is optional, so functions import it
+if TYPE_CHECKING:  # pyarrow is optional, so it is imported in functions
     import pyarrow
 
-UNPACKED_VERSION = "1"  #: changes with the format of converted parquet files
+UNPACKED_VERSION = "1"  #: version of the format of converted parquet files
 
-_ROWS = 1000  #: per batch of a converted file
+_ROWS = 1000  #: number of rows per batch of a converted file
 
 KINDS = (".arrow", ".parquet")
 
-_SAVED = ("dataset_dict.json", "state.json")  #: files that `save_to_disk` writes beside the data
+_SAVED = ("dataset_dict.json", "state.json")  #: files that `save_to_disk` writes next to the data
 _NUMBER = re.compile(r"[-_.]\d{4,5}[-_]of[-_]\d{4,5}([-_][0-9a-f]{16})?$")
 
 
@@ -54,9 +54,9 @@ class ArrowImages(FileImages):
     """Rows of Arrow tables whose `column` holds encoded images: bytes, or a struct of `bytes` and `path`.
 
     Args:
-        files: the files as the user knows them.
-        places: (N, 2) int64: file, row.
-        root: base folder of images that lie beside the files.
+        files: the original files, for messages.
+        places: file and row of each image, (N, 2) int64.
+        root: base folder of images that are stored as separate files.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ArrowImages(FileImages):
         if data is not None:
             return io.BytesIO(data)
         if not path:
-            raise DataError(f"{self.where(index)}: column {self.column!r} holds no image")
+            raise DataError(f"{self.where(index)}: column {self.column!r} contains no image")
         try:
             return (self.root / path).open("rb")
         except OSError as error:
@@ -113,7 +113,7 @@ class ArrowImages(FileImages):
         return {**self.__dict__, "_tables": {}}
 
     def _entry(self, index: int) -> tuple[Any, str | None]:
-        """Return an image's bytes (a buffer) and path; None for missing ones."""
+        """Return an image's bytes (a buffer) and path, each None if missing."""
         file, row = (int(number) for number in self.places[index])
         if file not in self._tables:
             self._tables[file] = open_table(self.files[file]).column(self.column)
@@ -126,7 +126,7 @@ class ArrowImages(FileImages):
 
 
 def image_columns(schema: pyarrow.Schema) -> list[str]:
-    """Return the columns of encoded images: those declared as such, else structs of bytes and path, else bytes."""
+    """Return the columns of encoded images: those declared as images, else structs of bytes and path, else bytes."""
     import pyarrow.types as kinds
 
     declared = [
@@ -144,7 +144,7 @@ def image_columns(schema: pyarrow.Schema) -> list[str]:
 
 
 def features(schema: pyarrow.Schema) -> dict[str, Any]:
-    """Return the library `datasets`' description of the columns; empty for files by other writers."""
+    """Return the description of the columns by the library `datasets`; empty if another library wrote the file."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:
         found = json.loads(text)["info"]["features"] if text else {}
@@ -157,14 +157,14 @@ def open_table(path: Path) -> pyarrow.Table:
     """Open the table of a file, memory-mapped where possible.
 
     Raises:
-        DataError: not readable; pyarrow is not installed.
+        DataError: the file cannot be read, or pyarrow is not installed.
     """
     with _reading(path) as pa:
         return _unpacked(path, pa) if path.suffix.lower() == ".parquet" else _mapped(path, pa)
 
 
 def read_schema(path: Path) -> pyarrow.Schema:
-    """Read the columns of a file, without its rows.
+    """Read the schema of a file, without its rows.
 
     Raises:
         DataError: as `open_table`.
@@ -179,12 +179,12 @@ def read_schema(path: Path) -> pyarrow.Schema:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    """Yield pyarrow, and raise its errors as `DataError`."""
+    """Context manager that yields pyarrow and converts its errors to `DataError`."""
     try:
         import pyarrow
         import pyarrow.ipc
     except ImportError:
-        raise DataError(f"{path}: needs pyarrow: pip install 'attngraft[data]'") from None
+        raise DataError(f"{path}: requires pyarrow; run pip install 'attngraft[data]'") from None
     try:
         yield pyarrow
     except (OSError, pyarrow.ArrowException) as error:
@@ -200,7 +200,7 @@ def _mapped(path: Path, pa: Any) -> pyarrow.Table:
 
 
 def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
-    """Open a parquet file as an Arrow file in the cache folder, or in memory if that cannot be written."""
+    """Convert a parquet file to an Arrow file in the cache folder and open it; in memory if the cache is not writable."""
     from pyarrow import parquet
 
     stat = os.stat(path)
@@ -221,7 +221,7 @@ def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
 
 
 def is_saved(folder: Path) -> bool:
-    """Return whether `folder` was written by `save_to_disk`, or holds parquet or Arrow files with images."""
+    """Return whether `folder` was written by `save_to_disk`, or contains parquet or Arrow files with images."""
     if any((folder / name).is_file() for name in _SAVED):
         return True
     first = next((path for paths in _splits_in(folder).values() for path in paths), None)
@@ -229,7 +229,7 @@ def is_saved(folder: Path) -> bool:
 
 
 def holds_images(path: Path) -> bool:
-    """Return whether a parquet or Arrow file holds images rather than their paths."""
+    """Return whether a parquet or Arrow file contains images rather than their paths."""
     try:
         return bool(image_columns(read_schema(path)))
     except DataError:
@@ -239,16 +239,16 @@ def holds_images(path: Path) -> bool:
 def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
     """Open the images of a local data set.
 
-    Labels are read from the column `task.data.label_column`, or the first with a usual name. Classes are the names of a
-    `ClassLabel` that occur, in its order.
+    Labels come from the column `task.data.label_column`, or from the first column with a usual name. The classes of a
+    `ClassLabel` are those of its names that occur, in its order.
 
     Raises:
-        DataError: no files, no training split, no images or labels.
-        ConfigError: an unknown column.
+        DataError: there are no files, no training split, or no column of images or labels.
+        ConfigError: a column is unknown.
     """
     files = {"train": [path]} if path.is_file() else _splits_in(path)
     if not files:
-        raise DataError(f"{path}: no .arrow or .parquet files of a data set; give the folder that save_to_disk wrote")
+        raise DataError(f"{path}: contains no .arrow or .parquet files; use the folder that save_to_disk wrote")
     names = list(files)
     train, val = find_train(names, config, where=str(path)), None
     if train is None and len(names) > 1:
@@ -314,7 +314,7 @@ def _image_column(file: Path, schema: Any, config: DataConfig) -> str:
 
 
 def _names(table: Any, column: str) -> Iterator[str | None]:
-    """Yield the images' original file names; None if unknown."""
+    """Yield the original file name of each image; None if unknown."""
     import pyarrow.types as kinds  # optional dependency
 
     kind = table.schema.field(column).type
@@ -326,7 +326,7 @@ def _names(table: Any, column: str) -> Iterator[str | None]:
 
 
 def _unique(names: list[str | None], splits: Sequence[str], rows: Sequence[int]) -> list[str]:
-    """Return the file names if they are unique, else split and number."""
+    """Return the file names if they are unique, otherwise names made of split and number."""
     given = [name for name in names if name]
     if len(given) == len(names) == len(set(given)):
         return given
@@ -340,7 +340,7 @@ def _unique(names: list[str | None], splits: Sequence[str], rows: Sequence[int])
 
 
 def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: DataConfig) -> Labels:
-    """Read the labels of all rows, with names for the numbers of a `ClassLabel`."""
+    """Read the labels of all rows; the numbers of a `ClassLabel` are replaced by its names."""
     schema = tables[0].schema
     known = features(schema)
     wanted = [name for name in schema.names if name != image and _is_plain(schema.field(name).type)]
@@ -356,7 +356,7 @@ def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: Da
     ]
     table = LabelTable(where=str(files[0].parent), columns=columns, numbers=numbers)
     labels = read_labels(table, config, exclude=set())
-    # classes in the order of their ClassLabel
+    # keep classes in the order of their ClassLabel
     orders = [_class_names(known.get(name)) for name in wanted]
     order = next((names for names in orders if names and set(labels.classes) <= set(names)), None)
     if order is None:
@@ -379,7 +379,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """Return the names of a `ClassLabel`, alone or in a list."""
+    """Return the names of a `ClassLabel`, or of a list of them."""
     if isinstance(feature, list) and len(feature) == 1:
         return _class_names(feature[0])
     if not isinstance(feature, dict):
@@ -396,8 +396,11 @@ def _named(value: Any, names: Sequence[str]) -> Any:
 
 
 def _splits_in(folder: Path) -> dict[str, list[Path]]:
-    """Return the files of each split: folders of `save_to_disk`, or files named by split, in the folder or in `data/`
-    (`train-00000-of-00002.parquet`, `train/0000.parquet`, `beans-train.arrow`)."""
+    """Return the files of each split.
+
+    Splits are folders written by `save_to_disk`, or files named by split in `folder` or in `data/`
+    (`train-00000-of-00002.parquet`, `train/0000.parquet`, `beans-train.arrow`).
+    """
     if (folder / "dataset_dict.json").is_file():
         below = sorted(entry for entry in folder.iterdir() if (entry / "state.json").is_file())
         return {entry.name: _data_files(entry) for entry in below}
@@ -407,7 +410,7 @@ def _splits_in(folder: Path) -> dict[str, list[Path]]:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Return the files of a `save_to_disk` folder, in its order."""
+    """Return the files of a folder written by `save_to_disk`, in the order of its state.json."""
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         files = [folder / entry["filename"] for entry in state["_data_files"]]

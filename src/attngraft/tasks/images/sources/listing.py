@@ -1,4 +1,4 @@
-"""Splits and classes from the paths of images in a folder or tar."""
+"""Splits and classes derived from the paths of images in a folder or tar."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-#: extensions of images that Pillow cannot read, or not on all platforms
+#: extensions of images that Pillow cannot read on all platforms
 UNSUPPORTED = frozenset(
     (".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
 )
 
-#: builds images from listed paths and their labels
+#: function that builds `Images` from paths and labels
 Make = Callable[[list[str], np.ndarray], Images]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Paths relative to the source, with `/`: image files, and all folders (also empty ones)."""
+    """Paths of image files and of all folders (including empty ones), relative to the source, separated by `/`."""
 
     where: str
     files: tuple[str, ...]
     folders: tuple[str, ...]
-    unsupported: tuple[str, ...] = ()  #: images in unsupported formats
+    unsupported: tuple[str, ...] = ()  #: paths of images in unsupported formats
 
     def below(self, folder: str) -> Listing:
         """Return the contents of `folder`, still relative to the source."""
@@ -46,7 +46,7 @@ class Listing:
 
 
 def is_junk(name: str) -> bool:
-    """Return whether this is a hidden file or folder, or one that operating systems leave behind."""
+    """Return whether this is a hidden file or folder, or one that an operating system creates."""
     return name.startswith(".") or name in ("__MACOSX", "@eaDir")
 
 
@@ -62,14 +62,14 @@ def is_unsupported(path: str) -> bool:
 
 
 def natural(name: str) -> tuple[list[str | int], str]:
-    """Sort key that puts `class 2` before `class 10`."""
+    """Return a sort key for natural order, with `class 2` before `class 10`."""
     pieces: list[str | int] = [*re.split(r"(\d+)", name)]
     pieces[1::2] = [int(piece) for piece in pieces[1::2]]
     return pieces, name
 
 
 def by_class(listing: Listing, depth: int) -> dict[str, list[str]]:
-    """Return class -> image files, in natural order; the class is the path's component at `depth`."""
+    """Return the image files of each class, in natural order; the class is the path component at `depth`."""
     classes: dict[str, list[str]] = {}
     for folder in listing.folders:
         pieces = folder.split("/")
@@ -83,7 +83,7 @@ def by_class(listing: Listing, depth: int) -> dict[str, list[str]]:
 
 
 def common_folder(listing: Listing, *, exclude: Sequence[str] = ()) -> str:
-    """Return the folder that holds everything (as in a tar of `flowers/daisy/1.jpg`, ...), up to names in `exclude`."""
+    """Return the deepest folder that contains everything (`flowers` for `flowers/daisy/1.jpg`, ...), not in `exclude`."""
     paths = [file.split("/") for file in listing.files]
     depth = 0
     while paths and all(len(path) > depth + 2 for path in paths) and len({path[depth] for path in paths}) == 1:
@@ -98,7 +98,7 @@ def split_folders(listing: Listing, config: DataConfig, *, kind: str, make: Make
     """Build a source from `train/<class>/...` and `val/<class>/...`, or from `<class>/...` alone.
 
     Raises:
-        DataError: no images, no class folders, or a missing split.
+        DataError: there are no images or no class folders, or a split is missing.
     """
     inside = common_folder(listing, exclude=(*TRAIN_NAMES, *VAL_NAMES))
     depth = inside.count("/") + 1 if inside else 0
@@ -133,10 +133,10 @@ def class_source(
     origin: str,
     make: tuple[Make, Make],
 ) -> ImageSource:
-    """Build a source from each split's files by class; `make` builds the training and the validation images.
+    """Build a source from the files of each class in each split; `make` builds the training and validation images.
 
     Raises:
-        DataError: no class folders.
+        DataError: there are no class folders.
     """
     classes = tuple(sorted({*train, *(val or {})}, key=natural))
     if not classes:
@@ -168,8 +168,8 @@ def _class_folders_only(
         )
     if names and all(name.lower() in VAL_NAMES for name in names):
         raise DataError(
-            f"{where}: found {', '.join(names)} but no training split; add a folder train, or name the training folder "
-            "with task.data.train_split"
+            f"{where}: found {', '.join(names)} but no training split; add a folder named train, or set "
+            "task.data.train_split to the name of the training folder"
         )
     loose = sum(file.count("/") == depth for file in listing.files)
     if not names and loose:

@@ -1,7 +1,7 @@
-"""Tables of paths and labels: a .csv, .tsv or .parquet, or one per split in a folder.
+"""Tables of paths and labels: a .csv, .tsv or .parquet file, or a folder with one per split.
 
-They have a column of paths, and one of labels: a single label per image or a list (`cat dog`, `cat,dog`, `cat;dog`,
-`cat|dog`, `["cat", "dog"]`), or a column of 0 and 1 per class. An optional column names each image's split.
+A table has a column of paths and a column of labels, with a single label or a list of labels per image (`cat dog`,
+`cat,dog`, `cat;dog`, `cat|dog`, `["cat", "dog"]`), or a 0/1 column per class. An optional column names each image's split.
 """
 
 from collections.abc import Sequence
@@ -24,25 +24,25 @@ PATH_NAMES = (
 SPLIT_NAMES = ("split", "part", "subset", "partition", "set", "fold")
 TABLE_NAMES = ("metadata", "labels", "annotations", "manifest", "dataset", "data")  #: names of a folder's only table
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif")  #: tried for columns of ids
-_PROBED = 20  #: paths that are tried to find the base folder
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif")  #: tried if paths have none
+_PROBED = 20  #: number of paths to try when searching for the base folder
 
 
 def open_manifest(path: Path, config: DataConfig) -> ImageSource:
     """Open the images listed in the table at `path`.
 
     Raises:
-        DataError: not readable as a table; no column of paths or labels is found; labels missing.
-        ConfigError: an unknown column.
+        DataError: the file cannot be read as a table, it has no column of paths or of labels, or labels are missing.
+        ConfigError: a column is unknown.
     """
     return _by_split_column(read_table(path), path.parent, config)
 
 
 def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
-    """Open `train.csv` and `val.csv` (or .tsv, .parquet), or the only table (`metadata.csv`, `labels.csv`, ...).
+    """Open `train.csv` and `val.csv` (or .tsv, .parquet) in a folder, or its only table (`metadata.csv`, ...).
 
     Raises:
-        DataError: as `open_manifest`; no validation table.
+        DataError: as `open_manifest`, or there is no validation table.
     """
     tables = _tables(folder)
     train = find_train(list(tables), config, where=str(folder))
@@ -69,7 +69,7 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
 
 
 def manifests_in(folder: Path) -> bool:
-    """Return whether `folder` has tables that `open_manifests` reads."""
+    """Return whether `folder` contains tables that `open_manifests` can read."""
     lowered = {name.lower() for name in _tables(folder)}
     return any(name in lowered for name in (*TRAIN_NAMES, *TABLE_NAMES))
 
@@ -112,7 +112,7 @@ def _all_train(table: LabelTable, folder: Path, config: DataConfig, origin: str)
 
 
 def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray, origin: str) -> ImageSource:
-    """Build a source from a table whose rows are for training (0), validation (1), or not used (-1)."""
+    """Build a source from a table; `side` is 0 for training rows, 1 for validation rows and -1 for unused rows."""
     column = config.path_column or find_column(table, PATH_NAMES)
     if column is None:
         raise DataError(
@@ -126,7 +126,7 @@ def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray
     paths = [f"{path}{extension}" for path in paths] if extension else paths
     notes = [labels.note] if labels.note else []
     if root != folder and config.root is None:
-        notes.append(f"Paths are relative to {root.name}/ beside the table.")
+        notes.append(f"Paths are relative to {root.name}/, next to the table.")
     if extension:
         notes.append(f"{extension} is added to the paths.")
 
@@ -155,15 +155,15 @@ def _paths(table: LabelTable, entries: Sequence[Any], column: str) -> list[str]:
                 f"{table.line(row)}: column {column!r} holds {what}; name the column of paths with task.data.path_column"
             )
         if entry.startswith(("http://", "https://", "s3://", "gs://")):
-            raise DataError(f"{table.line(row)}: {entry} is a URL; download the images and give paths")
+            raise DataError(f"{table.line(row)}: {entry} is a URL; download the images and use their paths")
         paths.append(entry.replace("\\", "/"))
     return paths
 
 
 def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> tuple[Path, str]:
-    """Return the base folder of relative paths, and the extension that they all lack (`7` for `7.jpg`).
+    """Return the base folder of relative paths, and the extension to append to them (.jpg if `7` stands for `7.jpg`).
 
-    The base is `task.data.root`, the table's folder, or a folder in it that has the first images.
+    The base is `task.data.root`, the table's folder, or a subfolder that contains the first images.
     """
     probed = paths[:_PROBED]
     root = configured_root(config)
@@ -175,6 +175,6 @@ def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> tuple[Path,
     if root is not None:
         return root, ""
     raise DataError(
-        f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); set the base folder of "
-        "relative paths with task.data.root"
+        f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); set task.data.root to "
+        "the base folder of relative paths"
     )

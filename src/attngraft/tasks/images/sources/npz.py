@@ -1,4 +1,4 @@
-"""Arrays in an .npz: `x_train`, `y_train`, the same for `val` or `test`, optionally `classes` and file names `f_train`."""
+"""Images in an .npz file: `x_train`, `y_train`, likewise for `val` or `test`; optionally `classes` and names `f_train`."""
 
 import zipfile
 from pathlib import Path
@@ -13,18 +13,18 @@ from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_t
 def open_npz(path: Path, config: DataConfig) -> ImageSource:
     """Open the images in an .npz file.
 
-    `x_*`: (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, uint8. `y_*`: (N,) integers from 0, indices of `classes` if
-    that array exists. A file with `x_train` only needs `val_fraction`.
+    `x_*` are uint8, (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels. `y_*` (N,) are integers from 0, which are indices
+    into `classes` if that array exists. A file with only `x_train` requires `val_fraction`.
 
     Raises:
-        DataError: not an .npz, a missing array, a wrong shape or type, labels out of range.
+        DataError: the file is not an .npz, or an array is missing or has a wrong shape, type or label.
     """
     arrays = _load(path)
     names = [key.removeprefix("x_") for key in arrays if key.startswith("x_")]
     train = find_train(names, config, where=str(path))
     if train is None:
         keys = ", ".join(sorted(arrays)) or "nothing"
-        raise DataError(f"{path}: needs the arrays x_train and y_train; found: {keys}")
+        raise DataError(f"{path}: must contain the arrays x_train and y_train; found: {keys}")
     val = find_val(names, config, train=train, where=str(path))
     classes = _classes(arrays, path, [split for split in (train, val) if split is not None])
     return ImageSource(
@@ -38,7 +38,7 @@ def open_npz(path: Path, config: DataConfig) -> ImageSource:
 
 
 def alone_in(folder: Path) -> Path | None:
-    """Return the .npz file of `folder` if it is the only one and there are no folders."""
+    """Return the .npz file in `folder` if it is the only one and there are no subfolders."""
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     files = [entry for entry in entries if entry.suffix == ".npz"]
     return files[0] if len(files) == 1 and not any(entry.is_dir() for entry in entries) else None
@@ -55,11 +55,11 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 
 def _classes(arrays: dict[str, np.ndarray], path: Path, splits: list[str]) -> tuple[str, ...]:
-    """Return the names in `classes`, or the label numbers."""
+    """Return the names in the array `classes`, or else the label numbers."""
     for split in splits:
         labels = arrays.get(f"y_{split}")
         if labels is None:
-            raise DataError(f"{path}: has x_{split} but no y_{split} with its labels")
+            raise DataError(f"{path}: has images x_{split} but no labels y_{split}")
         if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
             raise DataError(f"{path}: y_{split} must be one integer per image, got {labels.dtype} {labels.shape}")
     if "classes" in arrays:
@@ -74,7 +74,7 @@ def _images(arrays: dict[str, np.ndarray], split: str, *, path: Path, count: int
         raise DataError(f"{path}: x_{split} must be uint8 (0 to 255), got {pixels.dtype}")
     if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[1] in (1, 3):
         raise DataError(
-            f"{path}: x_{split} has its channels first {pixels.shape}; move them last: x.transpose(0, 2, 3, 1)"
+            f"{path}: x_{split} is channels-first {pixels.shape}; make it channels-last with x.transpose(0, 2, 3, 1)"
         )
     if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4)):
         raise DataError(
@@ -85,7 +85,8 @@ def _images(arrays: dict[str, np.ndarray], split: str, *, path: Path, count: int
             raise DataError(f"{path}: x_{split} has {len(pixels)} images, {name}_{split} has {len(array)} entries")
     if len(labels) and not 0 <= labels.min() <= labels.max() < count:
         raise DataError(
-            f"{path}: y_{split} holds {labels.min()} to {labels.max()}; labels of {count} classes are 0 to {count - 1}"
+            f"{path}: y_{split} ranges from {labels.min()} to {labels.max()}, but labels of {count} classes must be 0 to "
+            f"{count - 1}"
         )
     names = [f"{split}/{i}" for i in range(len(pixels))] if files is None else [_text(name) for name in files.tolist()]
     return ArrayImages(

@@ -1,4 +1,4 @@
-"""Splits into training and validation: random and stratified, or read from a file that people can edit."""
+"""Splitting into training and validation: random and stratified, or as listed in an editable file."""
 
 import csv
 import io
@@ -14,9 +14,9 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
 
 HEADER = ["name", "part"]
-DEFAULT_FRACTION = 0.2  #: validation share of each class, for sources without splits
+DEFAULT_FRACTION = 0.2  #: fraction of each class used for validation, for sources without splits
 
-_SHOWN = 5  #: names in a message
+_SHOWN = 5  #: most names listed in a message
 _CHECK_WRITES_IT = "add rows for them, or write the file again with attngraft data check --save-split"
 _REMOVE_THEM = "remove them from the data, add rows for them to this file, or start in another folder"
 
@@ -24,16 +24,17 @@ _REMOVE_THEM = "remove them from the data, add rows for them to this file, or st
 def with_validation(
     source: ImageSource, config: DataConfig, *, saved_split: Path | None = None
 ) -> tuple[ImageSource, Images]:
-    """Return the source with its final training split, and the validation split.
+    """Return the source with its final training split, and the validation images.
 
-    A random split takes the same share of every class, at least one image, and leaves at least one. It depends on the
-    images' order, the share and `split_seed` only. Multi-label images are split by iterative stratification.
+    A random split takes the same fraction of every class, but at least one image, and leaves at least one for training. It
+    depends only on the order of the images, the fraction and `split_seed`. Multi-label images are split by iterative
+    stratification.
 
-    With `split_file` the file assigns the images of the training split. `saved_split` is a file of the same format that
-    replaces a random split.
+    With `split_file`, that file assigns the images of the training split. `saved_split` is a file of the same format that
+    is used instead of a random split.
 
     Raises:
-        DataError: a class with a single image cannot be split; see `read_split`.
+        DataError: as `read_split`, or a class has a single image and cannot be split.
     """
     if config.split_file is not None:
         path = Path(config.split_file).expanduser()
@@ -44,7 +45,7 @@ def with_validation(
         return source, source.val
     fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
     if saved_split is None:
-        stream = np.random.RandomState(config.split_seed)  # its streams never change between numpy versions
+        stream = np.random.RandomState(config.split_seed)  # its streams are the same in all NumPy versions
         in_val = (_by_rarest_label if source.multilabel else _by_class)(source.train.labels, fraction, stream, source)
     else:
         in_val, note = read_split(saved_split, source, remedy=_REMOVE_THEM)
@@ -82,17 +83,17 @@ def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState
 def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.RandomState, _: ImageSource) -> np.ndarray:
     """Split in two by iterative stratification (Sechidis et al. 2011).
 
-    The label with the fewest unassigned images is next; each of its images goes to the side that lacks more images of that
-    label. Images without labels come last. Beyond the paper: every label keeps an image for training (even its only one),
-    and gets one for validation if it can spare it.
+    In each step, the images of the label with the fewest unassigned images are assigned, each to the side that lacks more
+    images of that label. Images without labels come last. In addition to the paper, every label keeps at least one image
+    for training, and gets one for validation if it has another.
     """
     order = stream.permutation(len(labels))
     counts = labels.sum(axis=0, dtype=np.int64)
     wanted = np.where(counts > 1, np.clip(np.rint(counts * fraction), 1, np.maximum(counts - 1, 1)), 0)
-    room = np.stack([counts - wanted, wanted]).astype(np.float64)  #: still to be assigned: train, val; by label
+    room = np.stack([counts - wanted, wanted]).astype(np.float64)  #: images to be assigned to train and val, by label
     space = np.array([len(labels) * (1 - fraction), len(labels) * fraction])
     side = np.full(len(labels), -1)
-    left, kept = counts.copy(), counts.copy()  #: images of each label: not assigned yet; not in validation
+    left, kept = counts.copy(), counts.copy()  #: images of each label: unassigned, and not in validation
     while (left > 0).any():
         label = int(np.argmin(np.where(left > 0, left, np.iinfo(np.int64).max)))
         for image in order[(labels[order, label] > 0) & (side[order] < 0)]:
@@ -104,7 +105,7 @@ def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.Rand
             space[choice] -= 1
             left -= labels[image]
             kept -= labels[image] * choice
-    for label in range(len(counts)):  # labels that validation lacks: move the image with the fewest labels
+    for label in range(len(counts)):  # for labels without a validation image, move the image with the fewest labels
         members = order[labels[order, label] > 0] if kept[label] == counts[label] else order[:0]
         spare = [image for image in members if _can_leave_training(labels[image], kept)]
         if spare:
@@ -123,7 +124,7 @@ def _can_leave_training(image: np.ndarray, kept: np.ndarray) -> bool:
 
 
 def has_unique_names(train: Images, val: Images) -> bool:
-    """Return whether names identify the images, so that a split file can be written."""
+    """Return whether all names differ, as required for a split file."""
     return len({*train.names, *val.names}) == len(train) + len(val)
 
 
@@ -131,13 +132,13 @@ def save_split(path: Path, train: Images, val: Images) -> Path:
     """Write the names of the images of both splits to `path`.
 
     Raises:
-        DataError: two images share a name.
+        DataError: two images have the same name.
         StorageError: the file cannot be written.
     """
     if not has_unique_names(train, val):
         names = [*train.names, *val.names]
         twice = next(name for name in names if names.count(name) > 1)
-        raise DataError(f"two images are called {twice!r}: a split file could not tell them apart; rename one")
+        raise DataError(f"two images have the name {twice!r}, so a split file would be ambiguous; rename one of them")
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
@@ -146,9 +147,9 @@ def save_split(path: Path, train: Images, val: Images) -> Path:
 
 
 def read_split(path: Path, source: ImageSource, *, remedy: str = _CHECK_WRITES_IT) -> tuple[np.ndarray, str]:
-    """Return the validation mask of `source.train`, and a note on listed names without an image.
+    """Return the validation mask of `source.train`, and a note on listed names that have no image.
 
-    `remedy` ends the error message for images that the file does not list.
+    `remedy` is the end of the error message for images that the file does not list.
 
     Raises:
         DataError: the file is missing, not in the format of `save_split`, or does not list all images.

@@ -1,6 +1,6 @@
-"""Tables of text, and the labels of their rows: a single one, a list, or a column of 0 and 1 per class.
+"""Tables and the labels of their rows: a single label, a list of labels, or a 0/1 column per class.
 
-.csv and .tsv are read by the standard library, .parquet by pyarrow.
+The standard library reads .csv and .tsv files, and pyarrow reads .parquet files.
 """
 
 import csv
@@ -20,11 +20,11 @@ from attngraft.tasks.images.sources.listing import natural
 
 KINDS = (".csv", ".tsv", ".parquet")
 
-#: spellings of a missing entry
+#: lower-case spellings of a missing entry
 MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 
 SINGLE = ("label", "class", "class_name", "category", "target", "y", "class_index", "class_id", "label_id", "species")
-LISTS = ("labels", "classes", "categories", "tags", "targets")  #: columns that may hold lists
+LISTS = ("labels", "classes", "categories", "tags", "targets")  #: usual names of columns with lists
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
@@ -32,20 +32,20 @@ _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1",
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTable:
-    """Columns of equal length. Entries of a .csv are text; those of a .parquet have its types (None: missing)."""
+    """Table of columns; entries of a .csv file are strings, those of a .parquet file keep their type (None: missing)."""
 
     where: str
     columns: dict[str, list[Any]]
-    numbers: list[int | str]  #: each row's number (.csv: the header is 1; else from 0) or name
+    numbers: list[int | str]  #: number (.csv: from 2, as the header is 1; else from 0) or name of each row
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
 
     def column(self, name: str, *, field: str) -> list[Any]:
-        """Return the column that the user named in `task.data.<field>`.
+        """Return the column that is configured in `task.data.<field>`.
 
         Raises:
-            ConfigError: no such column.
+            ConfigError: there is no such column.
         """
         if name not in self.columns:
             listed = ", ".join(self.columns)
@@ -65,7 +65,7 @@ def read_table(path: Path) -> LabelTable:
     """Read the table at `path`.
 
     Raises:
-        DataError: not readable, no rows, a column without a name or with a repeated one, rows of different lengths.
+        DataError: the file cannot be read, has no rows, has unnamed or duplicate columns, or rows of different lengths.
     """
     table = _parquet(path) if path.suffix.lower() == ".parquet" else _text(path)
     if not len(table):
@@ -87,10 +87,10 @@ def _text(path: Path) -> LabelTable:
     except csv.Error as error:
         raise DataError(f"{path}: cannot be read as a table ({error})") from None
     if not rows:
-        raise DataError(f"{path}: is empty; its first line must name the columns (path,label)")
+        raise DataError(f"{path}: is empty; the first line must name the columns (path,label)")
     header = [name.strip() for name in rows[0]]
     if len(set(header)) != len(header) or not all(header):
-        raise DataError(f"{path}: its first line must name every column once; found: {separator.join(rows[0])[:100]}")
+        raise DataError(f"{path}: the first line must name every column once; found: {separator.join(rows[0])[:100]}")
     columns: dict[str, list[Any]] = {name: [] for name in header}
     numbers: list[int | str] = []
     for number, row in enumerate(rows[1:], start=2):
@@ -112,7 +112,7 @@ def _parquet(path: Path) -> LabelTable:
         import pyarrow  # optional dependency
         from pyarrow import parquet
     except ImportError:
-        raise DataError(f"{path}: .parquet needs pyarrow: pip install 'attngraft[data]'") from None
+        raise DataError(f"{path}: .parquet requires pyarrow; run pip install 'attngraft[data]'") from None
     try:
         table = parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
@@ -131,21 +131,21 @@ class Labels:
     classes: tuple[str, ...]
     values: np.ndarray
     multilabel: bool
-    note: str = ""  #: how they were read, for the report
+    note: str = ""  #: how the labels were read, for the report
 
 
 def find_column(table: LabelTable, names: Sequence[str], *, exclude: Collection[str] = ()) -> str | None:
-    """Return the column with the first of these names, in any case."""
+    """Return the column with the first of `names` that exists, ignoring case."""
     lowered = {name.lower().replace(" ", "_"): name for name in reversed(table.columns) if name not in exclude}
     return next((lowered[name] for name in names if name in lowered), None)
 
 
 def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> Labels:
-    """Read the labels of `table`; the columns `exclude` hold something else.
+    """Read the labels of `table`; the columns `exclude` are known to contain something else.
 
     Raises:
-        DataError: no column of labels is found; a row without its single label.
-        ConfigError: an unknown column.
+        DataError: no column of labels is found, or a row has no label where one is required.
+        ConfigError: a column is unknown.
     """
     if config.label_columns is not None:
         values = np.zeros((len(table), len(config.label_columns)), dtype=np.uint8)
@@ -153,7 +153,9 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
             for row, entry in enumerate(table.column(name, field="label_columns")):
                 text = _word(entry).lower()
                 if text not in _YES and text not in _NO and text not in MISSING:
-                    raise DataError(f"{table.line(row)}: column {name!r} holds {text!r}; label_columns hold 0 or 1")
+                    raise DataError(
+                        f"{table.line(row)}: column {name!r} contains {text!r}; label_columns must be 0 or 1"
+                    )
                 values[row, column] = text in _YES
         return Labels(classes=tuple(config.label_columns), values=values, multilabel=True)
     name = config.label_column or _label_column(table, exclude)
@@ -180,8 +182,8 @@ def _label_column(table: LabelTable, exclude: set[str]) -> str:
     if len(rest) == 1:
         return rest[0]
     raise DataError(
-        f"{table.where}: cannot find the column of labels (looked for {', '.join((*SINGLE[:3], LISTS[0]))}, ...); name it "
-        f"with task.data.label_column, or one column of 0 and 1 per class with task.data.label_columns; available: "
+        f"{table.where}: cannot find the column of labels (looked for {', '.join((*SINGLE[:3], LISTS[0]))}, ...); set "
+        f"task.data.label_column, or task.data.label_columns for one 0/1 column per class; available: "
         f"{', '.join(table.columns)}"
     )
 
@@ -191,7 +193,7 @@ def _single(table: LabelTable, name: str, entries: Sequence[Any], *, note: str) 
     for row, entry in enumerate(entries):
         text = _word(entry)
         if text.lower() in MISSING:
-            raise DataError(f"{table.line(row)}: column {name!r} holds no label; add one or remove the row")
+            raise DataError(f"{table.line(row)}: column {name!r} contains no label; add one or remove the row")
         labels.append(text)
     classes = tuple(sorted(set(labels), key=natural))
     number = {label: i for i, label in enumerate(classes)}
@@ -210,11 +212,11 @@ def _word(entry: Any) -> str:
 def _as_lists(
     table: LabelTable, name: str, entries: Sequence[Any], config: DataConfig
 ) -> tuple[list[list[str]], str] | None:
-    """Return each row's labels and a note on how they were read; None if rows have one label."""
+    """Return the list of labels of each row and a note on how it was read; None if rows have single labels."""
     if config.label_separator == "none":
         return None
     if any(isinstance(entry, list) for entry in entries):
-        return [[_word(label) for label in entry or []] for entry in entries], f"Column {name!r} holds lists of labels."
+        return [[_word(label) for label in entry or []] for entry in entries], f"Column {name!r} has lists of labels."
     texts = [_word(entry) for entry in entries]
     if config.label_separator is not None:
         separator: str | None = SEPARATORS[config.label_separator]
@@ -222,7 +224,7 @@ def _as_lists(
         brackets = [text.startswith("[") and text.endswith("]") for text in texts if text.lower() not in MISSING]
         if brackets and all(brackets):
             rows = [_json_list(table, row, name, text) for row, text in enumerate(texts)]
-            return rows, f"Column {name!r} holds JSON lists of labels."
+            return rows, f"Column {name!r} has JSON lists of labels."
         marks = SEPARATORS.values() if name.lower() in LISTS else ()
         separator = next((mark for mark in marks if any(mark in text for text in texts)), None)
     if separator is None:
@@ -242,9 +244,9 @@ def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:
         labels = json.loads(text)
     except json.JSONDecodeError:
         try:
-            labels = json.loads(text.replace("'", '"'))  # as Python prints a list
+            labels = json.loads(text.replace("'", '"'))  # accept Python's repr of a list
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{table.line(row)}: column {name!r} does not hold a JSON list of labels ({error}): {text[:60]}"
+                f"{table.line(row)}: column {name!r} does not contain a JSON list of labels ({error}): {text[:60]}"
             ) from None
     return [_word(label) for label in labels]

@@ -1,8 +1,8 @@
-"""Tars: a single one, one or many shards per split in a folder, or a pattern of shards (`birds-{000..009}.tar`).
+"""Tar files: a single one, one or more per split in a folder, or a pattern of shards (`birds-{000..009}.tar`).
 
-Labels are class folders inside the tar or, as in WebDataset, files beside each image with the same name: a class in `7.cls`,
-fields in `7.json`. A tar is read once; its index (images, folders, labels beside the images) is kept in the cache folder
-until the file changes, so that reopening a hundred shards costs a hundred small files.
+Labels are class folders inside the tar or, as in WebDataset, files with the same name as the image: `7.cls` contains the
+class, `7.json` contains fields. A tar is read once; its index (images, folders and label files) is kept in the cache folder
+until the tar changes, so opening a hundred shards again only reads a hundred small files.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ from attngraft.tasks.images.sources.listing import (
 )
 from attngraft.tasks.images.sources.table import LabelTable, read_labels
 
-INDEX_VERSION = "1"  #: changes with the contents of an index
-LABELS = ("cls", "json")  #: extensions of label files, which share the image's name
+INDEX_VERSION = "1"  #: version of the contents of an index
+LABELS = ("cls", "json")  #: extensions of label files, which have the same name as the image
 
-_LABEL_BYTES = 2**20  #: larger files are not labels
-_OPEN_FILES = 64  #: tars that a process keeps open
+_LABEL_BYTES = 2**20  #: largest size of a label file
+_OPEN_FILES = 64  #: most tars that a process keeps open
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_LIMIT = 1_000_000  #: shards in a pattern
+_LIMIT = 1_000_000  #: most shards in a pattern
 
 
 @dataclass(kw_only=True)
 class TarIndex:
-    """Lists of equal length for the images, in the tar's order."""
+    """Index of a tar: lists with one entry per image, in the tar's order."""
 
     members: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    texts: dict[str, list[str | None]] = field(default_factory=dict)  #: `cls` and `json`, if any image has one
-    folders: list[str] = field(default_factory=list)  #: includes empty ones
+    texts: dict[str, list[str | None]] = field(default_factory=dict)  #: label files' contents by extension, if any
+    folders: list[str] = field(default_factory=list)  #: all folders, including empty ones
 
 
 def index_tar(path: Path) -> TarIndex:
     """Return the index of an uncompressed tar.
 
     Raises:
-        DataError: damaged, compressed, or not a tar.
+        DataError: the file is damaged, compressed, or not a tar.
     """
     try:
         stat = os.stat(path)
@@ -87,7 +87,7 @@ def index_tar(path: Path) -> TarIndex:
 
 def _read_index(path: Path) -> TarIndex:
     index, folders = TarIndex(), dict[str, None]()
-    images: dict[str, tuple[int, int]] = {}  #: member -> offset, size; the last of equal names counts, as in tar itself
+    images: dict[str, tuple[int, int]] = {}  #: member -> offset, size; the last of equal names counts, as in tar
     texts: dict[str, dict[str, str]] = {kind: {} for kind in LABELS}
     try:
         with tarfile.open(path, mode="r:") as tar:
@@ -126,7 +126,7 @@ def _read_index(path: Path) -> TarIndex:
 
 
 def _is_extra(name: str, labeled: set[str]) -> bool:
-    """Return whether an image is an additional one of a labeled sample: `7.mask.png` beside `7.jpg` and `7.cls`."""
+    """Return whether an image only accompanies a labeled one, like `7.mask.png` next to `7.jpg` and `7.cls`."""
     folder, slash, file = name.rpartition("/")
     key = f"{folder}{slash}{file.partition('.')[0]}"
     return name.rpartition(".")[0] not in labeled and key in labeled
@@ -140,10 +140,10 @@ def _text(file: IO[bytes] | None, where: str) -> str:
 
 
 def fields_of(index: TarIndex, path: Path) -> dict[str, list[Any]]:
-    """Return columns of the images' labels: `label` from .cls files, and the fields of .json files.
+    """Return the images' labels as columns: `label` from .cls files, and the fields of .json files.
 
     Raises:
-        DataError: a damaged .json file, or one without fields.
+        DataError: a .json file is damaged or has no fields.
     """
     columns: dict[str, list[Any]] = {}
     for kind, texts in index.texts.items():
@@ -152,7 +152,7 @@ def fields_of(index: TarIndex, path: Path) -> dict[str, list[Any]]:
             continue
         for row, text in enumerate(texts):
             for name, value in _json_fields(text, f"{path}: {index.members[row]}").items():
-                if name != "label" or "cls" not in index.texts:  # .cls goes first
+                if name != "label" or "cls" not in index.texts:  # .cls has precedence
                     columns.setdefault(name, [None] * len(texts))[row] = value
     return columns
 
@@ -163,19 +163,19 @@ def _json_fields(text: str | None, where: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise DataError(f"{where}: its .json cannot be read ({error})") from None
+        raise DataError(f"{where}: the .json file cannot be read ({error})") from None
     if not isinstance(content, dict):
-        raise DataError(f'{where}: its .json holds no fields; write {{"label": ...}}')
+        raise DataError(f'{where}: the .json file contains no fields; write {{"label": ...}}')
     return content
 
 
 class TarImages(FileImages):
-    """Members of one or more tars. Every process opens its own files (forked ones would share file positions).
+    """Images that are members of tars; every process opens the tars itself, as forks would share file positions.
 
     Args:
         paths: the tars.
         members: each image's name inside its tar.
-        places: (N, 3) int64: tar, offset of the image's bytes in it, number of bytes.
+        places: tar of each image, and offset and number of its bytes in the tar, (N, 3) int64.
         prefixed: whether image names start with the tar's name.
     """
 
@@ -237,7 +237,7 @@ class TarImages(FileImages):
 
 
 def is_pattern(source: str) -> bool:
-    """Return whether a source is a pattern of shards."""
+    """Return whether `source` is a pattern of shards."""
     return source.endswith(".tar") and _BRACES.search(source) is not None
 
 
@@ -245,7 +245,7 @@ def expanded(pattern: str) -> list[str]:
     """Expand `a-{00..02}.tar` to `a-00.tar`, `a-01.tar`, `a-02.tar`, and `{a,b}.tar` to `a.tar`, `b.tar`.
 
     Raises:
-        DataError: other contents of braces; a decreasing range.
+        DataError: the contents of a brace are neither a range nor a list, or a range decreases.
     """
     match = _BRACES.search(pattern)
     if match is None:
@@ -265,8 +265,10 @@ def expanded(pattern: str) -> list[str]:
 
 
 def grouped(paths: Sequence[Path]) -> dict[str, list[Path]]:
-    """Group paths by their names without a final number: `train-000.tar` and `birds-train-000.tar` belong to `train`,
-    `birds-000.tar` to `birds`."""
+    """Group paths by split, or by name without the final number.
+
+    `train-000.tar` and `birds-train-000.tar` belong to `train`, and `birds-000.tar` to `birds`.
+    """
     groups: dict[str, list[Path]] = {}
     for path in paths:
         groups.setdefault(split_name(re.sub(r"[-_.]?\d+$", "", path.stem)), []).append(path)
@@ -286,7 +288,7 @@ class _Tars:
         tars = cls(paths, [index_tar(path) for path in paths], prefixed)
         for path, index in zip(paths, tars.indexes, strict=True):
             if not index.members:
-                raise DataError(f"{path}: holds no images")
+                raise DataError(f"{path}: contains no images")
         return tars
 
     @property
@@ -304,7 +306,7 @@ class _Tars:
         return self.by_rows(np.array([row[name] for name in names], dtype=np.int64), labels)
 
     def by_rows(self, rows: np.ndarray, labels: np.ndarray) -> TarImages:
-        """Return the images at these positions among the images of all tars."""
+        """Return the images at these positions in the concatenation of all tars."""
         members = [member for index in self.indexes for member in index.members]
         tars = np.repeat(np.arange(len(self.paths)), [len(index.members) for index in self.indexes])
         offsets = [offset for index in self.indexes for offset in index.offsets]
@@ -326,7 +328,7 @@ class _Tars:
         ]
 
     def by_class(self) -> dict[str, list[str]]:
-        """Return names by class folder, below folders that hold everything."""
+        """Return the names of the images in each class folder."""
         members = tuple(member for index in self.indexes for member in index.members)
         folders = tuple(dict.fromkeys(folder for index in self.indexes for folder in index.folders))
         inside = common_folder(Listing("", members, folders))
@@ -335,10 +337,10 @@ class _Tars:
 
 
 def open_tar(path: Path, config: DataConfig) -> ImageSource:
-    """Open one tar, with folders inside or labels beside the images.
+    """Open one tar that contains class folders or label files.
 
     Raises:
-        DataError: not an uncompressed tar; see `listing.split_folders`; labels that cannot be identified.
+        DataError: as `listing.split_folders`, or the file is not an uncompressed tar, or its labels are not found.
     """
     index = index_tar(path)
     tars = _Tars([path], [index], prefixed=False)
@@ -355,10 +357,10 @@ def tars_in(folder: Path) -> list[Path]:
 
 
 def open_tar_folder(folder: Path, config: DataConfig) -> ImageSource:
-    """Open the only tar in a folder, or tars named by split: `train.tar`, or `train-000.tar`, `train-001.tar`, ...
+    """Open the only tar in a folder, or the tars named by split: `train.tar`, or `train-000.tar`, `train-001.tar`, ...
 
     Raises:
-        DataError: no training or validation tar; as `open_tar`.
+        DataError: as `open_tar`, or there is no training or validation tar.
     """
     tars = tars_in(folder)
     if len(tars) == 1 and config.train_split is None and tars[0].stem.lower() not in TRAIN_NAMES:
@@ -367,18 +369,18 @@ def open_tar_folder(folder: Path, config: DataConfig) -> ImageSource:
 
 
 def open_shards(pattern: str, config: DataConfig) -> ImageSource:
-    """Open the tars of a pattern: `{000..009}` counts, `{train,val}` lists.
+    """Open the tars of a pattern with ranges `{000..009}` or lists `{train,val}`.
 
-    Splits follow from names as in a folder; without such names all tars are one split.
+    Tars are assigned to splits by name, as in a folder; if no name is that of a split, all tars form one split.
 
     Raises:
-        DataError: a missing tar; as `open_tar`.
+        DataError: as `open_tar`, or a tar is missing.
     """
     paths = [Path(path).expanduser() for path in expanded(pattern)]
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise DataError(
-            f"{pattern}: {len(missing)} of {len(paths)} shards do not exist, the first is {missing[0]}; correct the pattern"
+            f"{pattern}: {len(missing)} of {len(paths)} shards do not exist (first: {missing[0]}); correct the pattern"
         )
     return _open_groups(paths, config, where=pattern)
 
@@ -406,7 +408,7 @@ def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> Im
 
 
 def _with_labels(train: _Tars, val: _Tars | None, config: DataConfig, *, where: str, origin: str) -> ImageSource:
-    """Build a source whose labels lie beside the images."""
+    """Build a source whose labels are in files with the names of the images."""
     parts = [train] if val is None else [train, val]
     names: list[int | str] = [name for tars in parts for name in tars.names()]
     columns: dict[str, list[Any]] = {}

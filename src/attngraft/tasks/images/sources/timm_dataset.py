@@ -15,13 +15,16 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
 from attngraft.tasks.images.sources.decoding import decode
 
-#: timm's names that need no `timm:` prefix
+#: prefixes of timm's names that do not require `timm:`
 PREFIXES = ("hfds/", "torch/")
 
 
 class TimmImages(Images):
-    """A timm or torchvision data set, read through its reader if it has one: timm's `__getitem__` silently replaces
-    unreadable images by their neighbors."""
+    """Images of a timm or torchvision data set.
+
+    They are read through the data set's reader, if it has one, because timm's `__getitem__` silently replaces unreadable
+    images with their neighbors.
+    """
 
     def __init__(
         self, dataset: Any, *, name: str, indices: np.ndarray, names: Sequence[str], labels: np.ndarray
@@ -46,10 +49,11 @@ class TimmImages(Images):
 
 
 def open_timm(name: str, config: DataConfig) -> ImageSource:
-    """Open a data set by timm's name. Downloads happen only in timm's own readers.
+    """Open a data set by its timm name; only timm's own readers download anything.
 
     Raises:
-        DataError: timm cannot open it (the message has timm's reason), it can only be streamed, or has no class labels.
+        DataError: timm cannot open the data set (the message has timm's reason), or it can only be streamed, or it has no
+            class labels.
     """
     train = _open(name, config, config.train_split or "train")
     val = None if config.splits_train else _open(name, config, config.val_split or "validation")
@@ -66,15 +70,15 @@ def open_timm(name: str, config: DataConfig) -> ImageSource:
 
 
 def _open(name: str, config: DataConfig, split: str) -> Any:
-    from timm.data import create_dataset  # here, because timm takes seconds to import
+    from timm.data import create_dataset  # local import: it takes seconds
 
     try:
         dataset = create_dataset(name, root=config.root, split=split)
-    except Exception as error:  # assertions of timm, and all kinds of errors of its back ends
+    except Exception as error:  # timm's assertions, and arbitrary errors of its back ends
         reason = str(error) or type(error).__name__
         raise DataError(
             f"timm:{name}: timm cannot open the split {split!r} ({reason}); check the name, task.data.root, train_split and "
-            "val_split; hfds/ needs the package `datasets`"
+            "val_split; hfds/ requires the package `datasets`"
         ) from error
     if isinstance(dataset, IterableDataset):
         raise DataError(f"timm:{name}: can only be streamed; use a map-style data set (hfds/, torch/, files)")
@@ -98,7 +102,7 @@ def _labels(dataset: Any, name: str) -> np.ndarray:
 def _checked(labels: np.ndarray, name: str) -> np.ndarray:
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
-            f"timm:{name}: labels are {labels.dtype} {labels.shape}; classification needs one integer per image"
+            f"timm:{name}: classification requires one integer label per image; got {labels.dtype} {labels.shape}"
         )
     if len(labels) and labels.min() < 0:
         raise DataError(f"timm:{name}: some images have no label")
@@ -106,7 +110,7 @@ def _checked(labels: np.ndarray, name: str) -> np.ndarray:
 
 
 def _classes(dataset: Any, labels: np.ndarray) -> tuple[str, ...]:
-    """Return the data set's class names, or label numbers."""
+    """Return the data set's class names, or else the label numbers."""
     numbers = getattr(getattr(dataset, "reader", None), "class_to_idx", None) or getattr(dataset, "class_to_idx", None)
     count = int(labels.max()) + 1 if len(labels) else 0
     names = [str(label) for label in range(max(count, max(numbers.values(), default=-1) + 1 if numbers else 0))]
@@ -123,7 +127,7 @@ def _images(dataset: Any, name: str, split: str) -> TimmImages:
 
 
 def _names(dataset: Any, split: str, count: int) -> list[str]:
-    """Return the file names if they are unique, else numbers."""
+    """Return the file names if they are unique, otherwise numbers."""
     if hasattr(dataset, "filenames"):
         names = [str(name) for name in dataset.filenames()]
     else:
