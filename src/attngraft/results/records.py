@@ -102,8 +102,8 @@ class RecordCollector:
             else:
                 kept.append(column[rows])
 
-    def merge(self, parts: Sequence["RecordCollector"]) -> None:
-        """Add the rows that other processes collected."""
+    def merge(self, parts: Sequence["RecordCollector"]) -> "RecordCollector":
+        """Add the rows that other processes collected, and return self."""
         for part in parts:
             for name in part._rows:
                 self._rows.setdefault(name, [])
@@ -119,6 +119,7 @@ class RecordCollector:
                     self._rows[name].extend(row[new] for row, new in zip(rows, fresh, strict=True))
             self._ragged |= part._ragged
             self._outputs |= part._outputs
+        return self
 
     def table(self) -> RecordTable:
         """Return all rows in the order of the split.
@@ -175,7 +176,9 @@ class _FileColumns(Mapping[str, Column]):
 
     def __init__(self, path: Path, file: np.lib.npyio.NpzFile) -> None:
         self._path, self._file = path, file
-        self._names = [name for name in file.files if name not in (NAME, OUTPUTS) and not name.endswith((_OFFSETS, _SHAPES))]
+        self._names = [
+            name for name in file.files if name not in (NAME, OUTPUTS) and not name.endswith((_OFFSETS, _SHAPES))
+        ]
 
     def __getitem__(self, name: str) -> Column:
         if name not in self._names:

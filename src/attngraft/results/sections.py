@@ -17,6 +17,7 @@ class Metric:
     label: str  #: in prose: "top-1 accuracy"
     column: str = ""  #: as a column heading; empty: the label
     share: bool = False  #: a share of 1, written in percent
+    higher_is_better: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,22 +1,27 @@
 """Evaluation of a model on a split by any number of processes, and evaluation of a trained run."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather, send_to_device
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
 from attngraft.errors import DataError, TrainingError
 from attngraft.hosts import forget
-from attngraft.tasks.task import Batch, Evaluation, Split, Task
+from attngraft.results.measured import MeanScore
+from attngraft.results.records import RecordCollector, Records, RecordTable
+from attngraft.tasks.evaluator import Evaluator
+from attngraft.tasks.task import Batch, Evaluation, Predictions, Split, Task
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.checkpoint import load_detached, load_weights, read_checkpoint
-from attngraft.training.inputs import Arguments, model_inputs
+from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
@@ -30,11 +35,26 @@ class SplitEvaluator:
     """Evaluator of models on one split; keeps its loading processes between calls."""
 
     def __init__(
-        self, task: Task, split: Split, recipe: Recipe, accelerator: Accelerator, *, examples: Split | None = None
+        self,
+        task: Task,
+        split: Split,
+        recipe: Recipe,
+        accelerator: Accelerator,
+        *,
+        facts: Mapping[str, Any],
+        examples: Split | None = None,
     ) -> None:
-        """`examples` replace the split's own, one for one."""
+        """
+        Args:
+            task: the task.
+            split: the examples.
+            recipe: batch sizes and loading processes.
+            accelerator: device, precision and processes.
+            facts: the facts that `Task.load` returned.
+            examples: replace the split's own, one for one.
+        """
         config = recipe.train
-        self._task, self._split, self._accelerator = task, split, accelerator
+        self._task, self._split, self._accelerator, self._facts = task, split, accelerator, facts
         self._order = EvalOrder(
             length=len(split),
             batch_size=config.eval_batch_size or config.batch_size // config.accumulate,
@@ -52,59 +72,84 @@ class SplitEvaluator:
         model: nn.Module,
         *,
         stop: StopSignal | None = None,
-        inputs: Callable[[Batch], Arguments] | None = None,
+        infer: Callable[[nn.Module, Batch], Records] | None = None,
         change: Callable[[Batch, Tensor], Batch] | None = None,
         epoch: int = 0,
+        full: bool = True,
     ) -> Evaluation | None:
         """Return metrics and predictions of `model`, the same in every process; None if `stop` ended the evaluation.
 
         Args:
             model: as prepared by accelerate.
             stop: the run's signal handler; None: not interruptible.
-            inputs: maps a batch to the arguments of the model; None: those of the task.
-            change: maps a batch on the device, and the indices of its examples, to the batch to evaluate.
+            infer: used instead of `Task.infer`.
+            change: maps a batch on the device, and the indices of its examples, to the batch that is evaluated.
             epoch: part of the keys of the examples.
+            full: as judged; False: as during training (`Task.infer`).
         """
         self._order.epoch = epoch
-        evaluator = self._task.evaluator(self._split)
+        names = [self._split.name(index) for index in range(len(self._split))]
+        collector = RecordCollector(names)
         batches = self._loader if stop is None else stop.while_waiting(self._loader)
+        run = infer or partial(self._task.infer, full=full)
         try:
-            for outputs, indices in self._outputs(model, batches, inputs or self._inputs, change):
-                evaluator.update(outputs, indices)
+            for records, indices in self._records(model, batches, run, change):
+                collector.add(indices, records)
                 if stop is not None and stop.agreed():
                     return None
         except StoppedWaiting:
             return None
-        return evaluator.result()
+        if self._accelerator.num_processes > 1:
+            collector = RecordCollector(names).merge(gather_object([collector]))
+        return evaluate_records(self._task, self._split, collector.table(), self._facts)
 
     def stop_workers(self) -> None:
         """End the loading processes now."""
         self._loader.stop_workers()
 
-    def _inputs(self, batch: Batch) -> Arguments:
-        return model_inputs(self._task, batch, channels_last=self._channels_last)
-
     @torch.no_grad()
-    def _outputs(
+    def _records(
         self,
         model: nn.Module,
         batches: Iterable[Batch],
-        inputs: Callable[[Batch], Arguments],
+        infer: Callable[[nn.Module, Batch], Records],
         change: Callable[[Batch, Tensor], Batch] | None,
-    ) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
-        """Yield each batch's predictions and example indices, gathered from all processes, on the CPU."""
+    ) -> Iterable[tuple[Records, np.ndarray]]:
+        """Yield the records and example indices of this process's batches."""
         model.eval()
         forget(model)
-        device = self._accelerator.device
+        device, called = self._accelerator.device, in_memory_format(model, channels_last=self._channels_last)
         for keys, batch in zip(self._order, batches, strict=True):
             batch = send_to_device(batch, device, non_blocking=True)
+            indices = indices_of(keys)
             if change is not None:
-                batch = change(batch, indices_of(keys))
-            args, kwargs = inputs(batch)
+                batch = change(batch, indices)
             with self._accelerator.autocast():
-                outputs = self._task.predict(model(*args, **kwargs), batch)
-            gathered = gather((outputs, indices_of(keys).to(device)))
-            yield {name: _on_cpu(tensor) for name, tensor in gathered[0].items()}, gathered[1].cpu()
+                records = infer(called, batch)
+            yield records, indices.numpy()
+
+
+def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mapping[str, Any]) -> Evaluation:
+    """Return the metrics of all examples' records, the primary metric first."""
+    evaluator: Callable[[Split], Evaluator] | None = getattr(task, "evaluator", None)
+    if evaluator is not None:  # a task of another package, written before `Task.measure`
+        old = evaluator(split)
+        columns = {name: torch.from_numpy(table.array(name)) for name in table}
+        old.update(columns, torch.arange(len(split)))
+        return old.result()
+    measured = task.measure(table, facts)
+    primary = measured.statistics.get(task.primary)
+    scores = primary if isinstance(primary, MeanScore) else None
+    return Evaluation(
+        metrics={task.primary: measured.values[task.primary], **measured.values},  # logs of one metric show the first
+        predictions=Predictions(
+            names=table.names.tolist(),
+            score=None if scores is None else scores.score.astype(np.float64),
+            binary=scores is not None and scores.binary,
+            arrays=table.columns,
+            outputs=table.outputs,
+        ),
+    )
 
 
 def evaluate_run(
@@ -127,7 +172,7 @@ def evaluate_run(
     accelerator = create_accelerator(recipe)
     model = trained_model(record, weights)
     model = accelerator.prepare_model(model, evaluation_mode=True)
-    evaluation = SplitEvaluator(task, examples, recipe, accelerator)(model)
+    evaluation = SplitEvaluator(task, examples, recipe, accelerator, facts=record.facts)(model)
     if evaluation is None:
         raise TrainingError(f"{record.folder}: the evaluation was stopped")
     return evaluation
@@ -222,7 +267,3 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
         raise TrainingError(f"{run.path}: this run keeps no moving average (train.ema is null)")
     model.load_state_dict(state["ema" if weights == "ema" else "model"])
     load_detached(model, state)
-
-
-def _on_cpu(tensor: Tensor) -> Tensor:
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu()

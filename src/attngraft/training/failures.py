@@ -20,7 +20,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from attngraft.errors import TrainingError
 from attngraft.training.freezing import train_mode, trained_batch_norms
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_memory_format
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import write_json
 from attngraft.training.setup import RunContext
@@ -159,7 +159,8 @@ def _try_update(run: RunContext, size: int) -> None:
     batch = split.collate([split[key] for key in parts[0][:size]])
     train_mode(run.state.model)
     for _ in range(2):  # all micro-batches after the first share the memory with earlier gradients
-        run.update.backward(run.update.losses(batch, epoch=counters.epoch, step=0)["loss"])
+        total, _ = run.update.losses(batch, epoch=counters.epoch, step=0)
+        run.accelerator.backward(total)
 
 
 @torch.no_grad()
@@ -172,8 +173,7 @@ def _try_evaluation(run: RunContext, phase: Phase, size: int) -> None:
             run.task.predict(run.teacher(batch), batch)
             return
         run.state.model.eval()
-        args, kwargs = model_inputs(run.task, batch, channels_last=run.recipe.train.channels_last)
-        run.task.predict(run.state.model(*args, **kwargs), batch)
+        run.task.infer(in_memory_format(run.state.model, channels_last=run.recipe.train.channels_last), batch)
 
 
 def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, tried: bool) -> OutOfMemory:

@@ -18,7 +18,7 @@ from accelerate.utils import broadcast_object_list, reduce
 
 from attngraft.errors import TrainingError
 from attngraft.files import remove_leftovers
-from attngraft.tasks.task import Evaluation
+from attngraft.tasks.task import Evaluation, to_records
 from attngraft.training.checkpoint import model_state, restore, save, save_weights
 from attngraft.training.evaluate import SplitEvaluator
 from attngraft.training.failures import OutOfMemory, memory_explained, raise_not_finite, workers_explained
@@ -136,7 +136,7 @@ class Trainer:
     def __init__(self, run: RunContext, progress: Progress, stop: StopSignal) -> None:
         self._run, self._progress, self._stop = run, progress, stop
         self._state, self._counters = run.state, run.state.counters
-        self._evaluate = SplitEvaluator(run.task, run.data.val, run.recipe, run.accelerator)
+        self._evaluate = SplitEvaluator(run.task, run.data.val, run.recipe, run.accelerator, facts=run.data.facts)
         self._loader = train_batches(
             run.order,
             epoch=self._counters.epoch,
@@ -228,11 +228,13 @@ class Trainer:
             return self._evaluate(model, stop=self._stop)
 
     def _evaluate_teacher(self) -> Evaluation | None:
-        teacher = self._run.teacher
+        teacher, task = self._run.teacher, self._run.task
         if teacher is None:
             return None
         with memory_explained(self._run, "evaluation of the teacher"):
-            return self._evaluate(teacher.model, stop=self._stop, inputs=teacher.inputs)
+            return self._evaluate(
+                teacher.model, stop=self._stop, infer=lambda _, batch: to_records(task.predict(teacher(batch), batch))
+            )
 
     def _evaluate_and_keep_best(self, prefix: str, row: Metrics) -> Evaluation:
         """Add the metrics of the weights ("val") or their average ("ema") to `row`; save the weights if best so far."""

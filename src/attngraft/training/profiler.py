@@ -13,10 +13,11 @@ import torch
 from accelerate.utils import send_to_device
 
 from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import Task
 from attngraft.timing.memory import LiveStorages
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, TrainOrder
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import build_update, create_accelerator
@@ -89,12 +90,17 @@ class Profiler:
 
     @torch.inference_mode()
     def evaluate_batch(self) -> None:
-        """Run one forward pass in evaluation mode."""
-        state, train = self._update.state, self.recipe.train
+        """Run inference on a batch: one forward pass, unless the task's inference is another (generation, tiling)."""
+        state, train, task = self._update.state, self.recipe.train, self.benchmark.task
         state.model.eval()
-        args, kwargs = model_inputs(self.benchmark.task, self._eval_batch, channels_last=train.channels_last)
+        model = in_memory_format(state.model, channels_last=train.channels_last)
+        if type(task).infer is not Task.infer:
+            with state.accelerator.autocast():
+                task.infer(model, self._eval_batch, full=False)
+            return
+        args, kwargs = task.to_model(self._eval_batch)
         with state.accelerator.autocast():
-            state.model(*args, **kwargs)
+            model(*args, **kwargs)
 
     def state_bytes(self) -> int:
         """Return the bytes kept between steps: parameters, buffers, optimizer state, moving average, teacher, batch."""

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import TrainingError
-from attngraft.files import atomic_file, write_atomically
+from attngraft.files import write_atomically
+from attngraft.results.records import RecordTable, write_records
 from attngraft.tasks.task import SPLIT_FILE, Predictions
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
@@ -96,15 +97,13 @@ class RunFolder:
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_predictions(self, predictions: Predictions) -> None:
-        """Write `name` and `score` per example, `binary`, and the task's additional arrays."""
-        arrays = {
-            "name": np.asarray(list(predictions.names), dtype=np.str_),
-            "score": np.asarray(predictions.score),
-            "binary": np.asarray(predictions.binary),
-            **predictions.arrays,
-        }
-        with atomic_file(self.predictions) as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
+        """Write the records of all examples and, where the primary metric is a mean of scores, `score` and `binary`."""
+        extra = {}
+        if predictions.score is not None:
+            extra = {"score": np.asarray(predictions.score), "binary": np.asarray(predictions.binary)}
+        names = np.asarray(list(predictions.names), dtype=np.str_)
+        table = RecordTable(names=names, columns=predictions.arrays, outputs=predictions.outputs)
+        write_records(self.predictions, table, extra)
 
     def refuse_other_recipe(self, recipe: Recipe) -> None:
         """Check that the run in this folder has this `recipe`, except for fields that change no result.

@@ -21,7 +21,7 @@ from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.task import Batch, Distillation, Task, TaskData
+from attngraft.tasks.task import Batch, Distillation, Task, TaskData, Teaching
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
@@ -32,7 +32,7 @@ FIELD = "distill.teacher"  #: the recipe's field, for error messages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher:
+class Teacher(Teaching):
     """A teacher on the run's device.
 
     The model is in timm's teacher wrapper. The task makes its inputs, because timm's re-normalization handles neither other
@@ -55,6 +55,26 @@ class Teacher:
         args, kwargs = self.inputs(batch)
         return self.model(*args, **kwargs)
 
+    def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
+        """Return the losses of a prepared batch and, beside `loss`, its two parts:
+
+            loss = label_loss + alpha * teacher_loss
+
+        Raises:
+            TrainingError: `distill.kind: token`, and the host does not return two heads.
+        """
+        config, labeled, distilled = self.config, outputs, outputs
+        if config.kind == "token":
+            if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
+                raise TrainingError(
+                    "distill.kind: token needs a host that returns two heads in training; this one does not"
+                )
+            labeled, distilled = outputs
+        losses = task.loss(labeled, batch)
+        part = self.distillation.loss(distilled, taught, temperature=config.temperature, hard=config.hard)
+        loss = losses["loss"] + config.weight * part
+        return {**losses, "loss": loss, "label_loss": losses["loss"], "teacher_loss": part}
+
     def refuse_other(self, run: RunFolder) -> None:
         """Check that a run was trained with this teacher, if it has saved anything.
 
@@ -68,30 +88,6 @@ class Teacher:
                     f"{run.path}: the teacher's weights have changed since this run began ({FIELD}: "
                     f"{before.get('from')}). Restore the old weights, or choose another folder"
                 )
-
-
-def step_losses(
-    task: Task, outputs: Any, batch: Batch, *, teacher: Teacher | None, teacher_outputs: Any = None
-) -> dict[str, Tensor]:
-    """Return the losses of a prepared batch, including `loss`, and with a teacher also its two parts.
-
-        loss = label_loss + alpha * teacher_loss
-
-    Raises:
-        TrainingError: `distill.kind: token`, and the host does not return two heads.
-    """
-    if teacher is None:
-        return task.loss(outputs, batch)
-    config, labeled, distilled = teacher.config, outputs, outputs
-    if config.kind == "token":
-        if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
-            raise TrainingError(
-                "distill.kind: token needs a host that returns two heads in training; this one does not"
-            )
-        labeled, distilled = outputs
-    losses = task.loss(labeled, batch)
-    part = teacher.distillation.loss(distilled, teacher_outputs, temperature=config.temperature, hard=config.hard)
-    return {**losses, "loss": losses["loss"] + config.weight * part, "label_loss": losses["loss"], "teacher_loss": part}
 
 
 def record_teacher(run: RunFolder, teacher: Teacher | None) -> None:

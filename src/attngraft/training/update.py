@@ -6,16 +6,16 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
-from attngraft.tasks.task import Batch, Task
+from attngraft.tasks.task import Batch, StepContext, Task
 from attngraft.training.checkpoint import TrainState
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_memory_format
 from attngraft.training.randomness import reseed, stream_seed
 from attngraft.training.recipe import Recipe
-from attngraft.training.teacher import Teacher, step_losses
+from attngraft.training.teacher import Teacher
 
 
 class Update:
@@ -40,49 +40,88 @@ class Update:
         self.recipe, self.task, self.state, self.core, self.teacher = recipe, task, state, core, teacher
         self._schedule, self._steps_per_epoch = schedule, steps_per_epoch
         self._losses = _LossSums(state.accelerator.device)
+        self._called = in_memory_format(state.model, channels_last=recipe.train.channels_last)
+        self._has_weight = True  # of the last micro-batches
 
     def accumulate_gradients(self, batches: list[Batch], *, epoch: int, step: int) -> dict[str, float]:
         """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
 
         Args:
-            batches: micro-batches; the list is emptied, so that each batch is freed after use.
-            epoch, step: position of the update, both from 0.
+            batches: micro-batches; the list is emptied on the way, so that each is freed once it was used.
+            epoch: from 0.
+            step: update of the epoch, from 0.
         """
         accelerator, count = self.state.accelerator, self.recipe.train.accumulate
         self._schedule.step_update(epoch * self._steps_per_epoch + step)
         reseed(stream_seed(self.recipe.seed, "step", epoch, step, accelerator.process_index), accelerator.device)
+        shares = self._shares(batches)
         for number in range(count):
             last = number == count - 1
             with nullcontext() if last else accelerator.no_sync(self.state.model):
-                losses = self.losses(batches.pop(0), epoch=epoch, step=step * count + number)
-                self._losses.add(losses, last=last)
-                self.backward(losses["loss"])
-            del losses
+                batch = batches.pop(0)
+                total, means = self.losses(batch, epoch=epoch, step=step * count + number, shares=shares[number])
+                self._losses.add(means, last=last)
+                accelerator.backward(total)
+            del total, means, batch
         return {name: value / count for name, value in self._losses.read().items()}
 
-    def losses(self, batch: Batch, *, epoch: int, step: int) -> dict[str, Tensor]:
-        """Return the losses of a micro-batch, ready for `backward`; `step` counts micro-batches."""
-        accelerator, teacher = self.state.accelerator, self.teacher
+    def losses(
+        self, batch: Batch, *, epoch: int, step: int, shares: Mapping[str, float] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the part of the update's loss that a micro-batch has, to be differentiated, and the loss and its parts.
+
+        Args:
+            batch: as loaded.
+            epoch: from 0.
+            step: micro-batch of the epoch, from 0.
+            shares: of the micro-batch in each loss of the update; 1 / train.accumulate by default.
+        """
+        accelerator, count = self.state.accelerator, self.recipe.train.accumulate
         if accelerator.device.type != "cpu":
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
         batch = self.task.prepare(batch, epoch=epoch, step=step)
-        teacher_outputs = None
-        if teacher is not None:  # first, before the student's activations take memory
-            with accelerator.autocast():
-                teacher_outputs = teacher(batch)
-        args, kwargs = model_inputs(self.task, batch, channels_last=self.recipe.train.channels_last)
-        outputs = self.state.model(*args, **kwargs)
+        at = StepContext(seed=self.recipe.seed, epoch=epoch, step=step, model=self.core, teacher=self.teacher)
+        parts: list[Tensor] = []
+        means: dict[str, Tensor] = {}
         with accelerator.autocast():
-            return step_losses(self.task, outputs, batch, teacher=teacher, teacher_outputs=teacher_outputs)
+            for name, loss in self.task.step(self._called, batch, at).items():
+                share = (shares or {}).get(name)
+                means[name] = loss.mean if share is None else loss.mean * (share * count)
+                if loss.trained:
+                    part = loss.mean if loss.factor == 1 else loss.factor * loss.mean
+                    parts.append((part if count == 1 else part / count) if share is None else part * share)
+            total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+            if "loss" not in means:
+                means = {"loss": total.detach() * count, **means}
+        return total, means
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of a micro-batch's loss."""
-        count = self.recipe.train.accumulate
-        self.state.accelerator.backward(loss if count == 1 else loss / count)
+    def _shares(self, batches: list[Batch]) -> list[dict[str, float]]:
+        """Return the share of each micro-batch in the weight of the whole update, by loss; {} without weights.
+
+        Distributed training averages gradients over processes, so shares are multiplied by their number.
+        """
+        weights = [self.task.weights(batch) for batch in batches]
+        self._has_weight = True
+        if not any(weights):
+            return [{}] * len(batches)
+        world = self.state.accelerator.num_processes
+        totals: dict[str, float] = {}
+        for each in gather_object([weights]) if world > 1 else [weights]:
+            for micro_batch in each:
+                for name, weight in micro_batch.items():
+                    totals[name] = totals.get(name, 0.0) + float(weight)
+        self._has_weight = any(totals.values())
+        return [
+            {name: weight * world / totals[name] if totals[name] else 0.0 for name, weight in micro_batch.items()}
+            for micro_batch in weights
+        ]
 
     def apply(self, *, epoch: int, step: int) -> None:
         """Clip the gradients, step the optimizer, and update the moving average of the weights."""
         state, train = self.state, self.recipe.train
+        if not self._has_weight:  # nothing was learned from: weight decay and momentum would still move weights
+            state.optimizer.zero_grad()
+            return
         if train.clip_grad is not None:
             state.accelerator.clip_grad_norm_(state.model.parameters(), train.clip_grad)
         state.optimizer.step()

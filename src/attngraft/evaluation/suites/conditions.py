@@ -17,7 +17,7 @@ from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.task import Batch, Evaluation
 from attngraft.training.evaluate import SplitEvaluator, Weights, trained_model
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_format
 from attngraft.training.run_folder import RunRecord
 from attngraft.training.stopping import StopSignal
 
@@ -122,7 +122,12 @@ class ConditionEvaluator:
                 recipe = replace(recipe, train=replace(train, eval_batch_size=size))
             examples = ChangedSplit(context.split, context.indices, self._conditions, context.support.pixels)
             self._evaluators[gradients] = SplitEvaluator(
-                context.task, context.split, recipe, self._run.accelerator, examples=examples
+                context.task,
+                context.split,
+                recipe,
+                self._run.accelerator,
+                facts=self._run.record.facts,
+                examples=examples,
             )
         return self._evaluators[gradients]
 
@@ -136,7 +141,7 @@ class ConditionEvaluator:
         layout = self._run.record.recipe.train.channels_last
 
         def call(called: nn.Module, changed: Tensor) -> Any:
-            args, kwargs = model_inputs(context.task, pixels.to_batch(batch, changed), channels_last=layout)
+            args, kwargs = in_format(context.task.to_model(pixels.to_batch(batch, changed)), channels_last=layout)
             return called(*args, **kwargs)
 
         def outputs(changed: Tensor) -> Any:

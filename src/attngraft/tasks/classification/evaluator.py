@@ -6,60 +6,48 @@ import numpy as np
 import torch
 from torchmetrics.functional.classification import multiclass_f1_score, multiclass_recall
 
+from attngraft.results.measured import MeanScore, Measured, Statistic
+from attngraft.results.measured import macro_f1 as resampled_macro_f1
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
-from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import CollectingEvaluator, Evaluation, Predictions
 
 MATRIX_LIMIT = 50  #: largest number of classes for which the report shows the full confusion matrix
+TOP = 5
 PAIRS = 20  #: number of most frequent confusions listed for more classes
 
 Arrays = Mapping[str, np.ndarray]
 
 
-class ClassificationEvaluator(CollectingEvaluator):
-    """Compute classification metrics as fractions from 0 to 1.
+def measure(table: RecordTable, *, classes: int) -> Measured:
+    """Return the metrics as shares (0 to 1).
 
-    The metrics are `top1`; `top5` (with more than five classes); `balanced_accuracy` and `macro_f1`, the mean recall and
-    mean F1 over the classes that occur; and `loss`, the training loss without smoothing and class weights. An example's
-    score is its contribution to the `primary` metric, which is the mean of all scores.
+    `top1`, `top5` (with more than five classes), `balanced_accuracy` and `macro_f1` (means of recall and of F1 over the
+    classes that occur), and `loss` (the training loss without smoothing and class weights). Balanced accuracy is resampled
+    with each example's weight in it held fixed.
     """
+    target, predicted = table.array("target"), table.array("predicted")
+    hit = predicted == target
+    statistics: dict[str, Statistic] = {"top1": MeanScore(hit, binary=True)}
+    values = {"top1": float(hit.mean())}
+    if classes > 5:
+        top = table.array("top5") if "top5" in table else best_classes(table.array("logits"))
+        among = (top == target[:, None]).any(axis=1)
+        statistics["top5"], values["top5"] = MeanScore(among, binary=True), float(among.mean())
+    statistics["balanced_accuracy"] = MeanScore(hit * class_shares(target))
+    values["balanced_accuracy"] = balanced_accuracy(predicted, target, classes=classes)
+    statistics["macro_f1"] = resampled_macro_f1(predicted, target, classes=classes)
+    values["macro_f1"] = macro_f1(predicted, target, classes=classes)
+    if "loss" in table:  # runs of earlier versions did not store it
+        loss = table.array("loss")
+        statistics["loss"], values["loss"] = MeanScore(loss), float(loss.mean(dtype=np.float64))
+    return Measured(values=values, statistics=statistics)
 
-    def __init__(self, split: LabelledSplit, *, primary: str = "top1") -> None:
-        super().__init__(split)
-        self.names, self.classes, self.primary = split.names, len(split.classes), primary
 
-    def result(self) -> Evaluation:
-        """Return metrics and predictions.
-
-        Raises:
-            TrainingError: some examples were not evaluated.
-        """
-        outputs = self.collected()
-        target, top = outputs["target"], outputs["top"]
-        hit = top == target[:, None]
-        metrics = {"top1": float(hit[:, 0].mean())}
-        if self.classes > 5:
-            metrics["top5"] = float(hit.any(axis=1).mean())
-        metrics["balanced_accuracy"] = balanced_accuracy(top[:, 0], target, classes=self.classes)
-        metrics["macro_f1"] = macro_f1(top[:, 0], target, classes=self.classes)
-        metrics["loss"] = float(outputs["loss"].mean(dtype=np.float64))
-        metrics = {self.primary: metrics[self.primary], **metrics}  # first, so that logs of one metric show it
-        arrays = {"target": target, "predicted": top[:, 0], "confidence": outputs["confidence"]}
-        arrays |= {"logits": outputs["logits"]} if "logits" in outputs else {"top5": top}
-        scores = {
-            "top1": hit[:, 0],
-            "top5": hit.any(axis=1),
-            "balanced_accuracy": hit[:, 0] * class_shares(target),
-            "loss": outputs["loss"],
-        }
-        predictions = Predictions(
-            names=list(self.names),
-            score=scores[self.primary].astype(np.float64),
-            binary=self.primary in ("top1", "top5"),
-            arrays=arrays,
-        )
-        return Evaluation(metrics=metrics, predictions=predictions)
+def best_classes(logits: np.ndarray) -> np.ndarray:
+    """Return the five best classes of each example, (N, 5)."""
+    best: np.ndarray = torch.from_numpy(logits).topk(TOP, dim=-1).indices.numpy()
+    return best
 
 
 def class_shares(target: np.ndarray) -> np.ndarray:

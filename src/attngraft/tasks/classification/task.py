@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.results.measured import Measured
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
-from attngraft.tasks.classification.evaluator import ClassificationEvaluator, sections
+from attngraft.tasks.classification.evaluator import TOP, measure, sections
 from attngraft.tasks.classification.losses import class_weights, example_losses, teacher_loss, training_loss
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
@@ -19,10 +21,9 @@ from attngraft.tasks.images.sources import Images
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, SplitSettings
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
-from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
+from attngraft.tasks.task import Batch, TaskData
 
 LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
-TOP = 5
 
 
 class Classification(ImageTask):
@@ -38,7 +39,7 @@ class Classification(ImageTask):
         "top5": Metric(label="top-5 accuracy", column="top-5", share=True),
         "balanced_accuracy": Metric(label="balanced accuracy", column="balanced", share=True),
         "macro_f1": Metric(label="macro F1", share=True),
-        "loss": Metric(label="loss"),
+        "loss": Metric(label="loss", higher_is_better=False),
     }
     config: ClassificationConfig
     config_class = ClassificationConfig
@@ -71,24 +72,23 @@ class Classification(ImageTask):
         return {"loss": torch.stack(losses).mean() if len(losses) > 1 else losses[0]}
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the outputs for the evaluator.
-
-        They are `target` (B,), the `top` classes (B, up to 5), the `confidence` (B,) in the first of them, `loss` (B,) and,
-        if stored, `logits` (B, classes).
-        """
+        """Return `target`, `predicted`, its `confidence`, and `loss`, (B,) each, and `logits` (B, classes) or, where they
+        are not stored, the `top5` best classes (B, up to 5)."""
         logits = mean_logits(outputs, classes=self._classes)
         target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
         probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)
-        result = {
+        stored = self.config.metrics.predictions
+        keep_logits = stored == "logits" or (stored == "auto" and self._classes <= LOGITS_LIMIT)
+        return {
             "target": target,
-            "top": top,
+            "predicted": top[:, 0],
             "confidence": probabilities.gather(1, top[:, :1])[:, 0],
             "loss": self.example_losses(logits, target),
+            **({"logits": logits} if keep_logits else {"top5": top}),
         }
-        stored = self.config.metrics.predictions
-        if stored == "logits" or (stored == "auto" and self._classes <= LOGITS_LIMIT):
-            result["logits"] = logits
-        return result
+
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        return measure(table, classes=len(facts["classes"]))
 
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         return example_losses(self.config.loss, logits, target)
@@ -111,9 +111,6 @@ class Classification(ImageTask):
         self._classes, self._input, self._batches = len(classes), host, ImageBatches(host)
         transform = eval_transform(host, crop_pct=facts["input"]["eval_crop_pct"])
         return ImageSplit(images, transform, settings=SplitSettings(classes=classes, host=host, seed=self.seed))
-
-    def evaluator(self, split: Split) -> Evaluator:
-        return ClassificationEvaluator(self.check_split(split), primary=self.primary)
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return recall, precision and F1 by class, the confusion matrix, and calibration."""

@@ -37,7 +37,8 @@ class ImageTask(Task):
 
     def __init__(self, config: Any, *, seed: int) -> None:
         self.config, self.seed = config, seed
-        self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
+        self.primary = config.metrics.primary
+        self.higher_is_better = self.metrics[self.primary].higher_is_better
         self._classes = 0  # set by load
         self._saved_split: Path | None = None
         self._random_split: TrainVal | None = None
