@@ -14,9 +14,11 @@ from timm.models import register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attngraft.results.measured import MeanScore, Measured
+from attngraft.results.records import RecordTable
 from attngraft.strict import read
 from attngraft.tasks.seeding import generator
-from attngraft.tasks.task import TASKS, Evaluation, Evaluator, Predictions, Split, Task, TaskData
+from attngraft.tasks.task import TASKS, Split, Task, TaskData
 from attngraft.training.recipe import Recipe, recipe_from_dict
 
 TASKS["toy"] = "tests.training.toys:Toy"
@@ -56,31 +58,6 @@ class ToySplit(Split):
         return f"toy/{self._first + index}"
 
 
-class ToyEvaluator(Evaluator):
-    def __init__(self, split: Split) -> None:
-        self._split, self.seen, self.updates = split, {}, 0
-
-    def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
-        self.updates += len(indices)
-        for row, label, index in zip(outputs["logits"], outputs["label"], indices.tolist(), strict=True):
-            self.seen.setdefault(index, (row, int(label)))
-
-    def result(self) -> Evaluation:
-        order = sorted(self.seen)
-        logits = torch.stack([self.seen[i][0] for i in order])
-        labels = torch.tensor([self.seen[i][1] for i in order])
-        right = (logits.argmax(1) == labels).double()
-        return Evaluation(
-            metrics={"top1": 100 * float(right.mean()), "nll": float(F.cross_entropy(logits, labels))},
-            predictions=Predictions(
-                names=[self._split.name(i) for i in order],
-                score=right.numpy(),
-                binary=True,
-                arrays={"logits": logits.numpy(), "label": labels.numpy()},
-            ),
-        )
-
-
 class Toy(Task):
     name, primary = "toy", "top1"
 
@@ -103,9 +80,6 @@ class Toy(Task):
     def to_model(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return (batch["image"],), {}
 
-    def prepare(self, batch: Any, *, epoch: int, step: int) -> Any:
-        return batch
-
     def loss(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         loss = F.cross_entropy(outputs, batch["label"])
         return {"loss": loss, "twice": 2 * loss}
@@ -113,8 +87,12 @@ class Toy(Task):
     def predict(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         return {"logits": outputs, "label": batch["label"]}
 
-    def evaluator(self, split: Split) -> Evaluator:
-        return ToyEvaluator(split)
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        logits, labels = table.array("logits"), table.array("label")
+        right = logits.argmax(1) == labels
+        nll = float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
+        values = {"top1": 100 * float(right.mean()), "nll": nll}
+        return Measured(values=values, statistics={"top1": MeanScore(right, binary=True)})
 
 
 def _vit(**kwargs: Any) -> nn.Module:

@@ -239,7 +239,7 @@ class SpearmanCorrelation(Statistic):
 
 def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return the ranks (R, N) of `values` in each resample; equal values share their mean rank."""
-    distinct, group = np.unique(values, return_inverse=True)
+    _distinct, group = np.unique(values, return_inverse=True)
     by_group = np.asarray(counts @ sparse.csr_array((np.ones(len(values)), (np.arange(len(values)), group))))
     ranks = np.cumsum(by_group, axis=1) - by_group + (by_group + 1) / 2
     result: np.ndarray = ranks[:, group]

@@ -26,7 +26,8 @@ from attngraft.files import atomic_file
 
 Column = np.ndarray | list[np.ndarray]  #: (N, ...), or an array per example
 
-NAME, OUTPUTS = "name", "output_columns"  #: arrays of every file: names of the examples, and of the output columns
+NAME, OUTPUTS = "name", "output_columns"  #: arrays of a file: names of the examples, and of the output columns
+EXTRA = ("score", "binary")  #: further arrays of a file: the mean score that runs were compared by, if it is one
 _OFFSETS, _SHAPES = ".offsets", ".shapes"
 
 
@@ -45,6 +46,8 @@ class RecordTable(Mapping[str, Column]):
     names: np.ndarray  #: (N,), one per example
     columns: Mapping[str, Column]
     outputs: frozenset[str] = frozenset()  #: names of the columns that are outputs, not statistics
+    score: np.ndarray | None = None  #: (N,), each example's part of the primary metric, where that is a mean of scores
+    binary: bool = False  #: scores are 0 or 1
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
@@ -135,17 +138,19 @@ class RecordCollector:
         columns: dict[str, Column] = {}
         for name, rows in self._rows.items():
             columns[name] = [rows[index] for index in order] if name in self._ragged else np.concatenate(rows)[order]
-        names = np.asarray(list(self._names), dtype=np.str_)
-        return RecordTable(names=names, columns=columns, outputs=frozenset(self._outputs))
+        every = np.asarray(list(self._names), dtype=np.str_)
+        return RecordTable(names=every, columns=columns, outputs=frozenset(self._outputs))
 
 
-def write_records(path: Path, table: RecordTable, extra: Mapping[str, np.ndarray] | None = None) -> None:
-    """Write a table to an .npz, atomically; `extra` arrays are stored beside its columns.
+def write_records(path: Path, table: RecordTable) -> None:
+    """Write a table to an .npz, atomically.
 
     Raises:
         StorageError: the file cannot be written.
     """
-    arrays: dict[str, Any] = {NAME: table.names, **(extra or {})}
+    arrays: dict[str, Any] = {NAME: table.names}
+    if table.score is not None:
+        arrays |= {"score": table.score, "binary": np.asarray(table.binary)}
     for name, column in table.columns.items():
         if not isinstance(column, list):
             arrays[name] = column
@@ -168,7 +173,9 @@ def open_records(path: Path) -> Iterator[RecordTable]:
     """
     with _damage_explained(path), np.load(path, allow_pickle=False) as file:
         outputs = frozenset(map(str, file[OUTPUTS])) if OUTPUTS in file.files else frozenset()
-        yield RecordTable(names=file[NAME], columns=_FileColumns(path, file), outputs=outputs)
+        score, binary = (file[name] if name in file.files else None for name in EXTRA)
+        columns = _FileColumns(path, file)
+        yield RecordTable(names=file[NAME], columns=columns, outputs=outputs, score=score, binary=bool(binary))
 
 
 class _FileColumns(Mapping[str, Column]):
@@ -176,9 +183,8 @@ class _FileColumns(Mapping[str, Column]):
 
     def __init__(self, path: Path, file: np.lib.npyio.NpzFile) -> None:
         self._path, self._file = path, file
-        self._names = [
-            name for name in file.files if name not in (NAME, OUTPUTS) and not name.endswith((_OFFSETS, _SHAPES))
-        ]
+        hidden = (NAME, OUTPUTS, *EXTRA)
+        self._names = [name for name in file.files if name not in hidden and not name.endswith((_OFFSETS, _SHAPES))]
 
     def __getitem__(self, name: str) -> Column:
         if name not in self._names:

@@ -14,10 +14,12 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
+from attngraft.results.measured import Statistic, mean_of_defined
 from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+_AT_ONCE = 2**22  #: counts of a general statistic drawn at a time
 _CHUNK = 2**18  #: counts drawn at a time, few enough for the CPU's cache
 
 
@@ -54,6 +56,58 @@ def crossed_bootstrap(
         raise ValueError("differences must be finite")
     means = _resampled_means(differences, resamples, np.random.default_rng(random_state))
     return interval_of(means, differences.mean(axis=1), point=float(differences.mean()), confidence=confidence)
+
+
+def crossed_bootstrap_of(
+    baseline: Sequence[Statistic],
+    variant: Sequence[Statistic],
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    random_state: int = 0,
+) -> Interval:
+    """Bootstrap interval of the difference of any metric, resampling seeds and examples as in `crossed_bootstrap`.
+
+    The metric is computed again under the counts of every resample, for both runs of a pair; a part that is undefined for
+    one of them (a class that the resample leaves out) is left out of both. Resamples without any defined part are dropped.
+
+    Args:
+        baseline: the baseline's metric by seed.
+        variant: the variant's, on the same examples in the same order.
+        resamples: number of resamples.
+        confidence: of the two-sided interval.
+        random_state: seed of the resampling.
+    """
+    seeds, examples = len(baseline), baseline[0].examples
+    by_seed = paired_differences(baseline, variant, np.ones((1, examples)))[0]
+    generator = np.random.default_rng(random_state)
+    drawn = np.empty((resamples, seeds))
+    rows = max(1, _AT_ONCE // examples)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        counts = generator.multinomial(examples, np.full(examples, 1 / examples), size=size).astype(float)
+        drawn[start : start + size] = paired_differences(baseline, variant, counts)
+    weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    means = (drawn * weights).sum(1) / seeds
+    return interval_of(means[np.isfinite(means)], by_seed, confidence=confidence)
+
+
+def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statistic], counts: np.ndarray) -> np.ndarray:
+    """Return the variant's metric minus the baseline's, (R, S), over the parts that are defined for both runs of a seed."""
+    result = np.empty((len(counts), len(baseline)))
+    for seed, (first, second) in enumerate(zip(baseline, variant, strict=True)):
+        before, after = first.parts(counts), second.parts(counts)
+        undefined = ~(np.isfinite(before) & np.isfinite(after))
+        before[undefined] = after[undefined] = np.nan
+        result[:, seed] = mean_of_defined(after) - mean_of_defined(before)
+    return result
+
+
+def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statistic], *, seconds: float = 60.0) -> int:
+    """Return a number of resamples, at most `RESAMPLES` and at least 200, that takes about `seconds` or less."""
+    every = [*baseline, *variant]
+    once = 3e-8 * every[0].examples + 1e-9 * sum(statistic.cost for statistic in every)
+    return int(np.clip(seconds / once, 200, RESAMPLES))
 
 
 def interval_of(

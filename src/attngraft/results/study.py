@@ -116,6 +116,9 @@ class VariantResult:
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
     sections: list[Section] = field(default_factory=list)  #: the task's results beside its metrics
+    other_differences: dict[str, Difference] = field(
+        default_factory=dict
+    )  #: of the other metrics that can be resampled
     host: dict[str, Any] | None = None  #: name, args, ... of a host other than the study's
 
 

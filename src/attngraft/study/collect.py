@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 
@@ -14,9 +15,9 @@ from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread,
 from attngraft.study.config import StudyConfig
 from attngraft.study.notes import other_host_notes, run_notes, start_notes
 from attngraft.study.plan import Records, finished_runs
-from attngraft.study.predictions import align_scores, read_scores, variant_sections
+from attngraft.study.predictions import RunStatistics, aligned, read_statistics, variant_sections
 from attngraft.study.suites import suite_notes, suite_results
-from attngraft.study.verdict import compare_scores, corrected, spread
+from attngraft.study.verdict import compare_statistics, corrected, spread
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task
 from attngraft.training.recipe import recipe_to_dict
@@ -49,7 +50,10 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     unfinished = [name for name, of_variant in records.items() if len(of_variant) < len(config.seeds)]
     halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
-    differences = _differences(config, records, task, stopped=len(stopped))
+    statistics = {
+        run.folder: read_statistics(run, task) for of_variant in records.values() for run in of_variant.values()
+    }
+    differences, incomparable = _differences(config, records, task, statistics, stopped=len(stopped))
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
     variants = [
         VariantResult(
@@ -61,13 +65,14 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             last=_spreads([run.last for run in runs[variant.name]]),
             best=_spreads([run.best for run in runs[variant.name]]),
             cost=(costs or {}).get(variant.key),
-            difference=difference,
+            difference=by_metric.get(task.primary),
+            other_differences={name: each for name, each in by_metric.items() if name != task.primary},
             epochs_to_baseline=epochs_to_baseline(
                 runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better
             ),
             sections=variant_sections(task, list(records[variant.name].values())),
         )
-        for variant, difference in zip(config.variants, differences, strict=True)
+        for variant, by_metric in zip(config.variants, differences, strict=True)
     ]
     return StudyResult(
         title=config.title or _title(config, first),
@@ -90,9 +95,10 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *first.facts.get("notes", []),
             *start_notes(records, task.primary, others=others),
             *other_host_notes(config, records),
-            *run_notes(config, records, runs, task.primary, stopped=stopped),
+            *run_notes(config, records, runs, task.primary, statistics=statistics, stopped=stopped),
             *([] if costs is not None else ["Costs were not measured."]),
             *suite_notes(config),
+            *incomparable,
             *notes,
         ],
         halving=halving,
@@ -132,29 +138,48 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     return {name: spread(np.array([each[name] for each in metrics])) for name in names}
 
 
-def _differences(config: StudyConfig, records: Records, task: Task, *, stopped: int) -> list[Difference | None]:
-    """Return the variants' differences from the baseline; None for the baseline, and where no seed has both runs.
+def _differences(
+    config: StudyConfig, records: Records, task: Task, statistics: Mapping[Path, RunStatistics], *, stopped: int
+) -> tuple[list[dict[str, Difference]], list[str]]:
+    """Return the differences of each variant by metric, empty for the baseline and without common seeds; and notes.
 
-    Holm's correction also counts the variants that were `stopped` early.
+    Holm's correction is over the variants, by metric, and also counts those that were `stopped` early.
     """
     baseline = records[config.baseline.name]
-    found: list[Difference | None] = []
+    found: list[dict[str, Difference]] = []
+    notes: list[str] = []
     for variant in config.variants:
         own = {seed: record for seed, record in records[variant.name].items() if seed in baseline}
         if variant.is_baseline or not own:
-            found.append(None)
+            found.append({})
             continue
         pairs = [*(baseline[seed] for seed in own), *own.values()]
-        scores, binary = align_scores([read_scores(run) for run in pairs], [run.folder for run in pairs])
-        found.append(
-            compare_scores(
-                dict(zip(own, scores[: len(own)], strict=True)),
-                dict(zip(own, scores[len(own) :], strict=True)),
-                binary=binary,
-                higher_is_better=task.higher_is_better,
+        runs = aligned([statistics[run.folder] for run in pairs], [run.folder for run in pairs])
+        metrics = [task.primary, *(name for name in runs[0].statistics if name != task.primary)]
+        differences = {}
+        for metric in metrics:
+            if any(metric not in run.statistics for run in runs):
+                continue
+            if len({run.comparable.get(metric, "") for run in runs}) > 1:
+                notes.append(
+                    f"{metric} of {variant.name} is measured in other units than the baseline's: not compared."
+                )
+                continue
+            values = [run.statistics[metric] for run in runs]
+            if metric != task.primary and not all(np.isfinite(value.point) for value in values):
+                continue
+            differences[metric] = compare_statistics(
+                dict(zip(own, values[: len(own)], strict=True)),
+                dict(zip(own, values[len(own) :], strict=True)),
+                higher_is_better=task.is_higher_better(metric),
             )
-        )
-    return corrected(found, untested=stopped)
+        found.append(differences)
+    for metric in dict.fromkeys(name for each in found for name in each):
+        fixed = corrected([each.get(metric) for each in found], untested=stopped)
+        for each, difference in zip(found, fixed, strict=True):
+            if difference is not None:
+                each[metric] = difference
+    return found, notes
 
 
 def _title(config: StudyConfig, record: RunRecord) -> str:

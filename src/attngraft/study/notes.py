@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from attngraft.results.study import RunSummary
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records
-from attngraft.study.predictions import read_scores
+from attngraft.study.predictions import RunStatistics
 from attngraft.training.run_folder import RunRecord
 
 _TRAINED = {
@@ -113,6 +114,7 @@ def run_notes(
     runs: Mapping[str, Sequence[RunSummary]],
     metric: str,
     *,
+    statistics: Mapping[Path, RunStatistics],
     stopped: Collection[str],
 ) -> list[str]:
     """Return notes on missing runs, and on differences between runs in environment, data and batches."""
@@ -144,7 +146,8 @@ def run_notes(
         )
     for variant in config.variants:
         for run in runs[variant.name]:
-            score = float(read_scores(records[variant.name][run.seed]).score.mean())
+            statistic = statistics[records[variant.name][run.seed].folder].statistics.get(metric)
+            score = run.last[metric] if statistic is None else statistic.point
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(
                     f"{run.folder}: the mean score of the predictions is {score:.6g}, {metric} is {run.last[metric]:.6g}; "

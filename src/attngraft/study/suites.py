@@ -17,13 +17,15 @@ from attngraft.evaluation.suites.context import missing_images
 from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
 from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.evaluation.suites.result import FAILURES, GroupResult, SuiteRun, find_suite_run
+from attngraft.results.measured import MeanScore, Statistic
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, SuiteResult
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records, finished_runs
-from attngraft.study.predictions import Scores, align_scores
+from attngraft.study.predictions import RunStatistics, aligned
 from attngraft.study.progress import StudyProgress
-from attngraft.study.verdict import CalibrationInputs, compare_calibration, compare_scores, spread
+from attngraft.study.verdict import compare_statistics, spread
 from attngraft.targets.test_sets import imagenet_order, open_test_set
+from attngraft.tasks.calibration import calibration_statistic
 from attngraft.tasks.images.sources import is_missing
 from attngraft.tasks.task import Task
 from attngraft.training.evaluate import Weights, weights_file
@@ -31,6 +33,7 @@ from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.run_folder import RunRecord
 
 WEIGHTS: Weights = "last"
+_METRIC = "metric"  # the one statistic of a condition
 
 
 def _choices(config: StudyConfig) -> tuple[SuiteChoice, ...]:
@@ -115,7 +118,7 @@ class _EvaluatedRun:
     def __init__(self, record: RunRecord, result: SuiteRun) -> None:
         self.record, self.result = record, result
         self.groups = {group.name: group for group in result.groups}
-        self._read: dict[str, Scores] = {}
+        self._read: dict[str, tuple[np.ndarray, MeanScore]] = {}
 
     def stale_because(self, digest: str, checkpoints: dict[Path, str]) -> str:
         """Return why the results cannot be compared with the others; empty if they can.
@@ -141,35 +144,42 @@ class _EvaluatedRun:
                 return "its files of predictions are not those of its results"
         return ""
 
-    def scores(self, name: str) -> Scores:
-        """Return the scores by example: the mean over severities of the mean over noise seeds."""
+    def scores(self, name: str) -> RunStatistics:
+        """Return the scores of the examples: the mean over severities of the mean over noise seeds."""
         group = self.groups[name]
         if group.files:
-            return self._mean(group)
+            return _of(*self._mean(group))
         members = [
             each for each in self.result.groups if each.severity is not None and group.kind in (each.kind, "mean")
         ]
         parts = [self._mean(member) for member in members if member.files]
-        return Scores(names=parts[0].names, score=np.mean([part.score for part in parts], axis=0), binary=False)
+        score = np.mean([part[1].score for part in parts], axis=0)
+        return _of(parts[0][0], MeanScore(score))
 
-    def _mean(self, group: GroupResult) -> Scores:
+    def _mean(self, group: GroupResult) -> tuple[np.ndarray, MeanScore]:
         if group.name not in self._read:
             paths = [self.record.folder / FOLDER / file for file in group.files]
             columns = [read_columns(path, only=("name", "score")) for path in paths]
             kept = read_cached(paths[0])
             names = columns[0]["name"]
-            before = next((scores.names for scores in self._read.values()), names)
-            self._read[group.name] = Scores(
-                names=before if np.array_equal(before, names) else names,  # one copy for all conditions
-                score=np.mean([each["score"].astype(float) for each in columns], axis=0),
-                binary=len(paths) == 1 and kept is not None and kept.binary,
+            before = next((read for read, _ in self._read.values()), names)
+            self._read[group.name] = (
+                before if np.array_equal(before, names) else names,  # one copy for all conditions
+                MeanScore(
+                    np.mean([each["score"].astype(float) for each in columns], axis=0),
+                    binary=len(paths) == 1 and kept is not None and kept.binary,
+                ),
             )
         return self._read[group.name]
 
-    def calibration(self, name: str, task: Task) -> CalibrationInputs:
+    def calibration(self, name: str, task: Task) -> RunStatistics:
+        """Return the expected calibration error."""
         columns = read_columns(self.record.folder / FOLDER / self.groups[name].files[0])
-        stated, true = task.calibration_inputs(columns)
-        return CalibrationInputs(names=columns["name"], stated=stated, true=true)
+        return _of(columns["name"], calibration_statistic(*task.calibration_inputs(columns)))
+
+
+def _of(names: np.ndarray, statistic: Statistic) -> RunStatistics:
+    return RunStatistics(names=names, statistics={_METRIC: statistic})
 
 
 _Evaluations = Mapping[str, Mapping[int, _EvaluatedRun]]  # by variant name and seed
@@ -269,13 +279,11 @@ def _difference(
     if not seeds:
         return None
     pairs = [*(baseline[seed] for seed in seeds), *(variant[seed] for seed in seeds)]
-    if first.metric == "ece":
-        inputs = [run.calibration(name, task) for run in pairs]
-        return compare_calibration(inputs[: len(seeds)], inputs[len(seeds) :])
-    scores, binary = align_scores([run.scores(name) for run in pairs], [run.record.folder for run in pairs])
-    return compare_scores(
-        dict(zip(seeds, scores[: len(seeds)], strict=True)),
-        dict(zip(seeds, scores[len(seeds) :], strict=True)),
-        binary=binary,
+    metric = first.metric
+    found = [run.calibration(name, task) if metric == "ece" else run.scores(name) for run in pairs]
+    runs = [each.statistics[_METRIC] for each in aligned(found, [run.record.folder for run in pairs])]
+    return compare_statistics(
+        dict(zip(seeds, runs[: len(seeds)], strict=True)),
+        dict(zip(seeds, runs[len(seeds) :], strict=True)),
         higher_is_better=first.higher_is_better,
     )

@@ -239,6 +239,12 @@ class Task(ABC):
         super().__init_subclass__(**options)
         _add_old_names(cls)
 
+    def is_higher_better(self, metric: str) -> bool:
+        """Return the direction of a metric."""
+        if metric == self.primary:
+            return self.higher_is_better
+        return self.metrics[metric].higher_is_better if metric in self.metrics else True
+
     @classmethod
     @abstractmethod
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Task:
@@ -362,7 +368,7 @@ class Task(ABC):
         """Return columns of statistics; the first axis is the batch."""
         raise NotImplementedError(f"task {self.name}: its inference is not one forward pass")
 
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return the report's sections for one variant, in addition to its metrics; none by default.
 
         Args:

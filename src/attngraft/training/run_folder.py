@@ -98,12 +98,14 @@ class RunFolder:
 
     def write_predictions(self, predictions: Predictions) -> None:
         """Write the records of all examples and, where the primary metric is a mean of scores, `score` and `binary`."""
-        extra = {}
-        if predictions.score is not None:
-            extra = {"score": np.asarray(predictions.score), "binary": np.asarray(predictions.binary)}
-        names = np.asarray(list(predictions.names), dtype=np.str_)
-        table = RecordTable(names=names, columns=predictions.arrays, outputs=predictions.outputs)
-        write_records(self.predictions, table, extra)
+        table = RecordTable(
+            names=np.asarray(list(predictions.names), dtype=np.str_),
+            columns=predictions.arrays,
+            outputs=predictions.outputs,
+            score=predictions.score,
+            binary=predictions.binary,
+        )
+        write_records(self.predictions, table)
 
     def refuse_other_recipe(self, recipe: Recipe) -> None:
         """Check that the run in this folder has this `recipe`, except for fields that change no result.

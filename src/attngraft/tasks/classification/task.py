@@ -72,8 +72,8 @@ class Classification(ImageTask):
         return {"loss": torch.stack(losses).mean() if len(losses) > 1 else losses[0]}
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return `target`, `predicted`, its `confidence`, and `loss`, (B,) each, and `logits` (B, classes) or, where they
-        are not stored, the `top5` best classes (B, up to 5)."""
+        """Return `target`, `predicted`, its `confidence`, and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
+        `logits` (B, classes) if they are stored."""
         logits = mean_logits(outputs, classes=self._classes)
         target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
         probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)
@@ -84,7 +84,8 @@ class Classification(ImageTask):
             "predicted": top[:, 0],
             "confidence": probabilities.gather(1, top[:, :1])[:, 0],
             "loss": self.example_losses(logits, target),
-            **({"logits": logits} if keep_logits else {"top5": top}),
+            **({"top5": top} if self._classes > TOP or not keep_logits else {}),
+            **({"logits": logits} if keep_logits else {}),
         }
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
@@ -112,6 +113,6 @@ class Classification(ImageTask):
         transform = eval_transform(host, crop_pct=facts["input"]["eval_crop_pct"])
         return ImageSplit(images, transform, settings=SplitSettings(classes=classes, host=host, seed=self.seed))
 
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return recall, precision and F1 by class, the confusion matrix, and calibration."""
         return sections(predictions, classes=facts["classes"], counts=facts["counts"]["train"])

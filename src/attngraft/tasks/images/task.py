@@ -128,16 +128,6 @@ class ImageTask(Task):
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the evaluation loss of each example, (B,)."""
 
-    def check_split(self, split: Split) -> LabelledSplit:
-        """Return `split` if it is one of this task's splits.
-
-        Raises:
-            ConfigError: the split belongs to another task.
-        """
-        if not isinstance(split, LabelledSplit):
-            raise ConfigError(f"task {self.name}: cannot evaluate a {type(split).__name__}; it belongs to another task")
-        return split
-
 
 def _subset(split: Split, indices: np.ndarray) -> Split:
     if not isinstance(split, LabelledSplit):

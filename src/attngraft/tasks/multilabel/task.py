@@ -89,7 +89,7 @@ class MultiLabel(ImageTask):
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table, threshold=self.config.metrics.threshold)
 
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return average precision, recall, precision and F1 by class, and calibration."""
         return sections(
             predictions,
