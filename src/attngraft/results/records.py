@@ -14,7 +14,7 @@ column of equal shapes is one array; a ragged one is three:
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,11 +171,14 @@ def open_records(path: Path) -> Iterator[RecordTable]:
     Raises:
         TrainingError: the file is missing or damaged, here or on access.
     """
-    with _damage_explained(path), np.load(path, allow_pickle=False) as file:
-        outputs = frozenset(map(str, file[OUTPUTS])) if OUTPUTS in file.files else frozenset()
-        score, binary = (file[name] if name in file.files else None for name in EXTRA)
+    with ExitStack() as stack:
+        with _damage_explained(path):
+            file = stack.enter_context(np.load(path, allow_pickle=False))
+            outputs = frozenset(map(str, file[OUTPUTS])) if OUTPUTS in file.files else frozenset()
+            score, binary = (file[name] if name in file.files else None for name in EXTRA)
+            names = file[NAME]
         columns = _FileColumns(path, file)
-        yield RecordTable(names=file[NAME], columns=columns, outputs=outputs, score=score, binary=bool(binary))
+        yield RecordTable(names=names, columns=columns, outputs=outputs, score=score, binary=bool(binary))
 
 
 class _FileColumns(Mapping[str, Column]):
@@ -208,7 +211,7 @@ class _FileColumns(Mapping[str, Column]):
 def _damage_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise TrainingError(
             f"{path}: the run's predictions cannot be read ({error}); delete this run's folder and train it again"
         ) from None
