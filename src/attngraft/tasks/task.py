@@ -126,7 +126,7 @@ class Loss:
     trained: bool = True  #: False: only reported
 
 
-class Teaching(ABC):
+class StepTeacher(ABC):
     """A teacher, as `Task.step` sees it."""
 
     @abstractmethod
@@ -151,7 +151,7 @@ class StepContext:
     epoch: int  #: from 0
     step: int  #: micro-batch of the epoch, from 0
     model: nn.Module  #: the trained model without wrappers
-    teacher: Teaching | None = None
+    teacher: StepTeacher | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.task import Batch, Distillation, Task, TaskData, Teaching
+from attngraft.tasks.task import Batch, Distillation, Task, TaskData, StepTeacher
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
@@ -32,7 +32,7 @@ FIELD = "distill.teacher"  #: the recipe's field, for error messages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher(Teaching):
+class Teacher(StepTeacher):
     """A teacher on the run's device.
 
     The model is in timm's teacher wrapper. The task makes its inputs, because timm's re-normalization handles neither other

@@ -196,7 +196,7 @@ def test_single_labels_are_refused() -> None:
         ({"loss": {"clip": 1}}, r"task\.loss\.clip: must lie in"),
         ({"loss": {"gamma_neg": -1}}, r"task\.loss\.gamma_neg: must not be negative"),
         ({"loss": {"smoothing": 1.0}}, r"task\.loss\.smoothing: must lie in"),
-        ({"metrics": {"primary": "map"}}, r"task\.metrics\.primary: 'map' is not a choice.*image_ap, loss"),
+        ({"metrics": {"primary": "maps"}}, r"task\.metrics\.primary: 'maps' is not a choice.*image_ap, map, macro_f1"),
         ({"metrics": {"threshold": 0}}, r"task\.metrics\.threshold: must lie between 0 and 1"),
         ({"sampling": "balanced"}, r"task\.sampling: unknown field"),
     ],
