@@ -155,14 +155,6 @@ class StepContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Prefixes of parameter names, for freezing and learning rates; grafts are told apart by their names."""
-
-    head: tuple[str, ...]  #: layers that depend on the data, such as a classifier
-    new: tuple[str, ...] = ()  #: modules that the task puts around the host: neck, decoder
-
-
-@dataclass(frozen=True, kw_only=True)
 class Serving:
     """Description of a trained model's inputs and outputs, for use without its task and data; JSON-ready."""
 
@@ -296,18 +288,14 @@ class Task(ABC):
     def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
         """Return the model that is trained: the grafted host, by default alone.
 
-        A task that puts a neck, a decoder or a head around the host returns a `HostedModel`. New parameters are drawn from a
-        random stream of their own, so that all variants of a seed share them.
+        A task that puts a neck, a decoder or a head around the host returns a `hosts.HostedModel`. New parameters are drawn
+        from a separate random stream, so that all variants of a seed share them.
 
         Args:
             host: the grafted host.
             facts: the facts that `load` returned; resuming, prediction and export have no data.
         """
         return host
-
-    def parts(self, model: nn.Module) -> Parts | None:
-        """Return the head of the built model and what is new around the host; None: the host's own head."""
-        return None
 
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
         """Apply batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
@@ -433,17 +421,6 @@ def __getattr__(name: str) -> Any:
         warnings.warn(f"{__name__}.{name} is deprecated; override Task.measure", DeprecationWarning, stacklevel=2)
         return getattr(evaluator, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class HostedModel(nn.Module):
-    """A grafted host with a neck, decoder or head around it.
-
-    Specifications and graft files use the host's own paths.
-    """
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
 
 def to_records(columns: Mapping[str, Tensor]) -> Records:

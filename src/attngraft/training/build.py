@@ -56,7 +56,13 @@ class Start:
     path: Path | None = None  #: path of the file of weights
 
 
-def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
+def build_model(
+    recipe: Recipe,
+    model_args: Mapping[str, Any],
+    *,
+    weights: bool = True,
+    facts: Mapping[str, Any] | None = None,
+) -> nn.Module:
     """Return the grafted host with untrained parameters frozen.
 
     Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
@@ -67,11 +73,15 @@ def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool 
         HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
         ConfigError: no parameter would be trained.
     """
-    return build_started_model(recipe, model_args, weights=weights)[0]
+    return build_started_model(recipe, model_args, weights=weights, facts=facts)[0]
 
 
 def build_started_model(
-    recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True
+    recipe: Recipe,
+    model_args: Mapping[str, Any],
+    *,
+    weights: bool = True,
+    facts: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Start]:
     """Return the model of `build_model` with a description of its initial weights.
 
@@ -88,6 +98,9 @@ def build_started_model(
         mix_tokens_in_training(model)
     if file is not None:
         file.fill_grafts(model)
+    if facts is not None and load_task(recipe.task["name"]).build is not Task.build:
+        with seeded("around", recipe.seed):
+            model = build_task(recipe).build(model, facts)
     freeze(model, recipe.train.parameters)
     return model, start
 

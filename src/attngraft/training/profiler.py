@@ -69,7 +69,7 @@ class Profiler:
             self._update, _ = build_update(
                 recipe,
                 benchmark.task,
-                benchmark.data.model_args,
+                benchmark.data,
                 accelerator,
                 steps_per_epoch=benchmark.steps_per_epoch,
                 teacher=benchmark.teacher,

@@ -67,6 +67,7 @@ class OptimizerConfig:
     weight_decay: float = 0.05  #: except for biases, norms and other parameters with one axis
     layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its site's layer
     graft_lr_scale: float = 1.0  #: factor on lr for parameters of grafts
+    new_lr_scale: float = 1.0  #: factor on lr for what the task puts around the host (neck, decoder, head)
     graft_weight_decay: float | None = None  #: for parameters of grafts; null: weight_decay
     betas: tuple[float, ...] | None = None  #: null: the optimizer's default
     eps: float | None = None  #: null: the optimizer's default
@@ -79,6 +80,7 @@ class OptimizerConfig:
         _require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
         _require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
         _require(self, "graft_lr_scale", self.graft_lr_scale > 0, "must be positive")
+        _require(self, "new_lr_scale", self.new_lr_scale > 0, "must be positive")
         decay = self.graft_weight_decay
         _require(self, "graft_weight_decay", decay is None or decay >= 0, "must not be negative")
 

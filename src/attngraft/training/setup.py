@@ -3,10 +3,9 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -112,7 +111,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         teacher.refuse_other(folder)
     begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
     update, start = build_update(
-        recipe, task, data.model_args, accelerator, steps_per_epoch=order.steps, teacher=teacher, weights=not begun
+        recipe, task, data, accelerator, steps_per_epoch=order.steps, teacher=teacher, weights=not begun
     )
     if accelerator.is_main_process:
         if not begun:
@@ -137,7 +136,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
 def build_update(
     recipe: Recipe,
     task: Task,
-    model_args: Mapping[str, Any],
+    data: TaskData,
     accelerator: Accelerator,
     *,
     steps_per_epoch: int,
@@ -151,7 +150,7 @@ def build_update(
     Raises:
         ConfigError: part of the recipe does not fit the host or the processes.
     """
-    core, start = build_started_model(recipe, model_args, weights=weights)
+    core, start = build_started_model(recipe, data.model_args, weights=weights, facts=data.facts)
     core = core.to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)
