@@ -52,6 +52,7 @@ def export_run(
     dtype: DType = "float32",
     overwrite: bool = False,
     unfinished: bool = False,
+    trust_code: bool = False,
 ) -> Exported:
     """Export the model of a run to the folder `out`, which `attngraft.load` and `attngraft predict` read.
 
@@ -68,6 +69,7 @@ def export_run(
             does not change the others.
         overwrite: replace an exported model in `out`.
         unfinished: accept a run that is not finished.
+        trust_code: import a `module:` host that the run names, which runs its code.
 
     Raises:
         UsageError: formats that are mutually exclusive or do not fit this model, or a folder with other files.
@@ -77,7 +79,7 @@ def export_run(
     out = Path(out)
     _check_formats(to, dtype)
     _check_folder(out, overwrite=overwrite)
-    source = open_run(run, checkpoint, unfinished=unfinished)
+    source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
     checks: list[Check] = []
     if fold:
@@ -98,7 +100,7 @@ def export_run(
         checks.append(check)
     with _built_beside(out) as folder:
         manifest = write_model(source.model, manifest, folder)
-        again = load(folder)
+        again = load(folder, trust_code=trust_code)
         checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
         programs: dict[str, str] = {}
         if {"pt2", "onnx"} & set(to):
@@ -118,7 +120,7 @@ def export_run(
         plain = None
         if "hf" in to:
             timm_config.write_config(source.model, manifest, folder)
-            plain = timm_config.host_difference(load(folder), manifest, folder)
+            plain = timm_config.host_difference(load(folder, trust_code=trust_code), manifest, folder)
         parameters = sum(parameter.numel() for parameter in source.model.parameters())
         text = card.card_text(manifest, source.record, parameters=parameters, plain_difference=plain)
         write_atomically(folder / card.FILE, text)

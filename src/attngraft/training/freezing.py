@@ -45,7 +45,7 @@ def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
 
 
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the head's parameter names: timm's classifier, else the host adapter's `head`.
+    """Return the prefixes of the head's parameter names: timm's `classifier`, else the host adapter's `head`.
 
     Raises:
         ConfigError: neither timm nor an adapter names the head.
@@ -56,7 +56,10 @@ def head_prefixes(model: nn.Module) -> tuple[str, ...]:
     try:
         host = find_host(model)
     except HostError as error:
-        raise ConfigError(f"train.parameters: the head of this model is unknown: {error}") from None
+        raise ConfigError(
+            "train.parameters: the head of this model is unknown; set model.pretrained_cfg['classifier'] to the name of its "
+            f"last layer, or train all parameters. {error}"
+        ) from None
     return tuple(host.adapter.parts(host.core)["head"])
 
 
