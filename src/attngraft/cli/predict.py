@@ -10,7 +10,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import progress_bars
-from attngraft.cli.values import find_images
+from attngraft.cli.values import TRUST_CODE, find_images
 from attngraft.errors import UsageError
 
 _SHOWN = 20  #: most unreadable images named on the terminal
@@ -43,6 +43,7 @@ def predict(
     checkpoint: Annotated[
         Weights, typer.Option("--checkpoint", help="Which weights to use, if MODEL is a run.")
     ] = "last",
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ... Default: the accelerator, if any.", metavar="NAME")
     ] = None,
@@ -64,7 +65,7 @@ def predict(
 
     chosen = form or _format_of(out)
     files = find_images(images, stdin=sys.stdin.buffer if "-" in images else None)
-    predictor = open_model(model, checkpoint=checkpoint, device=device)
+    predictor = open_model(model, checkpoint=checkpoint, device=device, trust_code=trust_code)
     unreadable = []
     with _output(out) as file, progress_bars(described=False) as bar:
         progress = bar.add_task("images", total=len(files))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attngraft.cli.values import HOST, PRETRAINED, TRUST_CODE, refuse_untyped_hosts
+
 if TYPE_CHECKING:
     from attngraft.training.run_folder import RunRecord
 
@@ -18,12 +20,12 @@ def train(
     recipe: Annotated[
         str, typer.Option("--recipe", help="A packaged recipe's name, or a YAML file.", metavar="NAME|FILE")
     ] = "default",
-    host: Annotated[str | None, typer.Option("--host", help="The model, a timm name.", metavar="NAME")] = None,
+    host: Annotated[str | None, typer.Option("--host", help=HOST, metavar="NAME")] = None,
     host_arg: Annotated[
         list[str] | None,
         typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from timm's weights of the host.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -61,6 +63,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Resume a run in DIR, or refuse a folder that holds one.")
     ] = True,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
 ) -> None:
     """Train one model, or resume a run that was stopped.
@@ -98,9 +101,11 @@ def train(
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]
     overrides += [f"host.args.{text}" for text in host_arg or []]
     resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
+    if not trust_code:
+        refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])
     try:
         with _display() as progress:
-            record = run(resolved, out, resume=resume, progress=progress)
+            record = run(resolved, out, resume=resume, progress=progress, trust_code=trust_code)
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None

@@ -2,11 +2,33 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from attngraft.errors import UsageError
+
+HOST = (
+    "A timm model; or attngraft:NAME, torchvision:NAME, hf:FOLDER, hf:USER/NAME (transformers), "
+    "module:package.path:factory (your own)."
+)  #: help of --host
+PRETRAINED = "Start from the published weights of the host, or those in its folder."  #: help of --pretrained
+TRUST_CODE = "Import a module: host that a file or folder names, which runs its code."  #: help of --trust-code
+
+
+def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -> None:
+    """Check that every `module:` host is among the options `typed` on the command line.
+
+    Raises:
+        UsageError: one was read from a file.
+    """
+    from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+
+    given = [text for text in typed if text]
+    for name in names:
+        if name.startswith(SCHEME):
+            with trusting(name if any(name in text for text in given) else None):
+                refuse_untrusted(name)
 
 
 def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:

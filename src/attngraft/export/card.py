@@ -10,6 +10,7 @@ import timm
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from attngraft.export.fold import summary
+from attngraft.models.schemes import split_scheme
 from attngraft.results import facts as described
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
@@ -94,14 +95,12 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     """
     from huggingface_hub import ModelCardData  # local import: it is slow
 
-    name = manifest.host.name
-    registered_here = timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("attngraft.")
-    maker = "attngraft" if registered_here else "timm"  # package that registers the name
+    maker = _maker(manifest.host.name)
     header = ModelCardData(
         license="unknown",
-        library_name="attngraft" if manifest.graft else maker,
+        library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
         pipeline_tag="image-classification",
-        tags=["attngraft", "timm", "image-classification"],
+        tags=["attngraft", *(["timm"] if maker in ("timm", "attngraft") else []), "image-classification"],
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)
@@ -130,6 +129,14 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         teacher=_teacher(record),
         files={"manifest": MANIFEST, "weights": WEIGHTS, "grafts": GRAFTS},
     )
+
+
+def _maker(name: str) -> str:
+    """Return the package that creates the host."""
+    scheme, rest = split_scheme(name)
+    if scheme == "timm" and timm.is_model(rest) and timm.model_entrypoint(rest).__module__.startswith("attngraft."):
+        return "attngraft"
+    return {"hf": "transformers", "module": rest.partition(":")[0]}.get(scheme, scheme)
 
 
 def study_of(run: Path) -> StudyOfRun | None:

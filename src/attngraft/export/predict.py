@@ -98,7 +98,11 @@ class Predictor:
 
 
 def open_model(
-    model: str | os.PathLike[str], *, checkpoint: Weights = "last", device: str | torch.device | None = None
+    model: str | os.PathLike[str],
+    *,
+    checkpoint: Weights = "last",
+    device: str | torch.device | None = None,
+    trust_code: bool = False,
 ) -> Predictor:
     """Open an exported folder, a run's folder, a .pt2 program or an .onnx file as a predictor.
 
@@ -106,6 +110,7 @@ def open_model(
         model: the path. Programs contain their manifest, so they can be used without their folder.
         checkpoint: for a run: the weights of the last or best epoch, or their moving averages.
         device: device of a folder's model; None: the accelerator, if there is one. Programs run on the CPU.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         UsageError: the path does not exist, or is not a model.
@@ -114,7 +119,7 @@ def open_model(
     """
     path = Path(model)
     if path.is_dir():
-        return _open_folder(path, checkpoint, device)
+        return _open_folder(path, checkpoint, device, trust_code=trust_code)
     if not path.is_file():
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
@@ -131,15 +136,15 @@ def open_model(
     return Predictor(forward, manifest.serving, dtype=getattr(torch, manifest.dtype))
 
 
-def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None) -> Predictor:
+def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None, *, trust_code: bool) -> Predictor:
     if device is None:
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
     if (path / "recipe.yaml").is_file():
-        source = open_run(path, checkpoint, unfinished=True)
+        source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code)
         network, manifest = source.model, source.manifest
     else:
         manifest = read_manifest(path)
-        network = load(path)
+        network = load(path, trust_code=trust_code)
     try:
         network = network.to(device)
     except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it

@@ -52,6 +52,7 @@ def export_run(
     dtype: DType = "float32",
     overwrite: bool = False,
     unfinished: bool = False,
+    trust_code: bool = False,
 ) -> Exported:
     """Export the model of a run to the folder `out`, for `attngraft.load` and `attngraft predict`.
 
@@ -69,6 +70,7 @@ def export_run(
             quantized weights and does not change the other files.
         overwrite: replace an exported model in `out`.
         unfinished: accept a run that is not finished.
+        trust_code: import a `module:` host that the run names, which runs its code.
 
     Raises:
         UsageError: formats are mutually exclusive or not possible for this model, or `out` contains other files.
@@ -78,7 +80,7 @@ def export_run(
     out = Path(out)
     _check_formats(to, dtype)
     _check_folder(out, overwrite=overwrite)
-    source = open_run(run, checkpoint, unfinished=unfinished)
+    source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
     checks: list[Check] = []
     if fold:
@@ -99,7 +101,7 @@ def export_run(
         checks.append(check)
     with _built_beside(out) as folder:
         manifest = write_model(source.model, manifest, folder)
-        again = load(folder)
+        again = load(folder, trust_code=trust_code)
         checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
         programs: dict[str, str] = {}
         if {"pt2", "onnx"} & set(to):
@@ -119,7 +121,7 @@ def export_run(
         plain = None
         if "hf" in to:
             timm_config.write_config(source.model, manifest, folder)
-            plain = timm_config.host_difference(load(folder), manifest, folder)
+            plain = timm_config.host_difference(load(folder, trust_code=trust_code), manifest, folder)
         parameters = sum(parameter.numel() for parameter in source.model.parameters())
         text = card.card_text(manifest, source.record, parameters=parameters, plain_difference=plain)
         write_atomically(folder / card.FILE, text)

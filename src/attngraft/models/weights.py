@@ -191,6 +191,10 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         HostError: the file is damaged, contains more than plain tensors, or has no weights of a host.
     """
     file = Path(path).expanduser()
+    if host.startswith("hf:") and transformers_folder(file) is not None:
+        raise UsageError(
+            f"--weights {path}: to start from the weights of this folder, pass --host hf:{path} --pretrained"
+        )
     if host == TRANSFORMERS:
         folder = transformers_folder(file)
         if folder is not None:
@@ -200,6 +204,15 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         file = _in_folder(file)
     _refuse_folded(file)
     return weights_of(read_checkpoint(file))
+
+
+def transformers_weights(folder: Path, auto_class: str) -> WeightsFile:
+    """Read a folder of transformers as weights of the `hf:` host that `auto_class` gives.
+
+    Raises:
+        UsageError, HostError: as `folder_tensors`.
+    """
+    return _split(*folder_tensors(folder, auto_class))
 
 
 def weights_of(checkpoint: CheckpointFile) -> WeightsFile:

@@ -25,10 +25,10 @@ GRAFTS = "grafts/grafts.safetensors"  #: in a subfolder, because timm 1.0.26 loa
 
 @dataclass(frozen=True, kw_only=True)
 class HostEntry:
-    """The host: a timm model, without pretrained weights."""
+    """The host, without pretrained weights."""
 
-    name: str
-    args: Mapping[str, Any]  #: arguments of timm's factory, including the number of classes
+    name: str  #: as in a recipe, with its scheme
+    args: Mapping[str, Any]  #: arguments of its factory, including the number of classes
     fused: bool = False  #: whether its batch norms are folded into adjacent linear layers, which plain timm cannot load
 
 

@@ -67,7 +67,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
             )
     try:
         host = _on_meta(recipe)
-        size = tuple(model_data_config(recipe)["input_size"])
+        own = model_data_config(recipe)
     except AttngraftError as error:
         raise UsageError(f"the variant {variant.name}: {error}") from error
     if fetch:
@@ -78,7 +78,16 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
                 f"the variant {variant.name}: {error}. Give the initial weights of another host next to its name: "
                 "{name: ..., weights: FILE}, or pretrained: false for random values"
             ) from error
-    expected = tuple(model_data_config(study.baseline_recipe)["input_size"])
+    shared = model_data_config(study.baseline_recipe)
+    kind, wanted = (config.get("kind", "images") for config in (own, shared))
+    if kind != wanted:
+        raise UsageError(
+            f"the variant {variant.name} takes {kind}, but the study's host "
+            f"{study.baseline_recipe.host.name} takes {wanted}; all variants use the same data"
+        )
+    if kind != "images":
+        return host
+    size, expected = tuple(own["input_size"]), tuple(shared["input_size"])
     if size != expected:
         raise UsageError(_other_input(variant, study.baseline_recipe.host.name, size, expected))
     return host
@@ -149,6 +158,6 @@ def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:
     if host is None:
         return True
     kept, given = dict(recipe.host.args), dict(host.args)
-    if host.weights is not None:  # a transformers folder also sets arguments
+    if host.weights is not None or recipe.host.name.startswith("hf:"):  # a transformers folder also sets arguments
         kept = {name: value for name, value in kept.items() if name in given}
-    return (recipe.host.name, kept) == (host.name, given)
+    return recipe.host.name in (host.name, f"hf:{host.name}") and kept == given

@@ -104,6 +104,15 @@ class StudyConfig:
 
         return recipe_of
 
+    def host_names(self) -> set[str]:
+        """Return the names of all hosts and teachers, with their schemes.
+
+        Raises:
+            ConfigError: as `recipes`.
+        """
+        recipe_of = self.recipes()
+        return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
+
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
         """Return the resolved recipe of one run. For several runs use `plan.resolve`, which reads the recipe once.
 
@@ -186,7 +195,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     return StudyConfig(
         out=Path(file.out),
         variants=read_variants(file.grafts),
-        host=StudyHost(name=file.host) if isinstance(file.host, str) else file.host,
+        host=StudyHost(name=file.host.removeprefix("timm:")) if isinstance(file.host, str) else file.host,
         data=file.data,
         recipe=file.recipe,
         overrides=tuple(file.set),

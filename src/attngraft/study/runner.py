@@ -13,10 +13,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import remove_leftovers, write_atomically, writing
+from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
@@ -75,6 +77,7 @@ def compare(
     progress: StudyProgress | None = None,
     costs: bool = True,
     tools: Tools | None = None,
+    trust_code: bool = False,
 ) -> StudyResult:
     """Train every variant with every seed, except for finished runs, and compare the variants.
 
@@ -88,6 +91,7 @@ def compare(
         progress: callbacks; None logs plain lines.
         costs: measure time, memory and multiply-adds of the variants on this machine.
         tools: another trainer or report.
+        trust_code: import a `module:` host that the folder of a teacher names; those of `config` are trusted.
 
     Returns:
         The result, which is also written into the study's folder, with its report.
@@ -100,9 +104,12 @@ def compare(
         KeyboardInterrupt: the study was interrupted.
     """
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
+    if trust_code:
+        tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
+    hosts = config.host_names()
     with writing(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
-    with locked(config.out):
+    with trusting(*hosts, every=trust_code), locked(config.out):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
@@ -140,15 +147,20 @@ def prepare(
     executor: Executor | None = None,
     progress: StudyProgress | None = None,
     tools: Tools | None = None,
+    trust_code: bool = False,
 ) -> Study:
     """Check the study, open its data, estimate its time, and fit its epochs to the time budget.
 
-    Trains and writes nothing.
+    Trains and writes nothing. The arguments are those of `compare`.
 
     Raises:
         As `compare`, before anything is trained.
     """
-    progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
+    with trusting(*config.host_names(), every=trust_code):
+        return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())
+
+
+def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> Study:
     study = resolve(_with_fitted_epochs(config))
     progress.on_stage("checking the variants")
     check_variants(study)

@@ -11,7 +11,7 @@ On the command line `--against` takes a name, `NAME: {argument: value}`, or such
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
@@ -153,7 +153,7 @@ def _read_host(given: Any, where: str) -> StudyHost:
     host = StudyHost(name=given) if isinstance(given, str) else read(StudyHost, given, where=where)
     if host.name is None or not host.name.strip():
         raise ConfigError(f"{where}: name the host, as in {ENTRY}")
-    return host
+    return replace(host, name=host.name.strip().removeprefix("timm:"))
 
 
 def entry_against(text: str) -> dict[str, Any]:

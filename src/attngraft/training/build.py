@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from timm.data import resolve_model_data_config
 from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, HostError
 from attngraft.grafting.apply import graft as apply_graft
-from attngraft.models.create import create_host
+from attngraft.models.create import start_host
+from attngraft.models.host_input import host_input
+from attngraft.models.schemes import Started
 from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
@@ -32,19 +32,11 @@ def build_task(recipe: Recipe) -> Task:
 
 
 def model_data_config(recipe: Recipe) -> dict[str, Any]:
-    """Return the host's input configuration (timm: input_size, mean, std, interpolation, crop_pct).
+    """Return the host's input configuration (`host_input`; images: input_size, mean, std, interpolation, crop_pct).
 
-    The task needs it to load the data, and only the data determine the head of the real model, so a host without weights is
-    first built on the meta device. The host arguments `img_size` and `in_chans`, which timm's configuration ignores,
-    determine the input size.
+    The task needs it to load the data, and only the data determine the head of the real model.
     """
-    with torch.device("meta"):
-        probe = _create_host(recipe, {}, pretrained=False)
-    config: dict[str, Any] = resolve_model_data_config(probe)
-    channels, height, width = config["input_size"]
-    size = recipe.host.args.get("img_size", (height, width))
-    height, width = (size, size) if isinstance(size, int) else size
-    return config | {"input_size": (recipe.host.args.get("in_chans", channels), height, width)}
+    return host_input(recipe.host.name, _arguments(recipe, {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +115,17 @@ def _started_host(
     file = read_weights(given, host=recipe.host.name) if given is not None else None
     pretrained = weights and recipe.host.pretrained
     with seeded("host", recipe.seed):
-        model = _create_host(recipe, model_args, pretrained=pretrained)
+        started = _start_host(recipe, model_args, pretrained=pretrained)
+    model = started.model
     if file is not None:
         try:
             fitted = file.fill_host(model)
         except HostError as error:
             raise HostError(f"{error}{_host_of_run(file.path)}") from None
         return model, file, Start(origin=str(fitted), whole=not fitted.new, path=file.path)
+    if started.file is not None and started.fitted is not None:
+        fitted = started.fitted
+        return model, started.file, Start(origin=str(fitted), whole=not fitted.new, path=fitted.path)
     if not pretrained:
         return model, None, Start()
     loaded, built = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
@@ -158,7 +154,8 @@ def _host_of_run(weights: Path) -> str:
     return f". The weights are from a run with --host {host.name}{''.join(arguments)}"
 
 
-def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+def _arguments(recipe: Recipe, model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the host's factory: the recipe's and those that the data require."""
     host = recipe.host
     for name in model_args.keys() & host.args.keys():
         if model_args[name] != host.args[name]:
@@ -169,7 +166,12 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
     arguments = {**model_args, **host.args}
     if recipe.train.drop_path is not None:
         arguments["drop_path_rate"] = recipe.train.drop_path
+    return arguments
+
+
+def _start_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> Started:
+    host = recipe.host
     try:
-        return create_host(host.name, pretrained=pretrained, **arguments)
+        return start_host(host.name, _arguments(recipe, model_args), pretrained=pretrained)
     except HostError as error:
         raise (no_patch_logits(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attngraft.attention import sites_with_detached
 from attngraft.errors import DataError, TrainingError
 from attngraft.hosts import forget
+from attngraft.models.trust import trusting
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
 from attngraft.tasks.evaluator import Evaluator
@@ -153,7 +154,12 @@ def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mappin
 
 
 def evaluate_run(
-    folder: Path | str, *, data: str | None = None, split: str | None = None, weights: Weights = "last"
+    folder: Path | str,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    weights: Weights = "last",
+    trust_code: bool = False,
 ) -> Evaluation:
     """Evaluate a trained run.
 
@@ -162,15 +168,17 @@ def evaluate_run(
         data: other data of the same kind (`task.data.source`); None: the run's own.
         split: another part of the data (`task.data.val_split`); None: the run's own validation part.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         TrainingError: the folder is not a run, or the run has no such weights.
         DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
     record = read_run(folder)
-    recipe, task, examples = open_split(record, data=data, split=split)
-    accelerator = create_accelerator(recipe)
-    model = trained_model(record, weights)
+    with trusting(every=trust_code):
+        recipe, task, examples = open_split(record, data=data, split=split)
+        accelerator = create_accelerator(recipe)
+        model = trained_model(record, weights)
     model = accelerator.prepare_model(model, evaluation_mode=True)
     evaluation = SplitEvaluator(task, examples, recipe, accelerator, facts=record.facts)(model)
     if evaluation is None:

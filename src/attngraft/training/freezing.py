@@ -45,7 +45,7 @@ def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
 
 
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the head's parameter names: timm's classifier, else the host adapter's `head`.
+    """Return the prefixes of the head's parameter names: timm's `classifier`, else the host adapter's `head`.
 
     Whatever a task puts around the host belongs to the head, too.
 
@@ -63,7 +63,10 @@ def head_prefixes(model: nn.Module) -> tuple[str, ...]:
     except HostError as error:
         if new:
             return new
-        raise ConfigError(f"train.parameters: the head of this model is unknown: {error}") from None
+        raise ConfigError(
+            "train.parameters: the head of this model is unknown; set model.pretrained_cfg['classifier'] to the name of its "
+            f"last layer, or train all parameters. {error}"
+        ) from None
     return (*new, *(f"{prefix}{name}" for name in found.adapter.parts(found.core)["head"]))
 
 

@@ -18,6 +18,7 @@ from accelerate.utils import broadcast_object_list, reduce
 
 from attngraft.errors import TrainingError
 from attngraft.files import remove_leftovers
+from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, to_records
 from attngraft.training.checkpoint import model_state, restore, save, save_weights
 from attngraft.training.evaluate import SplitEvaluator
@@ -46,6 +47,7 @@ def train(
     resume: bool = True,
     progress: Progress | None = None,
     stop_after_epoch: int | None = None,
+    trust_code: bool = False,
 ) -> RunRecord:
     """Train the run in `folder`: start it, resume it, or return at once if it is finished.
 
@@ -56,6 +58,7 @@ def train(
         progress: callbacks; None logs plain lines.
         stop_after_epoch: leave the run unfinished after this epoch (from 1), its schedule unchanged; the same call with
             a later epoch, or without one, resumes it.
+        trust_code: also import a `module:` host that the teacher's folder names; the recipe's own hosts are trusted.
 
     Raises:
         ConfigError: the recipe cannot be used; nothing was written except an empty folder.
@@ -70,7 +73,8 @@ def train(
     progress = (progress or LogLines()) if main else Silent()
     if main:
         run.create()
-    with locked(run.path) if main else nullcontext(), cpu_threads(recipe.train.threads):
+    trusted = trusting(*recipe.host_names, every=trust_code)
+    with trusted, locked(run.path) if main else nullcontext(), cpu_threads(recipe.train.threads):
         if main:
             remove_leftovers(run.path)
             recipe = _check_folder(run, recipe, resume=resume)

@@ -4,6 +4,7 @@ A recipe file may extend another one (`base: deit`), and `--set optimizer.lr=1e-
 recipes are in `training/recipes/`; their comments give the expected results.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,11 +36,13 @@ TRAINED: dict[str, set[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """The model to train: timm name, arguments of its factory, and initial weights."""
+    """The model to train: its name, arguments of its factory, and initial weights."""
 
-    name: str = "vit_tiny_patch16_224"  #: timm model name; `name.tag` selects pretrained weights
+    #: timm model name (`name.tag` selects pretrained weights), attngraft:NAME, torchvision:NAME, hf:FOLDER_OR_NAME, or
+    #: module:package.path:factory
+    name: str = "vit_tiny_patch16_224"
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
-    pretrained: bool = False  #: start from timm's weights of that name (name.tag: of that tag)
+    pretrained: bool = False  #: start from the published weights of that name, or those in the folder
     #: start from this file: .safetensors, .pth, .pt, .bin, or a run's checkpoint; for transformers_classifier also a
     #: folder written by save_pretrained of transformers, which then sets args
     weights: str | None = None
@@ -48,6 +51,12 @@ class HostConfig:
         both = self.pretrained and self.weights is not None
         _require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
         _require(self, "weights", self.weights != "", "must be the path of a file, or null")
+        if ":" in self.name or os.path.isdir(self.name):
+            from attngraft.models.schemes import resolve_host  # imported here because it imports torch
+
+            name, args = resolve_host(self.name, self.args)
+            object.__setattr__(self, "name", name)
+            object.__setattr__(self, "args", args)
         if self.name == "transformers_classifier" and self.weights is not None:
             # imported here because it imports torch, which reading a recipe should not do
             from attngraft.models.transformers_folder import folder_arguments, transformers_folder
@@ -239,6 +248,12 @@ class Recipe:
         for name, trained in (("parameters", self.train.parameters), ("first.parameters", first and first.parameters)):
             if trained == "grafts" and self.graft is None:
                 raise FieldError(f"train.{name}", _NO_GRAFT)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Names of the host and of the teacher, if it has one."""
+        teacher = None if self.distill is None else self.distill.teacher.name
+        return (self.host.name, *([teacher] if teacher else []))
 
     @property
     def lr(self) -> float:
