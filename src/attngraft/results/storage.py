@@ -122,7 +122,10 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
     yield from (("variant", variant.name), ("spec", variant.spec), ("baseline", variant.is_baseline))
     if wording.has_other_hosts(result):
         yield "host", "" if variant.host is None else wording.host_label(variant.host)
-    yield from (("metric", result.metric), ("epochs", result.epochs), ("seeds_finished", len(variant.runs)))
+    if wording.has_other_recipes(result):
+        yield "recipe", wording.recipe_text(variant)
+    epochs = wording.epochs_of(variant, result)
+    yield from (("metric", result.metric), ("epochs", epochs), ("seeds_finished", len(variant.runs)))
     if result.halving is not None:
         yield "stopped_after_epoch", result.halving.stopped.get(variant.name)
     for name in wording.metric_names(result):

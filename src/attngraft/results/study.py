@@ -117,6 +117,7 @@ class VariantResult:
     epochs_to_baseline: EpochsToBaseline | None
     sections: list[Section] = field(default_factory=list)  #: the task's results beside its metrics
     host: dict[str, Any] | None = None  #: name, args, ... of a host other than the study's
+    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted fields that differ from the study's recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +200,9 @@ class StudyResult:
     higher_is_better: bool
     host: dict[str, Any]  #: name, args, pretrained; of the baseline, and of all variants without a host of their own
     data: dict[str, Any]  #: the task's facts
-    recipe: dict[str, Any]  #: resolved
+    recipe: dict[
+        str, Any
+    ]  #: resolved; of the baseline, and of all variants except for the fields of `VariantResult.recipe`
     environment: dict[str, Any]
     seeds: list[int]
     epochs: int
