@@ -17,7 +17,7 @@ from attngraft.results.wording import host_label
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study, existing_run, run_folder
 from attngraft.study.variants import StudyHost, Variant
-from attngraft.training.build import build_model, build_task, check_start, model_data_config
+from attngraft.training.build import build_model, build_task, check_start, check_task_host, model_data_config
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
 from attngraft.training.teacher import check_teacher
@@ -34,6 +34,7 @@ def check_variants(study: Study) -> None:
         HostError: the initial weights, or a teacher's, cannot be found or do not fit.
     """
     host = _on_meta(study.baseline_recipe)
+    check_task_host(study.baseline_recipe, host)
     new = {run.variant.name for run in study.runs if run.state == "new"}
     for variant in study.variants:
         if variant.is_baseline:
@@ -96,6 +97,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     recipe = study.recipe_of(variant)
     try:
         host = _on_meta(recipe)
+        check_task_host(recipe, host)
         size = tuple(model_data_config(recipe)["input_size"])
     except AttngraftError as error:
         raise UsageError(f"the variant {variant.name}: {error}") from error

@@ -17,11 +17,12 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.results.sections import Metric, Section
@@ -230,10 +231,23 @@ class Task(ABC):
     primary: str  #: metric used to compare runs at the last epoch ("top1"): the mean of `Predictions.score`
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels of metrics in reports; other metrics appear under their name
+    default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
+    hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _add_old_names(cls)
+
+    @classmethod
+    def refusal(cls, host: nn.Module, name: str) -> str:
+        """Return why the task cannot use a host, or an empty text; by default, whether `hosts` lists its name.
+
+        Args:
+            host: the host, without weights and with the head of its factory.
+            name: its name in the recipe.
+        """
+        known = not cls.hosts or any(fnmatchcase(name.rpartition(":")[2], pattern) for pattern in cls.hosts)
+        return "" if known else "it is none of the task's hosts"
 
     @classmethod
     @abstractmethod
