@@ -70,7 +70,7 @@ class StudyOfRun:
     @property
     def recipe(self) -> str:
         """What the variant changes in the study's recipe, without local paths."""
-        return str(_without_paths(wording.recipe_text(self.variant)))
+        return str(_without_paths(wording.recipe_text(self.variant.recipe)))
 
     @property
     def epochs(self) -> int:

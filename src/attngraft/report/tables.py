@@ -75,9 +75,9 @@ def _name(variant: VariantResult, result: StudyResult) -> Text:
         name.append("\nno finished run", style="red")
     elif len(variant.runs) < len(result.seeds):
         name.append(f"\n{len(variant.runs)} of {wording.plural(len(result.seeds), 'seed')}", style="red")
-    recipe = shown(wording.recipe_text(variant))
-    if recipe not in variant.name:
-        name.append(f"\nwith {recipe}", style="dim")
+    if wording.recipe_text(variant.recipe) not in variant.name:
+        for field, value in variant.recipe.items():
+            name.append(f"\n{shown(wording.recipe_text({field: value}))}", style="dim")
     return name
 
 
@@ -132,7 +132,7 @@ def markdown_table(result: StudyResult) -> str:
     rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]
     for variant in result.variants:
         spread, difference = variant.last.get(result.metric), variant.difference
-        epochs, recipe = wording.epochs_of(variant, result), wording.recipe_text(variant)
+        epochs, recipe = wording.epochs_of(variant, result), wording.recipe_text(variant.recipe)
         cells = [_markdown_text(variant.name if recipe in variant.name else f"{variant.name} ({recipe})")]
         cells.append(wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT)
         if difference is None:

@@ -123,7 +123,7 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
     if wording.has_other_hosts(result):
         yield "host", "" if variant.host is None else wording.host_label(variant.host)
     if wording.has_other_recipes(result):
-        yield "recipe", wording.recipe_text(variant)
+        yield "recipe", wording.recipe_text(variant.recipe)
     epochs = wording.epochs_of(variant, result)
     yield from (("metric", result.metric), ("epochs", epochs), ("seeds_finished", len(variant.runs)))
     if result.halving is not None:

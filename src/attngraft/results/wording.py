@@ -188,9 +188,9 @@ def compared_things(result: StudyResult) -> str:
     return listed([kind for kind, there in kinds.items() if there]) or "attention grafts"
 
 
-def recipe_text(variant: VariantResult) -> str:
-    """Return the fields of the recipe that the variant changes: "schedule.epochs=60, train.drop_path=0.2"."""
-    return ", ".join(f"{name}={_plain(value)}" for name, value in variant.recipe.items())
+def recipe_text(changed: Mapping[str, Any]) -> str:
+    """Return fields of a recipe on one line, from `VariantResult.recipe`: "schedule.epochs=60, train.drop_path=0.2"."""
+    return ", ".join(f"{name}={_plain(value)}" for name, value in changed.items())
 
 
 def recipe_rows(result: StudyResult, variant: VariantResult) -> list[tuple[str, str, str]]:
@@ -205,7 +205,8 @@ def recipe_rows(result: StudyResult, variant: VariantResult) -> list[tuple[str, 
 
 
 def _plain(value: Any) -> str:
-    return dump_line([value])[1:-1]
+    """Return a value as YAML on one line; whole numbers without their decimal point."""
+    return dump_line([int(value) if isinstance(value, float) and value.is_integer() else value])[1:-1]
 
 
 def epochs_of(variant: VariantResult, result: StudyResult) -> int:
@@ -237,7 +238,7 @@ def variant_details(variant: VariantResult) -> str:
     if variant.host is not None:
         host = host_label(variant.host)
         model = host if variant.spec == "none" else f"{host} + {variant.spec}"
-    if recipe := recipe_text(variant):
+    if recipe := recipe_text(variant.recipe):
         return "" if variant.name == f"{model} with {recipe}" else f"{model} with {recipe}"
     return "" if model == variant.name else model
 

@@ -83,8 +83,8 @@ def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Mo
     try:
         if recipe.task != common.task:
             task = build_task(recipe)
-            if task.primary == "loss" and variant.sets("task.loss"):
-                raise UsageError("task.loss: variants are compared by the loss, so it must be the same for all")
+            if task.primary == "loss" and variant.sets("task.loss.name"):
+                raise UsageError("task.loss.name: variants are compared by the loss, so it must be the same for all")
         if teacher and recipe.distill != common.distill:
             check_teacher(recipe)
         return _on_meta(recipe)

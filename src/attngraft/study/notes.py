@@ -7,12 +7,11 @@ from statistics import fmean
 from typing import Any
 
 from attngraft.results.study import RunSummary
-from attngraft.results.wording import listed
+from attngraft.results.wording import listed, recipe_text
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records
 from attngraft.study.predictions import read_scores
 from attngraft.training.run_folder import RunRecord
-from attngraft.yaml_config import dump_line
 
 _TRAINED = {
     "grafts+head": "Only the grafts and the head are trained: the baseline trains its head alone.",
@@ -75,8 +74,8 @@ def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
     names = [variant.name for variant in config.variants if variant.host is not None]
     if not names:
         return []
-    own = any(variant.overrides for variant in config.variants if variant.host is not None)
-    except_for = " (except for the fields stated beside each)" if own else ""
+    changed = any(variant.overrides for variant in config.variants if variant.host is not None)
+    except_for = " (except for the fields stated beside each)" if changed else ""
     models = "is another model than the baseline" if len(names) == 1 else "are other models than the baseline"
     notes = [
         f"{listed(names)} {models}: same data, order, augmentation and recipe{except_for}, but different initial values. "
@@ -118,12 +117,12 @@ def other_recipe_notes(config: StudyConfig, changed: Mapping[str, Mapping[str, A
         own = changed[variant.name]
         if not own:
             continue
-        text = f"{variant.name} was trained under another recipe than the baseline: {dump_line(own)}."
+        text = f"{variant.name} was trained under another recipe than the baseline: {recipe_text(own)}."
         same = next((name for name, fields in plain.items() if fields == own), None)
         if same is None:
             text += (
                 " Its difference is due to model and recipe together; to tell them apart, add the plain host under that "
-                f"recipe, {{set: {dump_line(own)}}}."
+                f"recipe, {{set: [{recipe_text(own)}]}}."
             )
         elif same != variant.name:
             text += f" {same} is the plain host under that recipe."
