@@ -140,7 +140,7 @@ def test_a_host_that_the_task_cannot_use_is_refused_with_those_that_it_can(
         "task token_labeling: cannot use the host vit_tiny_patch16_224: it has no logits for its patches (aux_head); "
         "use one of volo_*, elsa_volo_*"
     )
-    assert _compare(tables, "one.csv", "--task", "token_labeling", "--epochs", "20") == 2
+    assert _compare(tables, "one.csv", "--task", "token_labeling", "--epochs", "40") == 2
     assert expected in " ".join(capsys.readouterr().err.split())
     assert not (tables / "study" / "study.yaml").exists()
     train = [

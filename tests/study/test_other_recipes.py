@@ -165,10 +165,7 @@ def test_results_and_reports_state_every_difference(tmp_path: Path) -> None:
     assert "the fields of single variants above" in page
 
     content = json.loads((tmp_path / "results.json").read_text())
-    for variant in content["variants"]:
-        del variant["recipe"]
-    (tmp_path / "results.json").write_text(json.dumps(content))
-    assert all(variant.recipe == {} for variant in load_result(tmp_path).variants), "results of before"
+    assert ["recipe" in variant for variant in content["variants"]] == [False, False, True, True]
 
 
 def test_without_the_plain_host_under_that_recipe_a_note_proposes_it(tmp_path: Path) -> None:

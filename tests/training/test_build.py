@@ -15,7 +15,7 @@ from timm.layers import DropPath
 from attngraft.errors import UsageError
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
-from attngraft.tasks.task import TASKS, TaskData
+from attngraft.tasks.task import TaskData
 from attngraft.training.build import build_model, build_task, check_task_host, model_data_config, recipe_for_task
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from tests.tasks.images.datasets import make_folder
@@ -144,7 +144,7 @@ def test_stochastic_depth_is_in_the_model(
 
 
 def test_a_task_and_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in TASKS:
+    for name in ("classification", "multilabel", "token_labeling"):
         own = recipe_for_task(name, None)
         assert load_recipe(own).task["name"] == name
     assert recipe_for_task("classification", "deit") == "deit"

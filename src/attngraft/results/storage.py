@@ -35,8 +35,11 @@ def save_result(result: StudyResult, folder: Path) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json; without suites the key is left out."""
+    """Return the contents of results.json; without suites, or a variant's own recipe, the key is left out."""
     plain = dataclasses.asdict(result)
+    for variant in plain["variants"]:
+        if not variant["recipe"]:
+            del variant["recipe"]
     if not result.suites:
         del plain["suites"]
     return plain
