@@ -119,6 +119,7 @@ class VariantResult:
     #: of the other metrics that can be resampled
     other_differences: dict[str, Difference] = field(default_factory=dict)
     host: dict[str, Any] | None = None  #: name, args, ... of the host, if it is not the study's
+    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted fields that differ from the study's recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +202,7 @@ class StudyResult:
     higher_is_better: bool
     host: dict[str, Any]  #: name, args, pretrained; used by the baseline and by all variants without their own host
     data: dict[str, Any]  #: the task's facts
-    recipe: dict[str, Any]  #: resolved recipe
+    recipe: dict[str, Any]  #: resolved recipe, before the changes of single variants
     environment: dict[str, Any]
     seeds: list[int]
     epochs: int
