@@ -11,7 +11,7 @@ import numpy as np
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
-from attngraft.results.statistics import epochs_to_baseline
+from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
 from attngraft.results.wording import plural
 from attngraft.study.config import StudyConfig
@@ -185,19 +185,27 @@ def _differences(
                 )
                 continue
             values = [run.statistics[metric] for run in runs]
-            if metric != task.primary and not all(np.isfinite(value.point) for value in values):
-                continue
-            differences[metric] = compare_statistics(
+            difference = compare_statistics(
                 dict(zip(own, values[: len(own)], strict=True)),
                 dict(zip(own, values[len(own) :], strict=True)),
                 higher_is_better=task.is_higher_better(metric),
             )
+            if difference is None:
+                notes.append(f"{metric} of {variant.name} or of the baseline is undefined for a seed: not compared.")
+                continue
+            differences[metric] = difference
         found.append(differences)
     for metric in dict.fromkeys(name for each in found for name in each):
         fixed = corrected([each.get(metric) for each in found], untested=stopped)
         for each, difference in zip(found, fixed, strict=True):
             if difference is not None:
                 each[metric] = difference
+        resamples = min((each.resamples for each in fixed if each is not None), default=RESAMPLES)
+        if resamples < RESAMPLES:
+            notes.append(
+                f"The bootstrap intervals of {metric} are from {resamples:,} resamples, not {RESAMPLES:,}, which would take "
+                "over a minute per variant."
+            )
     return found, notes
 
 
