@@ -360,12 +360,12 @@ def _cost_seconds(config: StudyConfig) -> float:
 
 def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
     """Load the costs, or measure them. A failure to measure becomes a note."""
-    measured = resolve(_with_chosen_batches(_without_stopped(study), study))
-    costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
-    if costs is not None:
-        return costs
-    progress.on_stage("measuring the costs of each variant")
     try:
+        measured = resolve(_with_chosen_batches(_without_stopped(study), study))
+        costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
+        if costs is not None:
+            return costs
+        progress.on_stage("measuring the costs of each variant")
         benchmark = (
             study.benchmark if measured.overrides == study.overrides else None
         )  # only if its batch sizes are unchanged
@@ -382,7 +382,9 @@ def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
     train = study.baseline_recipe.train
     if not train.auto_batch:
         return config
-    chosen = max(run.recipe.train.accumulate for runs in finished_runs(config).values() for run in runs.values())
+    own = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
+    finished = [run for name, runs in finished_runs(config).items() if name not in own for run in runs.values()]
+    chosen = max((run.recipe.train.accumulate for run in finished), default=train.accumulate)
     if chosen == train.accumulate:
         return config
     return dataclasses.replace(config, overrides=(*config.overrides, f"train.accumulate={chosen}"))

@@ -17,6 +17,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -226,6 +227,8 @@ class Task(ABC):
     primary: str  #: metric used to compare runs at the last epoch ("top1")
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
+    default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
+    hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -236,6 +239,17 @@ class Task(ABC):
         if metric == self.primary:
             return self.higher_is_better
         return self.metrics[metric].higher_is_better if metric in self.metrics else True
+
+    @classmethod
+    def refusal(cls, host: nn.Module, name: str) -> str:
+        """Return why the task cannot use a host, or an empty text; by default, whether `hosts` lists its name.
+
+        Args:
+            host: the host, without weights and with the head of its factory.
+            name: its name in the recipe.
+        """
+        known = not cls.hosts or any(fnmatchcase(name.rpartition(":")[2], pattern) for pattern in cls.hosts)
+        return "" if known else "it is none of the task's hosts"
 
     @classmethod
     @abstractmethod

@@ -35,6 +35,7 @@ class BenchmarkBatch:
 
     def __init__(self, recipe: Recipe, *, split: Path | None = None) -> None:
         train = recipe.train
+        self.recipe, self._split = recipe, split
         with _separate_stream(recipe):
             self.task = build_task(recipe)
             if split is not None:
@@ -56,6 +57,13 @@ class BenchmarkBatch:
             self.eval_batch = validation.collate([validation[key] for key in evaluation[0]])
         self.steps_per_epoch, self.eval_batches = order.steps, len(evaluation)
         self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
+
+    def for_recipe(self, recipe: Recipe) -> "BenchmarkBatch":
+        """Return this benchmark, or a new one for a recipe with another task section, teacher, or batch size."""
+        sizes = [(r.train.batch_size, r.train.accumulate, r.train.eval_batch_size) for r in (recipe, self.recipe)]
+        if (recipe.task, recipe.distill, sizes[0]) == (self.recipe.task, self.recipe.distill, sizes[1]):
+            return self
+        return BenchmarkBatch(recipe, split=self._split)
 
 
 class Profiler:

@@ -14,7 +14,15 @@ from typing import Any, Literal
 from attngraft.errors import ConfigError
 from attngraft.strict import FieldError
 from attngraft.suggest import did_you_mean
-from attngraft.yaml_config import apply_overrides, dump_yaml, from_mapping, merge, read_yaml, to_plain
+from attngraft.yaml_config import (
+    apply_overrides,
+    differing_values,
+    dump_yaml,
+    from_mapping,
+    merge,
+    read_yaml,
+    to_plain,
+)
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -289,6 +297,17 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the whole recipe as plain values; `recipe_from_dict` reads it back."""
     plain: dict[str, Any] = to_plain(recipe)
     return plain
+
+
+def changed_settings(recipe: Recipe, baseline: Recipe) -> dict[str, Any]:
+    """Return the values of the dotted fields in which the training of `recipe` differs from that of `baseline`.
+
+    Host, graft and seed are left out, and so are fields that do not change the result or were chosen for the memory.
+    """
+    chosen = recipe.train.auto_batch and baseline.train.auto_batch
+    ignored = {"host", "graft", "seed", *HARMLESS, *(CHOSEN_BY_MEMORY if chosen else ())}
+    found = differing_values(recipe_to_dict(recipe), recipe_to_dict(baseline))
+    return {name: value for name, (value, _) in found.items() if not {name, name.partition(".")[0]} & ignored}
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:

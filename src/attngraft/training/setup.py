@@ -17,7 +17,7 @@ from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.task import Task, TaskData
-from attngraft.training.build import Start, build_started_model, build_task, model_data_config
+from attngraft.training.build import Start, build_started_model, build_task, check_task_host, model_data_config
 from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder
@@ -95,6 +95,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
+    check_task_host(recipe)
     task.load_split(folder.split)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
