@@ -63,6 +63,30 @@ def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> 
     return [path for argument in arguments for path in _expand(argument, stdin)]
 
 
+def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None = None) -> list[str]:
+    """Return the texts of tables, the lines of other files, and, for `-`, those of `stdin`.
+
+    Raises:
+        UsageError: a missing file, or no texts.
+        DataError: a file that cannot be read.
+    """
+    from attngraft.tasks.text.source import read_texts
+
+    found: list[str] = []
+    for argument in arguments:
+        if argument == "-":
+            lines = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
+            texts = [line for line in lines if line.strip()]
+        elif not os.path.isfile(argument):
+            raise UsageError(f"{argument}: no such file; give a table or a text file, or --text TEXT")
+        else:
+            texts = read_texts(Path(argument), column)
+        if not texts:
+            raise UsageError(f"{argument}: contains no texts")
+        found += texts
+    return found
+
+
 def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
     from attngraft.tasks.images.sources.folder import list_folder
     from attngraft.tasks.images.sources.listing import is_image, natural

@@ -21,6 +21,7 @@ from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
+_PIPELINES = {"images": "image-classification", "text": "text-classification"}  #: tasks of the Hub
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
 _COUNTED = 20  #: largest number of classes for which the card lists the number of images of each
 
@@ -104,12 +105,12 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     """
     from huggingface_hub import ModelCardData  # local import: it is slow
 
-    maker = _maker(manifest.host.name)
+    maker, pipeline = _maker(manifest.host.name), _PIPELINES[manifest.serving.kind]
     header = ModelCardData(
         license="unknown",
         library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
-        pipeline_tag="image-classification",
-        tags=["attngraft", *(["timm"] if maker in ("timm", "attngraft") else []), "image-classification"],
+        pipeline_tag=pipeline,
+        tags=["attngraft", *(["timm"] if maker in ("timm", "attngraft") else []), pipeline],
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)

@@ -1,4 +1,4 @@
-"""Predictions on image files by a run, an exported folder or a program, with the preprocessing of evaluation.
+"""Predictions on image files or texts by a run, an exported folder or a program, with the preprocessing of evaluation.
 
 Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """
@@ -17,11 +17,11 @@ from typing import IO, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
-from attngraft.export.check import Forward
+from attngraft.export.check import Forward, logits_of
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
@@ -29,6 +29,7 @@ from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
+from attngraft.tasks.text.tokenizer import read_tokenizer
 from attngraft.training.evaluate import Weights
 
 _READERS = 4  #: number of threads that decode images, during which Pillow releases the GIL
@@ -39,9 +40,9 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Probabilities for one image, or the reason why it cannot be read."""
+    """Probabilities for one image or text, or the reason why it cannot be read."""
 
-    image: str  #: name of the file as given by the user
+    image: str  #: name of the file as given by the user, or the text
     probabilities: np.ndarray | None = None  #: (classes,)
     error: str | None = None
 
@@ -90,11 +91,39 @@ class Predictor:
 
     @torch.inference_mode()
     def _probabilities(self, images: list[Tensor]) -> np.ndarray:
-        outputs = self._forward(self._preprocessor.batch(images).to(self._dtype))
-        logits = mean_logits(outputs, classes=len(self.serving.classes)).cpu()
-        sigmoid = self.serving.activation == "sigmoid"
-        probabilities: np.ndarray = (logits.sigmoid() if sigmoid else logits.softmax(-1)).numpy()
-        return probabilities
+        return _probabilities(self._forward(self._preprocessor.batch(images).to(self._dtype)), self.serving)
+
+
+class TextPredictor(Predictor):
+    """A model with its tokenizer, which maps texts to probabilities.
+
+    Args:
+        model: network that takes `input_ids` and `attention_mask` (B, L).
+        serving: description of the model's inputs and outputs.
+        folder: the folder of the run or the exported model, with the tokenizer.
+        device: the device of the model.
+    """
+
+    def __init__(self, model: nn.Module, serving: Serving, *, folder: Path, device: str | torch.device) -> None:
+        self.serving = serving
+        self._model, self._device = model, device
+        self._tokenizer = read_tokenizer(folder / serving.input["tokenizer"])
+
+    @torch.inference_mode()
+    def __call__(self, texts: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
+        """Yield a prediction per text, in order."""
+        remaining = (str(text) for text in texts)
+        while part := list(itertools.islice(remaining, batch)):
+            inputs = self._tokenizer.batch(self._tokenizer.encode(part)[0])
+            outputs = self._model(**{name: value.to(self._device) for name, value in inputs.items()})
+            for text, probabilities in zip(part, _probabilities(logits_of(outputs), self.serving), strict=True):
+                yield Prediction(image=text, probabilities=probabilities)
+
+
+def _probabilities(outputs: object, serving: Serving) -> np.ndarray:
+    logits = mean_logits(outputs, classes=len(serving.classes)).cpu()
+    probabilities: np.ndarray = (logits.sigmoid() if serving.activation == "sigmoid" else logits.softmax(-1)).numpy()
+    return probabilities
 
 
 def open_model(
@@ -149,6 +178,8 @@ def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | N
         network = network.to(device)
     except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
         raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    if manifest.serving.kind == "text":
+        return TextPredictor(network, manifest.serving, folder=path, device=device)
     return Predictor(lambda images: network(images.to(device)), manifest.serving, dtype=getattr(torch, manifest.dtype))
 
 
@@ -168,6 +199,7 @@ class PredictionWriter(ABC):
     def __init__(self, file: IO[bytes], serving: Serving, *, top: int | None = None) -> None:
         self.file, self.serving = file, serving
         self.multilabel = serving.threshold is not None
+        self.noun = "text" if serving.kind == "text" else "image"
         self.all = top is None and self.multilabel
         self.top = min(top or 1, len(serving.classes))
 
@@ -197,7 +229,7 @@ class PredictionWriter(ABC):
 
 
 class CsvWriter(PredictionWriter):
-    """Write CSV with the columns `image`, those of the prediction, and `error`, which is empty for readable images.
+    """Write CSV with the columns `image` (or `text`), those of the prediction, and `error`, which is empty for readable images.
 
     For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
     several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
@@ -210,7 +242,7 @@ class CsvWriter(PredictionWriter):
             columns = ["labels", *([f"p:{name}" for name in self.serving.classes] if self.all else columns)]
         self.width = len(columns)
         self.separator = "|" if any(";" in name for name in self.serving.classes) else ";"
-        self._row(["image", *columns, "error"])
+        self._row([self.noun, *columns, "error"])
 
     def add(self, prediction: Prediction) -> None:
         probabilities = prediction.probabilities
@@ -232,7 +264,7 @@ class CsvWriter(PredictionWriter):
 class JsonLinesWriter(PredictionWriter):
     """Write a JSON object per image on a line.
 
-    It has `image`, and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities` (several
+    It has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities` (several
     labels), or `error`.
     """
 
@@ -242,26 +274,26 @@ class JsonLinesWriter(PredictionWriter):
     def entry(self, prediction: Prediction) -> dict[str, Any]:
         probabilities = prediction.probabilities
         if probabilities is None:
-            return {"image": prediction.image, "error": prediction.error}
+            return {self.noun: prediction.image, "error": prediction.error}
         best = self.best(probabilities)
         if self.multilabel:
             classes = self.serving.classes
             values = dict(zip(classes, map(_rounded, probabilities), strict=True)) if self.all else dict(best)
-            return {"image": prediction.image, "labels": self.labels(probabilities), "probabilities": values}
-        entry: dict[str, Any] = {"image": prediction.image, "label": best[0][0], "probability": best[0][1]}
+            return {self.noun: prediction.image, "labels": self.labels(probabilities), "probabilities": values}
+        entry: dict[str, Any] = {self.noun: prediction.image, "label": best[0][0], "probability": best[0][1]}
         if len(best) > 1:
             entry["top"] = [{"label": label, "probability": value} for label, value in best]
         return entry
 
 
 class JsonWriter(JsonLinesWriter):
-    """Write one JSON object: `classes`, `threshold` (several labels), and `images`, the objects of `JsonLinesWriter`."""
+    """Write one JSON object: `classes`, `threshold` (several labels), and `images` (or `texts`), the objects of `JsonLinesWriter`."""
 
     def begin(self) -> None:
         head: dict[str, Any] = {"classes": list(self.serving.classes)}
         if self.multilabel:
             head["threshold"] = self.serving.threshold
-        self.write(_json(head)[:-1] + ', "images": [')
+        self.write(f'{_json(head)[:-1]}, "{self.noun}s": [')
         self.first = True
 
     def add(self, prediction: Prediction) -> None:

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from attngraft.attention import sites_with_detached
 from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
-from attngraft.export.check import check_outputs
+from attngraft.export.check import check_outputs, logits_of
 from attngraft.export.fold import fold as fold_model
 from attngraft.files import write_atomically
 from attngraft.hosts import forget
 from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.targets.run import open_run
+from attngraft.tasks.task import FITTED_FOLDER
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]
@@ -82,6 +83,8 @@ def export_run(
     _check_folder(out, overwrite=overwrite)
     source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
+    if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
+        raise UsageError(f"--to {others[0]}: only models of images; remove it, for a folder that attngraft loads")
     checks: list[Check] = []
     if fold:
         manifest, check = _folded(source.model, manifest)
@@ -101,6 +104,7 @@ def export_run(
         checks.append(check)
     with _built_beside(out) as folder:
         manifest = write_model(source.model, manifest, folder)
+        source.task.save_files(folder / FITTED_FOLDER)
         again = load(folder, trust_code=trust_code)
         checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
         programs: dict[str, str] = {}
@@ -142,7 +146,7 @@ def _rounded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
     model.to(torch.bfloat16)
 
     def rounded(images: Tensor) -> Tensor:
-        outputs = model(images.bfloat16())
+        outputs = logits_of(model(images.bfloat16() if images.is_floating_point() else images))
         if not isinstance(outputs, Tensor):
             raise ExportError(f"the model returns {type(outputs).__name__}, not a tensor")
         return outputs

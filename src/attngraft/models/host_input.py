@@ -18,7 +18,7 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     For images this is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
     `img_size` and `in_chans`, which timm's configuration ignores, determine the input size. Other inputs have a `kind`:
 
-        {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N}
+        {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N, "pad": id or None}
 
     Raises:
         UsageError, HostError: as `create_host`; or the input of the host is unknown.

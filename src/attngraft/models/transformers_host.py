@@ -213,6 +213,7 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
         "tokenizer": str(folder) if has_tokenizer else None,
         "max_length": min(lengths, default=None),
         "vocab_size": int(model.config.vocab_size),
+        "pad": getattr(model.config, "pad_token_id", None),
     }
 
 

@@ -3,6 +3,7 @@
 attngraft.json               the manifest
 model.safetensors            the host's weights under the host's own names, as timm loads them
 grafts/grafts.safetensors    the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
+fitted/                      what the task fitted to its data, such as a tokenizer; missing for most tasks
 README.md                    the model card
 model.onnx, model.pt2, config.json    other formats, optional
 """

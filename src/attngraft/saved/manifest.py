@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraft._version import __version__
-from attngraft.errors import ConfigError, ExportError
+from attngraft.errors import ConfigError, ExportError, UsageError
 from attngraft.files import write_atomically
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
@@ -87,7 +87,7 @@ class Manifest:
         if not self.serving.classes:
             raise FieldError("serving.classes", "must name at least one class")
         size = self.serving.input.get("size")
-        if not isinstance(size, list | tuple) or len(size) != 3:
+        if self.serving.kind == "images" and (not isinstance(size, list | tuple) or len(size) != 3):
             raise FieldError("serving.input.size", f"must be channels, height and width, got {size!r}")
 
     @property
@@ -97,7 +97,13 @@ class Manifest:
 
     @property
     def input_size(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
+        """Channels, height, width.
+
+        Raises:
+            UsageError: the model takes no images.
+        """
+        if self.serving.kind != "images":
+            raise UsageError(f"this model takes {self.serving.kind}, not images")
         channels, height, width = self.serving.input["size"]
         return int(channels), int(height), int(width)
 

@@ -55,7 +55,7 @@ COST_SECONDS = 120.0  #: maximum for measuring costs
 
 def open_data(study: Study) -> BenchmarkBatch:
     """Open the data with the split of earlier runs, if any."""
-    return BenchmarkBatch(study.baseline_recipe, split=study.split_file())
+    return BenchmarkBatch(study.baseline_recipe, folder=study.data_folder())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +117,7 @@ def compare(
             write_study(study)
             if study.benchmark is not None:
                 study.save_split(study.benchmark.task)
+                study.save_files(study.benchmark.task)
             notes = train_runs(study, executor=executor, train=tools.train, progress=progress)
             if not any(finished_runs(study).values()):
                 first = f"; the first: {notes[0]}" if notes else ""

@@ -15,9 +15,9 @@ from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
 from attngraft.saved.manifest import HostEntry, Manifest, Origin
 from attngraft.tasks.task import Task
-from attngraft.training.build import build_task, model_data_config
+from attngraft.training.build import build_task, host_defaults, model_data_config
 from attngraft.training.evaluate import Weights, trained_model
-from attngraft.training.run_folder import RunRecord, read_run
+from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
 _SHOWN = 3  #: maximum number of a study's runs listed in a message
@@ -63,11 +63,12 @@ def open_run(
         )
     recipe = record.recipe
     task = build_task(recipe)
+    task.load_files(RunFolder(record.folder).fitted)
     with trusting(every=trust_code):
         serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
         model = trained_model(record, weights).eval()
     manifest = Manifest(
-        host=_host(model, recipe.host.name, {**recipe.host.args, **record.model_args}),
+        host=_host(model, recipe.host.name, {**host_defaults(recipe), **recipe.host.args, **record.model_args}),
         graft=None if recipe.graft is None else str(parse(recipe.graft)),
         task=task.name,
         serving=serving,

@@ -37,9 +37,11 @@ Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, 
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
+    "text_classification": "attngraft.tasks.text:TextClassification",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
 SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
+FITTED_FOLDER = "fitted"  #: folder of `Task.save_files` in the folder of a run, a study or an exported model
 ENTRY_POINTS = "attngraft.tasks"  #: entry point group with which installed packages add tasks
 
 #: old -> new names of `Task`'s methods
@@ -159,8 +161,10 @@ class StepContext:
 class Serving:
     """Description of a trained model's inputs and outputs, for use without its task and data; JSON-ready."""
 
-    kind: Literal["images"]  #: kind of inputs, for `attngraft predict`
-    input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
+    kind: Literal["images", "text"]  #: kind of inputs, for `attngraft predict`
+    #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode; text: tokenizer (a file of the model's folder),
+    #: max_length, vocab_size, column
+    input: Mapping[str, Any]
     activation: Literal["softmax", "sigmoid"]  #: function that maps the outputs (B, classes) to probabilities
     classes: tuple[str, ...]
     threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
@@ -228,6 +232,7 @@ class Task(ABC):
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
     default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
+    auto_class: ClassVar[str | None] = None  #: transformers' class that creates an `hf:` host; None: by its configuration
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -294,6 +299,20 @@ class Task(ABC):
             StorageError: the file cannot be written.
         """
         return False
+
+    def load_files(self, folder: Path) -> None:
+        """Use the files that `save_files` wrote to `folder`, if they exist, instead of fitting anew; called before `load`."""
+        return None
+
+    def save_files(self, folder: Path) -> None:
+        """Write what the task fitted to the training data (a tokenizer) to `folder`, for everything that uses the model.
+
+        Called after `load`, or, to copy the files, after `load_files`.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        return None
 
     def host_args(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return arguments of the host's factory that follow from the facts, beside `TaskData.model_args`."""

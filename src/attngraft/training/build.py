@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
@@ -65,7 +66,7 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
         return
     if host is None:
         with torch.device("meta"):
-            host = _create_host(recipe, {}, pretrained=False)
+            host = _start_host(recipe, {}, pretrained=False).model
     if reason := task.refusal(host, recipe.host.name):
         raise UsageError(
             f"task {task.name}: cannot use the host {recipe.host.name}: {reason}; use one of {', '.join(task.hosts)}"
@@ -195,6 +196,12 @@ def _host_of_run(weights: Path) -> str:
     return f". The weights are from a run with --host {host.name}{''.join(arguments)}"
 
 
+def host_defaults(recipe: Recipe) -> dict[str, Any]:
+    """Return the host's arguments that follow from the task: the class of transformers, for an `hf:` host."""
+    name = load_task(recipe.task["name"]).auto_class
+    return {"auto_class": name} if name is not None and recipe.host.name.startswith("hf:") else {}
+
+
 def _arguments(recipe: Recipe, model_args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the host's factory: the recipe's and those that the data require."""
     host = recipe.host
@@ -204,7 +211,7 @@ def _arguments(recipe: Recipe, model_args: Mapping[str, Any]) -> dict[str, Any]:
                 f"host.args.{name} is {host.args[name]!r}, but the data require {model_args[name]!r}; "
                 f"leave {name} out, because the data determine it"
             )
-    arguments = {**model_args, **host.args}
+    arguments = {**host_defaults(recipe), **model_args, **host.args}
     if recipe.train.drop_path is not None:
         arguments["drop_path_rate"] = recipe.train.drop_path
     return arguments

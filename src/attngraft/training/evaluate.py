@@ -195,6 +195,7 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
     task.use_fitted_transform(record.facts)
+    task.load_files(RunFolder(record.folder).fitted)
     if data is None and split is None:
         task.load_split(RunFolder(record.folder).split)
     found = task.load(model_data_config=model_data_config(recipe))

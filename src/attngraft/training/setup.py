@@ -97,6 +97,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     task = build_task(recipe)
     check_task_host(recipe)
     task.load_split(folder.split)
+    task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
     order = TrainOrder(
@@ -121,6 +122,8 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         drawn = not folder.split.exists()
         if task.save_split(folder.split) and drawn:  # after the recipe, because the split belongs to it
             log.info("the validation examples were drawn at random; the split is saved in %s", folder.split)
+        if not folder.fitted.exists():
+            task.save_files(folder.fitted)
         record_teacher(folder, teacher)
     return RunContext(
         recipe=recipe,
