@@ -78,7 +78,7 @@ def test_best_epoch_is_secondary_and_the_first_of_equals(tmp_path: Path) -> None
 
 def test_what_is_said_of_the_data_is_a_note(tmp_path: Path) -> None:
     conducted(tmp_path, FakeTrainer())
-    changed = "The runs were trained on different images: the data changed during the study."
+    changed = "The runs were trained on different examples: the data changed during the study."
     paths = sorted((tmp_path / "runs").glob("*/seed*/data.json"))
     for path in paths:
         held = json.loads(path.read_text())

@@ -86,9 +86,9 @@ def check(
     settings = {name: value for name, value in given.items() if value is not None}
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
     if task == "text_classification":
-        if save_split is not None or contact_sheet is not None:
-            raise UsageError("--save-split and --contact-sheet are for images; remove them")
-        _check_texts(settings, as_json=as_json)
+        if contact_sheet is not None:
+            raise UsageError("--contact-sheet: these data are no images; remove it")
+        _check_texts(settings, save_split, as_json=as_json)
         return
     config: DataConfig = read(DataConfig, settings, where="task.data")
     with progress_bars() as bar:
@@ -110,13 +110,13 @@ def check(
         raise typer.Exit(1)
 
 
-def _check_texts(settings: dict[str, Any], *, as_json: bool) -> None:
+def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     from attngraft.strict import read
     from attngraft.tasks.text.config import TextDataConfig
-    from attngraft.tasks.text.source import open_texts
+    from attngraft.tasks.text.source import open_texts, save_split
 
     config: TextDataConfig = read(TextDataConfig, settings, where="task.data")
     try:
@@ -127,14 +127,24 @@ def _check_texts(settings: dict[str, Any], *, as_json: bool) -> None:
         else:
             output_console().print(f"[bold]Training would be refused:[/bold] {escape(str(error))}", soft_wrap=True)
         raise typer.Exit(1) from None
+    if split is not None:
+        save_split(split, source.train, source.val)
+        typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
     counts, sizes = source.counts(), {"train": len(source.train), "val": len(source.val)}
     if as_json:
-        found = {"where": source.where, "column": source.column, "split": source.origin, "classes": list(source.classes)}
+        found = {
+            "where": source.where,
+            "column": source.column,
+            "split": source.origin,
+            "classes": list(source.classes),
+        }
         notes = {"notes": list(source.notes), "refusals": []}
         print_json({"task": "text_classification", **found, "sizes": sizes, "counts": counts, **notes})
         return
     console = output_console()
-    console.print(f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes")
+    console.print(
+        f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes"
+    )
     console.print(f"Split: {escape(source.origin)}")
     table = Table("class", *(f"{part} texts" for part in counts))
     for name in source.classes[:_CLASSES]:

@@ -26,8 +26,8 @@ def predict(
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, .parquet), "
-            "or files with a text on each line; - reads texts.",
+            help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, "
+            ".parquet), or files with a text on each line; - reads texts.",
             metavar="INPUTS...",
         ),
     ] = None,

@@ -1,7 +1,6 @@
 """Comparison of the outputs of an exported file with the model's."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from attngraft.errors import ExportError
 from attngraft.saved.manifest import Check, Manifest
 from attngraft.tasks.seeding import seeded
+from attngraft.tasks.text.lengths import logits_of
 
 _LENGTH = 16  #: most tokens of an example of text
 
@@ -22,11 +22,6 @@ def example_images(manifest: Manifest, *, batch: int) -> Tensor:
             length = min(manifest.serving.input["max_length"] or _LENGTH, _LENGTH)
             return torch.randint(manifest.serving.input["vocab_size"], (batch, length))
         return torch.randn(batch, *manifest.input_size).to(getattr(torch, manifest.dtype))
-
-
-def logits_of(outputs: Any) -> Any:
-    """Return the logits of an output of transformers; others unchanged."""
-    return getattr(outputs, "logits", outputs)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
-from attngraft.export.check import Forward, logits_of
+from attngraft.export.check import Forward
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
@@ -29,6 +29,7 @@ from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
+from attngraft.tasks.text.lengths import call_model
 from attngraft.tasks.text.tokenizer import read_tokenizer
 from attngraft.training.evaluate import Weights
 
@@ -115,8 +116,8 @@ class TextPredictor(Predictor):
         remaining = (str(text) for text in texts)
         while part := list(itertools.islice(remaining, batch)):
             inputs = self._tokenizer.batch(self._tokenizer.encode(part)[0])
-            outputs = self._model(**{name: value.to(self._device) for name, value in inputs.items()})
-            for text, probabilities in zip(part, _probabilities(logits_of(outputs), self.serving), strict=True):
+            outputs = call_model(self._model, **{name: value.to(self._device) for name, value in inputs.items()})
+            for text, probabilities in zip(part, _probabilities(outputs, self.serving), strict=True):
                 yield Prediction(image=text, probabilities=probabilities)
 
 
@@ -229,7 +230,7 @@ class PredictionWriter(ABC):
 
 
 class CsvWriter(PredictionWriter):
-    """Write CSV with the columns `image` (or `text`), those of the prediction, and `error`, which is empty for readable images.
+    """Write CSV with the columns `image` (or `text`), those of the prediction, and `error` (empty if readable).
 
     For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
     several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
@@ -264,8 +265,8 @@ class CsvWriter(PredictionWriter):
 class JsonLinesWriter(PredictionWriter):
     """Write a JSON object per image on a line.
 
-    It has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities` (several
-    labels), or `error`.
+    It has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities`
+    (several labels), or `error`.
     """
 
     def add(self, prediction: Prediction) -> None:
@@ -287,7 +288,7 @@ class JsonLinesWriter(PredictionWriter):
 
 
 class JsonWriter(JsonLinesWriter):
-    """Write one JSON object: `classes`, `threshold` (several labels), and `images` (or `texts`), the objects of `JsonLinesWriter`."""
+    """Write one JSON object: `classes`, `threshold` (several labels), and `images` (or `texts`), one object each."""
 
     def begin(self) -> None:
         head: dict[str, Any] = {"classes": list(self.serving.classes)}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attngraft.attention import sites_with_detached
 from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
-from attngraft.export.check import check_outputs, logits_of
+from attngraft.export.check import check_outputs
 from attngraft.export.fold import fold as fold_model
 from attngraft.files import write_atomically
 from attngraft.hosts import forget
@@ -23,6 +23,7 @@ from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.task import FITTED_FOLDER
+from attngraft.tasks.text.lengths import logits_of
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]

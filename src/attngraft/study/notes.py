@@ -101,7 +101,7 @@ def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
         if base and own and (fields := [key.replace("_", " ") for key in own if own[key] != base.get(key)]):
             different.append(f"{name} ({', '.join(fields)})")
     if different:
-        notes.append(f"Images are converted to inputs differently from the baseline's for {'; '.join(different)}.")
+        notes.append(f"Inputs are prepared differently from the baseline's for {'; '.join(different)}.")
     return notes
 
 
@@ -160,7 +160,7 @@ def run_notes(
         if len({json.dumps(run.environment.get(name), sort_keys=True) for run in every}) > 1:
             notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")
     if len({(run.facts.get("check") or {}).get("train_digest") for run in every}) > 1:
-        notes.append("The runs were trained on different images: the data changed during the study.")
+        notes.append("The runs were trained on different examples: the data changed during the study.")
     own_cuts = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
     shared = _all_runs({name: by_seed for name, by_seed in records.items() if name not in own_cuts})
     cuts = sorted({run.recipe.train.accumulate for run in shared})

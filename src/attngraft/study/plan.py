@@ -67,7 +67,7 @@ class Study(StudyConfig):
         return [self.recipe_of(variant).schedule for variant in self.variants]
 
     def data_folder(self) -> Path | None:
-        """Return the folder with the study's random split and what was fitted, if any; None until a run has saved anything."""
+        """Return the folder of the study's random split and fitted files; None until a run has saved anything."""
         # until then the data's settings may change
         return self.out if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 

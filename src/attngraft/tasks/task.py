@@ -232,7 +232,9 @@ class Task(ABC):
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
     default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
-    auto_class: ClassVar[str | None] = None  #: transformers' class that creates an `hf:` host; None: by its configuration
+    auto_class: ClassVar[str | None] = (
+        None  #: transformers' class that creates an `hf:` host; None: by its configuration
+    )
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -301,7 +303,7 @@ class Task(ABC):
         return False
 
     def load_files(self, folder: Path) -> None:
-        """Use the files that `save_files` wrote to `folder`, if they exist, instead of fitting anew; called before `load`."""
+        """Use the files that `save_files` wrote to `folder`, if they exist, instead of fitting anew; before `load`."""
         return None
 
     def save_files(self, folder: Path) -> None:

@@ -115,16 +115,14 @@ def sections(
                 [each["confidence"] for each in arrays],
                 [each["predicted"] == each["target"] for each in arrays],
                 title="Calibration",
-                definition=f"Probability of the predicted class against the share of such {noun}s that are of that class. On "
-                "the diagonal a model is correct as often as its confidence states; below it is overconfident.",
+                definition=f"Probability of the predicted class against the share of such {noun}s that are of that class. "
+                "On the diagonal a model is correct as often as its confidence states; below it is overconfident.",
             )
         )
     return result
 
 
-def _by_class(
-    predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int], noun: str
-) -> Section:
+def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int], noun: str) -> Section:
     recalls, precisions, f1s = [], [], []
     support = np.bincount(predictions[0]["target"], minlength=len(classes))
     for each in predictions:
@@ -151,8 +149,8 @@ def _by_class(
         title="Class by class",
         note=f"Means over seeds, on the validation {noun}s. Recall: share of the class's {noun}s that are predicted as it. "
         f"Precision: share of the {noun}s predicted as the class that are of it; empty for classes that no seed predicts. "
-        f"F1: their harmonic mean. For comparison: always predicting {largest}, the class with the most training {noun}s, is "
-        f"correct for {100 * share:.2f} % of the {noun}s.",
+        f"F1: their harmonic mean. For comparison: always predicting {largest}, the class with the most training {noun}s, "
+        f"is correct for {100 * share:.2f} % of the {noun}s.",
         table=Table(columns=columns, rows=rows),
     )
 

@@ -23,6 +23,7 @@ from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
 from attngraft.tasks.task import Batch, TaskData
 
+
 class Classification(ImageTask):
     """Classification of images with one label each.
 

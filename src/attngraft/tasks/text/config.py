@@ -24,10 +24,13 @@ class TextDataConfig:
     val_split: str | None = None  #: name of the validation split
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
+    split_file: str | None = None  #: a split that was saved, instead of a random one
 
     def __post_init__(self) -> None:
         if not self.source.strip():
-            raise FieldError("source", "is empty; give a .csv, .tsv or .parquet, or a folder with train.csv and val.csv")
+            raise FieldError(
+                "source", "is empty; give a .csv, .tsv or .parquet, or a folder with train.csv and val.csv"
+            )
         self.as_table()  # checks the rest
 
     def as_table(self) -> DataConfig:
@@ -41,6 +44,7 @@ class TextDataConfig:
             val_split=self.val_split,
             val_fraction=self.val_fraction,
             split_seed=self.split_seed,
+            split_file=self.split_file,
         )
 
 

@@ -61,9 +61,7 @@ class TextSource:
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of texts of each class, by part."""
         return {
-            part: dict(
-                zip(self.classes, np.bincount(texts.labels, minlength=len(self.classes)).tolist(), strict=True)
-            )
+            part: dict(zip(self.classes, np.bincount(texts.labels, minlength=len(self.classes)).tolist(), strict=True))
             for part, texts in (("train", self.train), ("val", self.val))
         }
 
@@ -78,17 +76,27 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     table, side, origin = _read(Path(config.source).expanduser(), config)
     if (side < 0).any():
         table, side = _rows(table, np.flatnonzero(side >= 0)), side[side >= 0]
-    column, split_column = text_column(table, config.text_column), config.split_column or find_column(table, SPLIT_NAMES)
+    column, split_column = (
+        text_column(table, config.text_column),
+        config.split_column or find_column(table, SPLIT_NAMES),
+    )
     labels = read_labels(table, config.as_table(), exclude={column, split_column or ""})
     texts = _texts(table, column)
     every = Texts(names=text_names(texts), texts=texts, labels=labels.values)
     if len(labels.classes) < 2:
         raise DataError(f"{table.where}: all texts have the label {labels.classes[0]!r}; training needs two classes")
-    drawn = not (side == 1).any()
-    if drawn:
+    drawn = config.split_file is None and not (side == 1).any()
+    if config.split_file is not None:
+        side, name = _listed(every, Path(config.split_file).expanduser()), Path(config.split_file).name
+        origin = f"{origin}, split by {name}"
+    elif drawn:
         fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
         origin = f"{fraction:g} of each class of {origin} for validation, at random with split_seed {config.split_seed}"
-        side = _draw(every, labels.classes, fraction, config, table) if saved_split is None else _listed(every, saved_split)
+        side = (
+            _draw(every, labels.classes, fraction, config, table)
+            if saved_split is None
+            else _listed(every, saved_split)
+        )
     train, val = every.take(np.flatnonzero(side == 0)), every.take(np.flatnonzero(side == 1))
     absent = sorted(set(range(len(labels.classes))) - set(train.labels.tolist()))
     if absent or not len(val):
@@ -199,7 +207,9 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
     train = find_train(values, settings, where=where) if values else None
     if train is None:
         if config.split_column is not None:
-            raise DataError(f"{where}: no training rows; name their split with task.data.train_split; available: {values}")
+            raise DataError(
+                f"{where}: no training rows; name their split with task.data.train_split; available: {values}"
+            )
         return table, np.zeros(len(table), dtype=np.int64), origin
     val = find_val(values, settings, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
@@ -249,8 +259,11 @@ def _draw(
 
 
 def _listed(texts: Texts, path: Path) -> np.ndarray:
-    with path.open(encoding="utf-8", newline="") as file:
-        parts = {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            parts = {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as a split file ({error})") from None
     unknown = [name for name in texts.names if name not in parts]
     if unknown:
         raise DataError(

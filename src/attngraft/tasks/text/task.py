@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,17 +11,28 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.hosts import HostedModel
 from attngraft.results.measured import Measured
-from attngraft.results.records import RecordTable
+from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Section
 from attngraft.strict import read
 from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
 from attngraft.tasks.classification.losses import class_weights, training_loss
 from attngraft.tasks.classification.task import Classification
 from attngraft.tasks.images.heads import mean_logits
-from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Serving, Split, Task, TaskData
+from attngraft.tasks.task import (
+    FITTED_FOLDER,
+    SPLIT_FILE,
+    Batch,
+    Loss,
+    Serving,
+    Split,
+    StepContext,
+    Task,
+    TaskData,
+    to_records,
+)
 from attngraft.tasks.text.config import TextClassificationConfig
+from attngraft.tasks.text.lengths import call_model, logits_of
 from attngraft.tasks.text.source import Texts, TextSource, open_texts, save_split
 from attngraft.tasks.text.tokenizer import FILE, Tokenizer, folder_tokenizer, pad, read_tokenizer, train_tokenizer
 
@@ -46,20 +56,6 @@ class TextSplit(Split):
 
     def name(self, index: int) -> str:
         return self.names[index]
-
-
-class EqualLengths(HostedModel):
-    """A host that cannot mask padding: texts of the same length are given to it together, without padding."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        lengths = attention_mask.sum(1)
-        order, found = [], []
-        for length in lengths.unique().tolist():
-            rows = (lengths == length).nonzero()[:, 0]
-            outputs = self.host(input_ids=input_ids[rows, :length])
-            found.append(getattr(outputs, "logits", outputs))
-            order.append(rows)
-        return torch.cat(found)[torch.cat(order).argsort()]
 
 
 class TextClassification(Task):
@@ -88,14 +84,16 @@ class TextClassification(Task):
     def from_config(cls, config: Mapping[str, Any], *, seed: int) -> TextClassification:
         if "data" not in config:
             raise ConfigError(
-                "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe (a "
-                ".csv, .tsv or .parquet with a column of texts and one of labels, or a folder with train.csv and val.csv)"
+                "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
+                "(a .csv, .tsv or .parquet with a column of texts and one of labels, or a folder with train.csv and val.csv)"
             )
         return cls(read(TextClassificationConfig, config, where="task"), seed=seed)
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         if model_data_config.get("kind") != "text":
-            raise ConfigError("task text_classification: the host takes images; use one that takes text, such as hf:FOLDER")
+            raise ConfigError(
+                "task text_classification: the host takes images; use one that takes text, such as hf:FOLDER"
+            )
         config, source = self.config, open_texts(self.config.data, saved_split=self._saved_split)
         self._source, self._classes = source, len(source.classes)
         if self.primary == "top5" and self._classes <= TOP:
@@ -105,7 +103,9 @@ class TextClassification(Task):
         if self._tokenizer is None:
             self._tokenizer = self._new_tokenizer(source.train, model_data_config)
         if self._expected not in (None, self._tokenizer.digest):
-            raise DataError(f"the tokenizer of the run ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed")
+            raise DataError(
+                f"the tokenizer of the run ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed"
+            )
         train, val = TextSplit(source.train, self._tokenizer), TextSplit(source.val, self._tokenizer)
         facts = {"task": self.name, "source": config.data.source, **_facts(source, self._tokenizer, train, val)}
         return TaskData(train=train, val=val, model_args={"num_classes": self._classes}, facts=facts)
@@ -125,8 +125,8 @@ class TextClassification(Task):
             found = train_tokenizer(train.texts, kind=config.kind, vocab_size=wanted, pad=padding, max_length=length)
         if found.vocab_size > size:
             raise ConfigError(
-                f"task.tokenizer: the tokenizer has {found.vocab_size} tokens, but the host {size} embeddings; use the host's "
-                "own tokenizer, or another vocab_size for one of them"
+                f"task.tokenizer: the tokenizer has {found.vocab_size} tokens, but the host {size} embeddings; use the "
+                "host's own tokenizer, or another vocab_size for one of them"
             )
         return found
 
@@ -152,14 +152,19 @@ class TextClassification(Task):
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         self._expected = facts.get("input", {}).get("tokenizer")
 
-    def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
-        """Return the host, or an `EqualLengths` around it if it takes no `attention_mask`."""
-        parameters = inspect.signature(host.forward).parameters.values()
-        masks = any(each.name == "attention_mask" or each.kind is each.VAR_KEYWORD for each in parameters)
-        return host if masks else EqualLengths(host)
+    def step(self, model: nn.Module, batch: Batch, at: StepContext) -> Mapping[str, Loss]:
+        return {"loss": Loss(mean=self.loss(self._call(model, batch), batch)["loss"])}
+
+    def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
+        return to_records(self.predict(self._call(model, batch), batch))
+
+    def _call(self, model: nn.Module, batch: Batch) -> Tensor:
+        return call_model(model, batch["input_ids"], batch["attention_mask"])
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        return (), {name: batch[name] for name in ("input_ids", "attention_mask")}
+        """Return the ids, and the mask if there is padding."""
+        padded = not bool(batch["attention_mask"].all())
+        return (), {name: batch[name] for name in ("input_ids", *(["attention_mask"] if padded else []))}
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         return {"loss": self._loss(self._logits(outputs), batch["target"])}
@@ -170,7 +175,7 @@ class TextClassification(Task):
         return records(self._logits(outputs), batch["target"], loss=self.config.loss, stored=stored)
 
     def _logits(self, outputs: Any) -> Tensor:
-        return mean_logits(getattr(outputs, "logits", outputs), classes=self._classes)
+        return mean_logits(logits_of(outputs), classes=self._classes)
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table, classes=len(facts["classes"]))
