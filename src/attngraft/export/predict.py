@@ -168,7 +168,7 @@ def open_model(
 
 def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None, *, trust_code: bool) -> Predictor:
     if device is None:
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     if (path / "recipe.yaml").is_file():
         source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code)
         network, manifest = source.model, source.manifest
