@@ -1,7 +1,6 @@
 """The recipe's `task` section for text classification."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from attngraft.strict import FieldError
 from attngraft.tasks.classification.config import LossConfig, MetricsConfig
@@ -56,12 +55,12 @@ class TokenizerConfig:
     """
 
     source: str | None = None  #: `train`, or a folder with a tokenizer; null: the host's, or `train` if it has none
-    kind: Literal["wordpiece", "bpe"] = "wordpiece"  #: of a trained tokenizer: lower case words, or bytes
+    lower_case: bool = True  #: a trained tokenizer ignores case and accents
     vocab_size: int | None = None  #: largest vocabulary of a trained tokenizer; null: the host's
     max_length: int | None = None  #: longer texts are cut to this number of tokens; null: the host's limit
 
     def __post_init__(self) -> None:
-        for name, least in (("vocab_size", 16), ("max_length", 3)):
+        for name, least in (("vocab_size", 32), ("max_length", 3)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise FieldError(name, f"must be at least {least}, got {value}")

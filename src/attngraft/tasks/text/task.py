@@ -122,7 +122,9 @@ class TextClassification(Task):
             found = folder_tokenizer(Path(folder).expanduser(), pad=padding, max_length=length)
         else:
             wanted = config.vocab_size or size
-            found = train_tokenizer(train.texts, kind=config.kind, vocab_size=wanted, pad=padding, max_length=length)
+            found = train_tokenizer(
+                train.texts, vocab_size=wanted, lower_case=config.lower_case, pad=padding, max_length=length
+            )
         if found.vocab_size > size:
             raise ConfigError(
                 f"task.tokenizer: the tokenizer has {found.vocab_size} tokens, but the host {size} embeddings; use the "

@@ -1,9 +1,10 @@
 """Texts to token ids: the tokenizer of a host, or one trained on the training texts. Saved as tokenizer.json."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,34 +108,40 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
 
 
 def train_tokenizer(
-    texts: Sequence[str], *, kind: Literal["wordpiece", "bpe"], vocab_size: int, pad: int | None, max_length: int | None
+    texts: Sequence[str], *, vocab_size: int, lower_case: bool = True, pad: int | None, max_length: int | None
 ) -> Tokenizer:
-    """Train a tokenizer with BERT's special tokens on `texts`; the result depends on them alone.
+    """Train byte pair encoding of words, with BERT's special tokens; the result depends on `texts` alone.
+
+    Of the package's trainers only this one is deterministic, with the alphabet given.
 
     Args:
         texts: the training texts.
-        kind: `wordpiece` of lower case words (as BERT), or `bpe` of bytes.
-        vocab_size: largest number of tokens.
+        vocab_size: largest number of tokens; at most half of them are characters, the most frequent ones.
+        lower_case: lower case letters without accents.
         pad: id of padding in the host, if it is one of the first five.
         max_length: longer texts are cut.
     """
-    package = _package()
-    special = list(_SPECIAL)
+    package, special = _package(), list(_SPECIAL)
     if pad is not None and pad < len(special):
         special.insert(pad, special.pop(0))
-    options: dict[str, Any] = {"vocab_size": vocab_size, "special_tokens": special, "show_progress": False}
-    if kind == "wordpiece":
-        inner = package.Tokenizer(package.models.WordPiece(unk_token="[UNK]"))
-        inner.normalizer = package.normalizers.BertNormalizer(lowercase=True)
-        inner.pre_tokenizer = package.pre_tokenizers.BertPreTokenizer()
-        inner.decoder = package.decoders.WordPiece()
-        trainer = package.trainers.WordPieceTrainer(**options)
-    else:
-        inner = package.Tokenizer(package.models.BPE())
-        inner.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=True)
-        inner.decoder = package.decoders.ByteLevel()
-        trainer = package.trainers.BpeTrainer(initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(), **options)
-    inner.train_from_iterator(texts, trainer)
+    inner = package.Tokenizer(package.models.BPE(unk_token="[UNK]"))
+    inner.normalizer = package.normalizers.BertNormalizer(lowercase=lower_case)
+    split = package.pre_tokenizers
+    inner.pre_tokenizer = split.Sequence([split.BertPreTokenizer(), split.Metaspace()])
+    inner.decoder = package.decoders.Metaspace()
+    counts = Counter(char for text in texts for char in inner.normalizer.normalize_str(text) if not char.isspace())
+    some = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 2]
+    alphabet = [*some, "\N{LOWER ONE EIGHTH BLOCK}"]  # Metaspace's mark of a word
+    inner.train_from_iterator(
+        texts,
+        package.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=special,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        ),
+    )
     inner.post_processor = package.processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
