@@ -76,6 +76,14 @@ def test_pretrained_weights_and_a_new_head(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(first.fc.weight, untrained.fc.weight)
 
 
+def test_positions_are_resampled_to_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.ViT_B_32_Weights, "get_state_dict", lambda *_, **__: published.state_dict())
+    published = models.vit_b_32()
+    model = create_host("torchvision:vit_b_32", pretrained=True, img_size=96)
+    assert model.encoder.pos_embedding.shape == (1, 10, 768)
+    assert torch.equal(model.encoder.pos_embedding[:, 0], published.encoder.pos_embedding[:, 0])
+
+
 def test_without_a_network_the_message_says_where_to_put_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,14 @@
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torchvision.models.vision_transformer import interpolate_embeddings
+from torchvision.ops import StochasticDepth
 
 from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import first_line
@@ -61,6 +65,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
             f"torchvision {__version__} has no weights for {name}; train without, or pass a file of weights"
         )
     file = _download(name, weights)
+    if name.startswith("vit_"):
+        resampled = interpolate_embeddings(model.image_size, model.patch_size, file.host)
+        file = replace(file, host=resampled)
     return Started(model=model, file=file, fitted=file.fill_host(model))
 
 
