@@ -28,8 +28,9 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     other = other_input(model)
     if other is not None:
         return other
-    if split_scheme(name)[0] not in ("timm", "attngraft") and "input_size" not in getattr(model, "pretrained_cfg", {}):
-        raise UsageError(_unknown_input(name))
+    scheme, rest = split_scheme(name)
+    if scheme not in ("timm", "attngraft") and "input_size" not in getattr(model, "pretrained_cfg", {}):
+        raise UsageError(_unknown_input(scheme, f"{scheme}:{rest}"))
     config: dict[str, Any] = resolve_model_data_config(model)
     channels, height, width = config["input_size"]
     size = arguments.get("img_size", (height, width))
@@ -43,12 +44,12 @@ def other_input(model: nn.Module) -> dict[str, Any] | None:
     return dict(given) if isinstance(given, Mapping) and given.get("kind", "images") != "images" else None
 
 
-def _unknown_input(name: str) -> str:
+def _unknown_input(scheme: str, name: str) -> str:
     start = f"{name}: what this host takes as input is unknown"
     given = "pretrained_cfg_overlay={input_size: [3, 224, 224], mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}"
-    if name.startswith("module:"):
+    if scheme == "module":
         return f"{start}; set model.attngraft_input in its factory, for example to {{'input_size': (3, 224, 224)}}"
-    if name.startswith("hf:"):
+    if scheme == "hf":
         return (
             f"{name}: no preprocessor_config.json there, which specifies the preprocessing of images; save it "
             f"(AutoImageProcessor.from_pretrained(NAME).save_pretrained(FOLDER)), or pass --host-arg '{given}'"

@@ -1,18 +1,21 @@
 """`torchvision:` hosts: torchvision's models by name; their input is that of their default weights."""
 
+import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torchvision.models.vision_transformer import interpolate_embeddings
+from torchvision.ops import StochasticDepth
 
 from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import first_line
 from attngraft.models.schemes import Started, build_anywhere, creation_errors, last_layer, near_names
 from attngraft.models.weights import WeightsFile
 
-#: timm's names of arguments -> torchvision's
-_NAMES = {"drop_path_rate": "stochastic_depth_prob"}
 #: settings without which the default weights do not give their published results
 _SETTINGS = {name: {"transform_input": True, "init_weights": True} for name in ("googlenet", "inception_v3")}
 
@@ -34,14 +37,19 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     if name not in known:
         raise UsageError(f"torchvision:{name}: torchvision {__version__} has no such model{near_names(name, known)}")
     weights = getattr(models.get_model_weights(name), "DEFAULT", None)
-    given = {_NAMES.get(key, key): value for key, value in arguments.items()}
+    given = dict(arguments)
+    drop_path = given.pop("drop_path_rate", None)
     overlay, size = given.pop("pretrained_cfg_overlay", None) or {}, given.pop("img_size", None)
     shown = _input(weights)
     if size is not None:
         shown["input_size"] = (3, *((size, size) if isinstance(size, int) else size))
     settings = {**_SETTINGS.get(name, {}), **_sized(name, shown), **given, "weights": None}
+    if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
+        settings.setdefault("weights_backbone", None)  # of a model for dense tasks, which would be downloaded
     with creation_errors(name, arguments, maker=f"torchvision {__version__}"):
         model: Any = build_anywhere(lambda: models.get_model(name, **settings))
+    if drop_path is not None:
+        _set_drop_path(name, model, drop_path)
     trained = None if weights is None else len(weights.meta.get("categories", ())) or None
     model.num_classes = given.get("num_classes", trained)
     model.pretrained_cfg = {
@@ -57,6 +65,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
             f"torchvision {__version__} has no weights for {name}; train without, or pass a file of weights"
         )
     file = _download(name, weights)
+    if name.startswith("vit_"):
+        resampled = interpolate_embeddings(model.image_size, model.patch_size, file.host)
+        file = replace(file, host=resampled)
     return Started(model=model, file=file, fitted=file.fill_host(model))
 
 
@@ -86,6 +97,16 @@ def _sized(name: str, shown: Mapping[str, Any]) -> dict[str, Any]:
             )
         return {"image_size": size[0]}
     return {"input_size": size} if name.startswith("maxvit_") else {}
+
+
+def _set_drop_path(name: str, model: nn.Module, rate: float) -> None:
+    """Scale the rates of stochastic depth, which the builders fix, so that the largest one is `rate`."""
+    layers = [module for module in model.modules() if isinstance(module, StochasticDepth)]
+    largest = max((layer.p for layer in layers), default=0.0)
+    if not largest:
+        raise UsageError(f"torchvision:{name} has no stochastic depth; set train.drop_path to null")
+    for layer in layers:
+        layer.p *= rate / largest
 
 
 def _download(name: str, weights: Any) -> WeightsFile:

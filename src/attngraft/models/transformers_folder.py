@@ -136,7 +136,9 @@ def _read_config(folder: Path) -> Any:
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    return _plain({name: value for name, value in config.to_diff_dict().items() if name not in _IGNORED})
+    """Return the fields that the package knows; files of older releases have others."""
+    known = {*type(config)().to_dict(), *config.attribute_map} - _IGNORED
+    return _plain({name: value for name, value in config.to_diff_dict().items() if name in known})
 
 
 def _plain(value: Any) -> Any:
@@ -238,14 +240,17 @@ def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tup
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' log of missing and unexpected weights, which attngraft reports itself."""
+    """Suppress transformers' progress bars and its log of missing and unexpected weights, which attngraft reports itself."""
     logging_of = transformers.utils.logging
-    before = logging_of.get_verbosity()
+    before, bars = logging_of.get_verbosity(), logging_of.is_progress_bar_enabled()
     logging_of.set_verbosity_error()
+    logging_of.disable_progress_bar()
     try:
         yield
     finally:
         logging_of.set_verbosity(before)
+        if bars:
+            logging_of.enable_progress_bar()
 
 
 def folder_preprocessing(folder: Path) -> dict[str, Any]:

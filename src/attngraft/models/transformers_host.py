@@ -64,7 +64,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
     architectures, labels = config.pop("architectures", None) or [], config.pop("num_labels", None)
     kind = given.pop("auto_class", None) or auto_class(transformers, config["model_type"], architectures)
-    classes = given.pop("num_classes", labels)
+    classes = given.pop("num_classes", labels if "Classification" in kind else None)
     own = {"auto_class": kind, "num_classes": classes, **given}
     with creation_errors(f"hf:{name}", own, maker=f"transformers {transformers.__version__}"):
         if kind == IMAGE_CLASSIFIER:

@@ -191,7 +191,7 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         HostError: the file is damaged, contains more than plain tensors, or has no weights of a host.
     """
     file = Path(path).expanduser()
-    if host.startswith("hf:") and transformers_folder(file) is not None:
+    if host.startswith("hf:") and file.is_dir() and transformers_folder(file) is not None:
         raise UsageError(
             f"--weights {path}: to start from the weights of this folder, pass --host hf:{path} --pretrained"
         )

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.create import create_model
+from attngraft.models.host_input import other_input
 from attngraft.models.transformers_folder import transformers_folder
 from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
@@ -101,15 +102,26 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
     Raises:
         UsageError: the model does not take images.
-        HostError: no adapter matches it.
+        HostError: no adapter matches it, and it has no configuration of its input.
     """
-    host = find_host(getattr(model, "_orig_mod", model))  # the model inside torch.compile's wrapper
-    example = host.adapter.example_inputs(host.core, batch=1)[0]
-    if example.ndim != 4 or example.shape[1] not in (1, 3):
-        raise UsageError(f"{name}: takes tensors of {tuple(example.shape)}, not images of 1 or 3 channels")
-    config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
-    host_input = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    return ModelHandle(name=name, model=model, preparation=Preprocessor(host_input))
+    core = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
+    if (other := other_input(core)) is not None:
+        raise UsageError(f"{name}: takes {other['kind']}, not images")
+    configured, size = core, (getattr(core, "pretrained_cfg", None) or {}).get("input_size")
+    try:
+        host = find_host(core)
+    except HostError:
+        if size is None:
+            raise
+    else:
+        configured = core if size is not None else host.core
+        size = tuple(host.adapter.example_inputs(host.core, batch=1)[0].shape[1:])
+    if len(size) != 3 or size[0] not in (1, 3):
+        raise UsageError(f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels")
+    config = timm.data.resolve_model_data_config(configured) | dict(expects or {})
+    return ModelHandle(
+        name=name, model=model, preparation=Preprocessor(HostInput.from_model(config | {"input_size": tuple(size)}))
+    )
 
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:

@@ -170,6 +170,8 @@ def _started_host(
         return model, started.file, Start(origin=str(fitted), whole=not fitted.new, path=fitted.path)
     if not pretrained:
         return model, None, Start()
+    if recipe.host.name.startswith("module:"):
+        return model, None, Start(origin=f"the weights that {recipe.host.name} loads", whole=True)
     loaded, built = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
     head = "" if loaded == built else f" (a new head: for {built} classes instead of {loaded})"
     return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=loaded == built)

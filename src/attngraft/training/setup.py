@@ -194,6 +194,8 @@ def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
 def _log_start(recipe: Recipe, start: Start) -> None:
     if start.origin:
         log.info("starts from %s", start.origin)
+    elif recipe.host.name.startswith("hf:"):
+        log.warning("the host starts from random values; --pretrained loads the weights of %s", recipe.host.name)
     elif recipe.train.parameters != "all":
         log.warning(
             "the host starts from random values, and train.parameters=%s leaves most of them untrained; give initial "

@@ -190,9 +190,8 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
     required = dict(model_args or {}) if from_file else {}  # timm's weights keep their own head
     model, start = build_started_model(recipe, {key: required[key] for key in required if key not in teacher.args})
     if not start.whole and (model_args is not None or not from_file):
-        raise ConfigError(
-            f"{FIELD}: {_missing_head(model, start, host=name)}; use weights that were trained on the student's classes"
-        )
+        reason = _missing_head(model, start, host=name) if from_file else start.origin
+        raise ConfigError(f"{FIELD}: {reason}; use weights that were trained on the student's classes")
     built_for = {"num_classes": getattr(model, "num_classes", None)}
     return _Source(model=model, name=name, origin=start.origin, expects=model_data_config(recipe), built_for=built_for)
 

@@ -96,8 +96,10 @@ def evaluate_suites(
             if key not in contexts:
                 contexts[key] = open_context(record, choice, data=data, split=split, limit=limit)
         evaluator = _RunEvaluator(record, weights, progress or SuiteLog())
-    with StopSignal(evaluator.run.accelerator) as stop:
-        return evaluator.suites([(choice, contexts[choice.data, choice.suite.test_set]) for choice in choices], stop)
+        with StopSignal(evaluator.run.accelerator) as stop:
+            return evaluator.suites(
+                [(choice, contexts[choice.data, choice.suite.test_set]) for choice in choices], stop
+            )
 
 
 def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
