@@ -234,6 +234,9 @@ class Task(ABC):
     primary: str  #: metric used to compare runs at the last epoch ("top1")
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
+    #: whether `infer(full=False)` is another inference than `infer(full=True)`: then curves are of the first, and a finished
+    #: run is evaluated once more with the second
+    has_light_inference: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -342,7 +345,8 @@ class Task(ABC):
         Args:
             model: the model in evaluation mode, without gradients.
             batch: on the device.
-            full: as judged; False: during training, where a cheaper way will do (greedy decoding, one scale).
+            full: as judged; False: during training, where a cheaper way will do (greedy decoding, one scale); only if
+                `has_light_inference`.
         """
         args, kwargs = self.to_model(batch)
         return to_records(self.predict(model(*args, **kwargs), batch))

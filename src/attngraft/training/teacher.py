@@ -21,7 +21,7 @@ from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.task import Batch, Distillation, Task, TaskData, StepTeacher
+from attngraft.tasks.task import Batch, Distillation, StepTeacher, Task, TaskData
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
