@@ -29,6 +29,7 @@ CLASSES = 3
 class ToyConfig:
     train: int = 48
     val: int = 10
+    test: int = 0
     noise: float = 0.3
     double: bool = False
 
@@ -73,6 +74,7 @@ class Toy(Task):
         return TaskData(
             train=ToySplit(config.train, config, seed=self.seed, first=0),
             val=ToySplit(config.val, config, seed=self.seed, first=1000),
+            test=ToySplit(config.test, config, seed=self.seed, first=2000) if config.test else None,
             model_args={"num_classes": CLASSES},
             facts={"classes": CLASSES, "input_size": list(model_data_config["input_size"])},
         )

@@ -164,6 +164,9 @@ def _close_process_group() -> None:
 
 def _print_json(record: RunRecord) -> None:
     import json
+    from dataclasses import asdict
 
-    facts = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    facts: dict[str, Any] = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    if record.judged is not None:
+        facts["judged"] = asdict(record.judged)
     typer.echo(json.dumps(facts | {"metrics": record.epochs[-1], "epochs": record.epochs}, indent=2))

@@ -106,7 +106,13 @@ def _curve_drawings(result: StudyResult) -> list[Drawing]:
     style, key = metric_format(result), f"val/{result.metric}"
     gap = f"difference to the baseline ({style.points})" if style.points else "difference to the baseline"
     parts = [
-        ("metric", f"{style.title}, validation", curve_bands(result, key), style.scale, False),
+        (
+            "metric",
+            f"{style.title}, validation{' (light inference)' if result.light_curves else ''}",
+            curve_bands(result, key),
+            style.scale,
+            False,
+        ),
         ("difference", gap, difference_bands(result, key), style.scale, True),
         ("train-loss", "training loss", curve_bands(result, "train/loss"), 1.0, False),
     ]

@@ -54,6 +54,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         suites=suite_views(result),
         suites_not_corrected=NOT_CORRECTED,
         spread=wording.spread_text,
+        judged=wording.judged_text(result),
         plural=wording.plural,
         sentence=wording.difference_sentence,
         reason=wording.reason,

@@ -34,7 +34,7 @@ def study_table(result: StudyResult) -> Table:
     caption.append(rest, style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("variant", max_width=24, overflow="fold")
-    table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.last_epoch(result)}", justify="right")
+    table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.judged_column(result)}", justify="right")
     table.add_column("difference to baseline\n95% intervals")
     table.add_column("cost\nof baseline", no_wrap=True)
     for index, variant in enumerate(result.variants):
@@ -121,7 +121,7 @@ def markdown_table(result: StudyResult) -> str:
     style = metric_format(result)
     head = [
         "variant",
-        f"{style.title}, {wording.last_epoch(result)}",
+        f"{style.title}, {wording.judged_column(result)}",
         "difference",
         "bootstrap 95%",
         "t 95%",

@@ -26,7 +26,9 @@ class RunSummary:
 
     seed: int
     folder: str  #: relative to the study's folder
-    last: dict[str, float]  #: metrics at the last epoch, used for the comparison
+    last: dict[
+        str, float
+    ]  #: metrics that are compared: at the last epoch, unless `StudyResult` names other weights or data
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
     curve: Curve
@@ -211,5 +213,8 @@ class StudyResult:
     notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
     metrics: dict[str, Metric] = field(default_factory=dict)  #: labels of metrics; the default is their name
     halving: HalvingResult | None = None  #: None: halving was not used
+    judged_weights: Literal["last", "best"] = "last"  #: weights that are compared, of the last or the best epoch
+    judged_split: Literal["val", "test"] = "val"  #: split that they are compared on
+    light_curves: bool = False  #: whether curves are of a lighter inference than what is compared
     suites: list[SuiteResult] = field(default_factory=list)  #: evaluations of the finished runs under suites
     format: int = FORMAT

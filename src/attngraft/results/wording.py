@@ -81,6 +81,23 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
     )
 
 
+def judged_text(result: StudyResult) -> str:
+    """Return which weights are compared, and on which data: `at the last epoch (30)`."""
+    if result.judged_weights == "last":
+        text = "at the last epoch" if last_epoch(result) == "last epoch" else f"at the last epoch ({result.epochs})"
+    elif result.judged_split == "val":
+        return "with each run's best weights, chosen and judged on the same validation examples"
+    else:
+        text = "with each run's best weights on the validation split"
+    return text if result.judged_split == "val" else f"{text}, judged on the test split"
+
+
+def judged_column(result: StudyResult) -> str:
+    """Return the same for a column heading: `epoch 30`, `best epoch, test`."""
+    weights = last_epoch(result) if result.judged_weights == "last" else "best epoch"
+    return weights if result.judged_split == "val" else f"{weights}, test"
+
+
 def metric_names(result: StudyResult) -> list[str]:
     """Return all metrics reported at the last epoch, the primary one first."""
     return list(dict.fromkeys([result.metric, *(name for variant in result.variants for name in variant.last)]))

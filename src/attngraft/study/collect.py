@@ -15,7 +15,7 @@ from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
 from attngraft.results.wording import plural
 from attngraft.study.config import StudyConfig
-from attngraft.study.notes import other_host_notes, other_recipe_notes, run_notes, start_notes
+from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
 from attngraft.study.plan import Records, finished_runs
 from attngraft.study.predictions import RunStatistics, aligned, read_statistics, variant_sections
 from attngraft.study.suites import suite_notes, suite_results
@@ -86,6 +86,9 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         for variant, by_metric in zip(config.variants, differences, strict=True)
     ]
     return StudyResult(
+        judged_weights=first.recipe.train.judge,
+        judged_split="val" if first.judged is None else first.judged.split,
+        light_curves=task.has_light_inference,
         title=config.title or _title(config, first),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
@@ -104,6 +107,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         notes=[
             *([] if halving is None else halving_notes(halving)),
             *first.facts.get("notes", []),
+            *judged_notes(records, task.primary),
             *start_notes(records, task.primary, others=others),
             *other_host_notes(config, records),
             *other_recipe_notes(config, settings),
@@ -138,7 +142,7 @@ def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> R
     return RunSummary(
         seed=seed,
         folder=record.folder.relative_to(config.out).as_posix(),
-        last=_validation(rows[-1]),
+        last=_validation(rows[-1]) if record.judged is None else record.judged.compared(),
         best=_validation(rows[best]),
         best_epoch=int(rows[best]["epoch"]),
         curve=curve,

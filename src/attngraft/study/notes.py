@@ -61,6 +61,30 @@ def start_notes(records: Records, metric: str, *, others: Collection[str] = ()) 
     return notes
 
 
+def judged_notes(records: Records, metric: str) -> list[str]:
+    """Return notes on the weights and the data that runs are compared with, where they are not the usual ones."""
+    judged = [(record.recipe.train.judge, record.judged) for record in _all_runs(records)]
+    weights = {each for each, _ in judged}
+    splits = {"val" if each is None else each.split for _, each in judged}
+    notes = []
+    if len(weights) > 1 or len(splits) > 1:
+        notes.append(
+            "The runs are not all judged by the same weights (train.judge) and split, which may cause a difference."
+        )
+    if "best" in weights and "val" in splits:
+        notes.append(
+            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation examples: "
+            "the numbers are slightly optimistic."
+        )
+    elif "best" in weights:
+        notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
+    if "test" in splits:
+        notes.append(
+            "Runs are judged on the test split, which nothing was chosen on; curves are of the validation split."
+        )
+    return notes
+
+
 def _all_runs(records: Mapping[str, Mapping[int, RunRecord]]) -> list[RunRecord]:
     return [record for by_seed in records.values() for record in by_seed.values()]
 

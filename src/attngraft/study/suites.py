@@ -1,7 +1,6 @@
 """Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
 
-Every run is evaluated with the weights of its last epoch, as in the comparison; existing evaluations are kept. If a
-condition has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as
+Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as
 examples. Severities are averaged in the same way.
 """
 
@@ -32,7 +31,6 @@ from attngraft.training.evaluate import Weights, weights_file
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.run_folder import RunRecord
 
-WEIGHTS: Weights = "last"
 _METRIC = "metric"  # the one statistic of a condition
 
 
@@ -90,7 +88,9 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
             label = f"{name} seed {seed}"
             for choice in choices:  # one at a time, because one may fail
                 try:
-                    evaluate_suites(record.folder, [choice], weights="last", progress=_Stages(label, progress))
+                    evaluate_suites(
+                        record.folder, [choice], weights=record.recipe.train.judge, progress=_Stages(label, progress)
+                    )
                 except FAILURES as error:
                     failed.append(f"{label}: its evaluation under suite {choice.text} failed: {error}")
     return failed
@@ -131,8 +131,9 @@ class _EvaluatedRun:
         """
         folder, result = self.record.folder, self.result
         if folder not in checkpoints:
-            exists = weights_file(folder, WEIGHTS).is_file()
-            checkpoints[folder] = checkpoint_digest(self.record, WEIGHTS) if exists else result.checkpoint
+            weights: Weights = self.record.recipe.train.judge
+            exists = weights_file(folder, weights).is_file()
+            checkpoints[folder] = checkpoint_digest(self.record, weights) if exists else result.checkpoint
         if result.checkpoint != checkpoints[folder]:
             return "its results are of other weights than the run has now"
         if result.digest and result.digest != digest:
@@ -199,7 +200,7 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
             (name, seed): _EvaluatedRun(record, found)
             for name, by_seed in records.items()
             for seed, record in by_seed.items()
-            if (found := find_suite_run(record.folder / FOLDER / WEIGHTS, choice)) is not None
+            if (found := find_suite_run(record.folder / FOLDER / record.recipe.train.judge, choice)) is not None
         }
         if not evaluated:
             continue

@@ -229,6 +229,9 @@ class Task(ABC):
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
     default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
+    #: whether `infer(full=False)` is another inference than `infer(full=True)`: then curves are of the first, and a finished
+    #: run is evaluated once more with the second
+    has_light_inference: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -344,7 +347,8 @@ class Task(ABC):
         Args:
             model: the model in evaluation mode, without gradients.
             batch: on the device.
-            full: as judged; False: during training, where a cheaper way will do (greedy decoding, one scale).
+            full: as judged; False: during training, where a cheaper way will do (greedy decoding, one scale); only if
+                `has_light_inference`.
         """
         args, kwargs = self.to_model(batch)
         return to_records(self.predict(model(*args, **kwargs), batch))

@@ -9,8 +9,9 @@ reaches the weights. Under `accelerate launch` or `torchrun` the same loop train
 import logging
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn, TypeVar, cast
+from typing import Literal, NoReturn, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -18,8 +19,8 @@ from accelerate.utils import broadcast_object_list, reduce
 
 from attngraft.errors import TrainingError
 from attngraft.files import remove_leftovers
-from attngraft.tasks.task import Evaluation, to_records
-from attngraft.training.checkpoint import model_state, restore, save, save_weights
+from attngraft.tasks.task import Evaluation, Split, to_records
+from attngraft.training.checkpoint import load_best, model_state, restore, save, save_weights
 from attngraft.training.evaluate import SplitEvaluator
 from attngraft.training.failures import OutOfMemory, memory_explained, raise_not_finite, workers_explained
 from attngraft.training.freezing import train_mode
@@ -27,9 +28,9 @@ from attngraft.training.journal import Journal, record_start, record_teacher_met
 from attngraft.training.loading import train_batches
 from attngraft.training.lock import locked
 from attngraft.training.optimizer import learning_rate
-from attngraft.training.progress import LogLines, Progress, Silent
+from attngraft.training.progress import LogLines, Progress, Silent, format_metrics
 from attngraft.training.recipe import Recipe
-from attngraft.training.run_folder import Metrics, RunFolder, RunRecord, read_run, write_json
+from attngraft.training.run_folder import Judged, Metrics, RunFolder, RunRecord, read_run, write_json
 from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
 from attngraft.training.update import all_finite
@@ -111,6 +112,7 @@ def _train_once(
             trainer = Trainer(run, progress, stop)
             try:
                 trainer.train(until=epochs if stop_after_epoch is None else min(epochs, stop_after_epoch))
+                judged = trainer.judge() if counters.epoch == epochs else None
             finally:
                 trainer.stop_workers()
     except OutOfMemory as error:
@@ -122,7 +124,8 @@ def _train_once(
     else:
         if counters.epoch == epochs and accelerator.is_main_process:
             seconds = sum(row["seconds"] for row in counters.rows)
-            write_json(folder.finished, {"epochs": epochs, "seconds": seconds, "metrics": counters.rows[-1]})
+            facts = {"epochs": epochs, "seconds": seconds, "metrics": counters.rows[-1]}
+            write_json(folder.finished, facts | ({} if judged is None else {"judged": asdict(judged)}))
         progress.on_end(finished=counters.epoch == epochs)
         return None
     del run, trainer
@@ -136,7 +139,8 @@ class Trainer:
     def __init__(self, run: RunContext, progress: Progress, stop: StopSignal) -> None:
         self._run, self._progress, self._stop = run, progress, stop
         self._state, self._counters = run.state, run.state.counters
-        self._evaluate = SplitEvaluator(run.task, run.data.val, run.recipe, run.accelerator, facts=run.data.facts)
+        self._evaluate = self._evaluator(run.data.val)
+        self._judging = self._evaluate if run.data.test is None else self._evaluator(run.data.test)
         self._loader = train_batches(
             run.order,
             epoch=self._counters.epoch,
@@ -148,10 +152,42 @@ class Trainer:
         # started here, because starting a loader draws a random number, which must not happen during updates
         self._batches = stop.while_waiting(iter(self._loader))
 
+    def _evaluator(self, split: Split) -> SplitEvaluator:
+        run = self._run
+        return SplitEvaluator(run.task, split, run.recipe, run.accelerator, facts=run.data.facts)
+
+    @property
+    def _judged_apart(self) -> bool:
+        """Return whether the last epoch's evaluation is not what the run is judged by."""
+        run = self._run
+        return run.recipe.train.judge == "best" or run.data.test is not None or run.task.has_light_inference
+
+    def judge(self) -> Judged | None:
+        """Evaluate the finished run as a study compares it, where the last epoch's evaluation is not that.
+
+        The judged weights (`train.judge`) are evaluated fully, on the test split if there is one, and their records become
+        the run's predictions.
+        """
+        run, weights = self._run, self._run.recipe.train.judge
+        if not self._judged_apart:
+            return None
+        epoch = load_best(run.folder, self._state) if weights == "best" else self._counters.epoch
+        with memory_explained(run, "evaluation"):
+            evaluation = self._judging(self._state.model, stop=self._stop)
+        if evaluation is None:
+            self._stop_before_judging()
+        split: Literal["val", "test"] = "val" if run.data.test is None else "test"
+        if run.accelerator.is_main_process:
+            run.folder.write_predictions(evaluation.predictions)
+        metrics = {f"{split}/{name}": float(value) for name, value in evaluation.metrics.items()}
+        log.info("judged by the %s weights (epoch %d): %s", weights, epoch, format_metrics(metrics))
+        return Judged(weights=weights, epoch=epoch, split=split, metrics=metrics)
+
     def stop_workers(self) -> None:
         """End the loading processes now, whatever they are doing."""
         self._loader.stop_workers()
         self._evaluate.stop_workers()
+        self._judging.stop_workers()
 
     def train(self, *, until: int) -> None:
         """Train and evaluate the remaining epochs up to epoch `until`, each with a checkpoint."""
@@ -213,7 +249,8 @@ class Trainer:
         evaluation = self._evaluate_and_keep_best("val", row)
         if self._state.ema is not None:
             self._evaluate_and_keep_best("ema", row)
-        if counters.epoch + 1 == run.recipe.schedule.epochs and run.accelerator.is_main_process:
+        last = counters.epoch + 1 == run.recipe.schedule.epochs
+        if last and not self._judged_apart and run.accelerator.is_main_process:
             run.folder.write_predictions(evaluation.predictions)
         row["lr"] = learning_rate(self._state.optimizer)
         row["seconds"] = counters.seconds + time.perf_counter() - begun
@@ -225,7 +262,7 @@ class Trainer:
         """Evaluate the weights, or their moving average, on the validation split; None if stopped."""
         model = self._state.ema.module if average and self._state.ema else self._state.model
         with memory_explained(self._run, "evaluation"):
-            return self._evaluate(model, stop=self._stop)
+            return self._evaluate(model, stop=self._stop, full=not self._run.task.has_light_inference)
 
     def _evaluate_teacher(self) -> Evaluation | None:
         teacher, task = self._run.teacher, self._run.task
@@ -262,6 +299,13 @@ class Trainer:
         if run.accelerator.num_processes > 1:
             sums = reduce(sums.to(run.accelerator.device), reduction="mean").cpu()
         return dict(zip(names, (sums / run.order.steps).tolist(), strict=True))
+
+    def _stop_before_judging(self) -> NoReturn:
+        self._progress.on_end(finished=False)
+        raise Interrupted(
+            "all epochs are trained and saved, but the evaluation that the run is judged by is not complete; rerun the same "
+            f"command to finish it ({self._run.folder.path})"
+        )
 
     def _save_and_stop(self) -> NoReturn:
         counters, folder = self._counters, self._run.folder

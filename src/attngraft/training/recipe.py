@@ -156,6 +156,8 @@ class TrainConfig:
     threads: int | None = None  #: CPU threads of torch; null: torch's default
     workers: int = 0  #: loading processes per training process
     save_every: int | None = None  #: also save after every this many updates
+    #: weights that a study compares: of the last epoch, or of the best one by the primary validation metric
+    judge: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every"):
