@@ -64,7 +64,7 @@ class StudyOfRun:
 
     @property
     def other_baseline(self) -> str:
-        """The baseline's host if it differs from the variant's, so that they differ in more than a graft; else empty."""
+        """The baseline's host if the variant has another host, and so differs in more than its graft; otherwise empty."""
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
 
     @property
@@ -92,7 +92,7 @@ class StudyOfRun:
 
 
 def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
-    """Return the model card, without local paths; licences that are not known are listed as unknown.
+    """Return the model card, without local paths; licenses that are not known are listed as unknown.
 
     Args:
         manifest: manifest of the exported folder.

@@ -159,7 +159,7 @@ def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CON
 
 
 def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Return the two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all are zero."""
+    """Return the two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all differences are 0."""
     values = np.asarray(by_seed, dtype=float)
     if len(values) < 2:
         return None
