@@ -114,7 +114,7 @@ def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, its activations ("Mem.") in 10^6 elements."""
+    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, its activations ("Mem.") in 10^6 elements."""
     counts = count_as_fvcore(model, *inputs)
     return {
         "params": count_parameters(model) / 1e6,
@@ -124,7 +124,7 @@ def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_elsa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the Count as the ELSA paper: parameters in 10^6, multiply-adds in 10^9."""
+    """Count as the ELSA paper: parameters in 10^6, multiply-adds in 10^9."""
     return {"params": count_parameters(model) / 1e6, "macs": count_macs(model, *inputs) / 1e9}
 
 
