@@ -1,7 +1,8 @@
 """Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
 
-Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as
-examples. Severities are averaged in the same way.
+Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition has
+several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples. Severities
+are averaged in the same way.
 """
 
 from collections.abc import Mapping
