@@ -73,8 +73,8 @@ def judged_notes(records: Records, metric: str) -> list[str]:
         )
     if "best" in weights and "val" in splits:
         notes.append(
-            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation examples, "
-            "so the numbers are slightly optimistic."
+            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation "
+            "examples, so the numbers are slightly optimistic."
         )
     elif "best" in weights:
         notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
@@ -206,7 +206,7 @@ def run_notes(
             score = run.last[metric] if statistic is None else statistic.point
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(
-                    f"{run.folder}: {metric} is {score:.6g} in the saved predictions and {run.last[metric]:.6g} in the run's "
-                    "metrics; differences are of the predictions."
+                    f"{run.folder}: {metric} is {score:.6g} in the saved predictions and {run.last[metric]:.6g} in the "
+                    "run's metrics; differences are of the predictions."
                 )
     return notes
