@@ -55,9 +55,7 @@ def test_a_test_split_is_judged_once_at_the_end(tmp_path: Path) -> None:
     assert evaluate_run(tmp_path / "one").metrics["top1"] == pytest.approx(score)
 
     with pytest.MonkeyPatch.context() as monkeypatch:  # a stop in the judging itself
-        monkeypatch.setattr(
-            "attngraft.training.loop.Trainer.judge", lambda self: self._stop_before_judging()
-        )
+        monkeypatch.setattr("attngraft.training.loop.Trainer.judge", lambda self: self._stop_before_judging())
         with pytest.raises(Interrupted, match="rerun the same command"):
             train(toy_recipe(task={"test": 7}), tmp_path / "two", progress=Silent())
     assert not (tmp_path / "two" / "finished.json").exists()

@@ -116,7 +116,14 @@ def _ratios(cost: Cost | None) -> list[str]:
 def markdown_table(result: StudyResult) -> str:
     """Return the main table in GitHub Markdown, with one line per variant."""
     style = metric_format(result)
-    head = ["variant", f"{style.title}, {wording.judged_column(result)}", "difference", "bootstrap 95%", "t 95%", "p (Holm)"]
+    head = [
+        "variant",
+        f"{style.title}, {wording.judged_column(result)}",
+        "difference",
+        "bootstrap 95%",
+        "t 95%",
+        "p (Holm)",
+    ]
     head += ["verdict", "parameters", "MACs", "training step", "inference", "memory"]
     head += ["epochs to baseline", "over the baseline's"]
     rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]

@@ -84,7 +84,7 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
 def judged_text(result: StudyResult) -> str:
     """Return which weights are compared, and on which data: `at the last epoch (30)`."""
     if result.judged_weights == "last":
-        text = f"at the last epoch ({result.epochs})"
+        text = f"at the last epoch ({result.epochs})" if result.steps is None else f"after {result.steps} updates"
     elif result.judged_split == "val":
         return "with each run's best weights, chosen and judged on the same validation examples"
     else:
@@ -94,7 +94,8 @@ def judged_text(result: StudyResult) -> str:
 
 def judged_column(result: StudyResult) -> str:
     """Return the same for a column heading: `epoch 30`, `best epoch, test`."""
-    weights = f"epoch {result.epochs}" if result.judged_weights == "last" else "best epoch"
+    last = f"epoch {result.epochs}" if result.steps is None else f"update {result.steps}"
+    weights = last if result.judged_weights == "last" else "best epoch"
     return weights if result.judged_split == "val" else f"{weights}, test"
 
 

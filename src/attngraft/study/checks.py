@@ -23,6 +23,22 @@ from attngraft.training.run_folder import RunFolder
 from attngraft.training.teacher import check_teacher
 
 
+def refuse_counted_updates(study: Study) -> None:
+    """Check that nothing that counts epochs is asked of runs that count updates.
+
+    Raises:
+        UsageError: halving or a time budget, with a recipe that counts updates.
+    """
+    if not any(run.recipe.counts_updates for run in study.runs):
+        return
+    option = "--halving" if study.halving is not None else "--time-budget" if study.time_budget is not None else ""
+    if option:
+        raise UsageError(
+            f"{option} counts epochs, and the recipe counts updates: use --set schedule.steps=null --set "
+            f"train.eval_every=null, or leave out {option}"
+        )
+
+
 def check_variants(study: Study) -> None:
     """Plan every variant on its host, and check its initial weights.
 

@@ -64,16 +64,20 @@ def judged_notes(records: Records, metric: str) -> list[str]:
     splits = {"val" if each is None else each.split for _, each in judged}
     notes = []
     if len(weights) > 1 or len(splits) > 1:
-        notes.append("The runs are not all judged by the same weights (train.judge) and split, which may cause a difference.")
+        notes.append(
+            "The runs are not all judged by the same weights (train.judge) and split, which may cause part of a difference."
+        )
     if "best" in weights and "val" in splits:
         notes.append(
-            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation examples: "
-            "the numbers are slightly optimistic."
+            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation "
+            "examples: the numbers are slightly optimistic."
         )
     elif "best" in weights:
         notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
     if "test" in splits:
-        notes.append("Runs are judged on the test split, which nothing was chosen on; curves are of the validation split.")
+        notes.append(
+            "Runs are judged on the test split, which nothing was chosen on; curves are of the validation split."
+        )
     return notes
 
 

@@ -79,6 +79,15 @@ class Split(ABC):
         """
         return None
 
+    def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
+        """Return the batches of a training epoch, each the indices of one update's examples; None for `train.batch_size`.
+
+        Override this for batches of a number of tokens, or of examples of similar lengths. Batches must depend only on
+        (seed, epoch); their number may differ between epochs. Each is cut into train.accumulate x processes parts, as even
+        as possible. Called for every epoch before training.
+        """
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:

@@ -85,11 +85,13 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Learning rate over `epochs`, updated at every step; linear warm-up from `warmup_lr` first."""
+    """Learning rate over `epochs` or `steps`, updated at every step; linear warm-up from `warmup_lr` first."""
 
     name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: shape
     epochs: int = 30  #: including warm-up and cool-down
+    steps: int | None = None  #: updates of the run, instead of epochs; other fields still count epochs
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
+    warmup_steps: int | None = None  #: updates of warm-up, instead of warmup_epochs; only with steps
     warmup_lr: float = 1e-6  #: start of the warm-up
     min_lr: float = 1e-5  #: end of the schedule
     cooldown_epochs: int = 0  #: epochs at min_lr at the end, part of `epochs`
@@ -101,17 +103,30 @@ class ScheduleConfig:
         _require(self, "epochs", self.epochs >= 1, "must be at least 1")
         _require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
         _require(self, "min_lr", self.min_lr >= 0, "must not be negative")
+        _require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
+        _require(self, "warmup_steps", self.warmup_steps is None or self.steps is not None, "needs schedule.steps")
+        total = self.steps or 0
+        _require(
+            self, "warmup_steps", self.warmup_steps is None or 0 <= self.warmup_steps < total, "must be below steps"
+        )
         short = f"must be less than the {self.epochs} epochs"
-        _require(self, "cooldown_epochs", 0 <= self.cooldown_epochs < self.epochs, short)
+        by_steps = self.steps is not None  # then the number of epochs follows from the data
+        _require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)
         ramp = self.warmup_epochs
-        fits = ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
+        fits = by_steps or ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
         _require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
         _require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
         _require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
 
     @property
+    def length(self) -> str:
+        """Length of a run in words: `30 epochs` or `1000 updates`."""
+        count, noun = (self.epochs, "epoch") if self.steps is None else (self.steps, "update")
+        return f"{count} {noun}{'' if count == 1 else 's'}"
+
+    @property
     def warmup(self) -> float:
-        """Epochs of warm-up."""
+        """Epochs of warm-up, of a schedule that counts epochs."""
         return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
 
 
@@ -146,11 +161,12 @@ class TrainConfig:
     threads: int | None = None  #: CPU threads of torch; null: torch's default
     workers: int = 0  #: loading processes per training process
     save_every: int | None = None  #: also save after every this many updates
+    eval_every: int | None = None  #: evaluate and save after every this many updates, and at the end; null: each epoch
     #: weights that a study compares: of the last epoch, or of the best one by the primary validation metric
     judge: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every"):
+        for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every", "eval_every"):
             value = getattr(self, name)
             _require(self, name, value is None or value >= 1, "must be at least 1")
         whole = self.batch_size % self.accumulate == 0
@@ -233,12 +249,17 @@ class Recipe:
         if self.graft in ("none", "", []):
             object.__setattr__(self, "graft", None)  # so that equal recipes compare equal
         first = self.train.first
-        if first is not None and first.epochs >= self.schedule.epochs:
+        if first is not None and self.schedule.steps is None and first.epochs >= self.schedule.epochs:
             rule = f"must be less than schedule.epochs ({self.schedule.epochs}); got {first.epochs}"
             raise FieldError("train.first.epochs", rule)
         for name, trained in (("parameters", self.train.parameters), ("first.parameters", first and first.parameters)):
             if trained == "grafts" and self.graft is None:
                 raise FieldError(f"train.{name}", _NO_GRAFT)
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether evaluations are numbered by updates, not by epochs."""
+        return self.schedule.steps is not None or self.train.eval_every is not None
 
     @property
     def lr(self) -> float:

@@ -41,6 +41,8 @@ class RunContext:
     task: Task
     data: TaskData
     order: TrainOrder
+    epochs: int  #: at most; the last one may end early under schedule.steps
+    updates: int  #: of these epochs
     update: Update
     start: Start  #: initial weights; random values where the run resumes from a checkpoint
 
@@ -107,12 +109,14 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         rank=accelerator.process_index,
         world=accelerator.num_processes,
     )
+    epochs = recipe.schedule.epochs if recipe.schedule.steps is None else order.epochs_of(recipe.schedule.steps)
+    updates = recipe.schedule.steps or order.updates_before(epochs)
     teacher = create_teacher(recipe, task, data, device=accelerator.device)
     if teacher is not None:
         teacher.refuse_other(folder)
     begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
     update, start = build_update(
-        recipe, task, data.model_args, accelerator, steps_per_epoch=order.steps, teacher=teacher, weights=not begun
+        recipe, task, data.model_args, accelerator, order=order, teacher=teacher, weights=not begun
     )
     if accelerator.is_main_process:
         if not begun:
@@ -129,6 +133,8 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         task=task,
         data=data,
         order=order,
+        epochs=epochs,
+        updates=updates,
         update=update,
         start=start,
     )
@@ -140,7 +146,7 @@ def build_update(
     model_args: Mapping[str, Any],
     accelerator: Accelerator,
     *,
-    steps_per_epoch: int,
+    order: TrainOrder,
     teacher: Teacher | None,
     weights: bool,
 ) -> tuple[Update, Start]:
@@ -159,7 +165,7 @@ def build_update(
         _refuse_unshardable(recipe, core)
     ema = create_ema(core, recipe)
     optimizer = create_optimizer(core, recipe)
-    schedule = create_schedule(optimizer, recipe, steps=steps_per_epoch)
+    schedule = create_schedule(optimizer, recipe, steps=order.steps)
     freezing = FreezingSchedule(core, recipe.train.first)
     if recipe.train.compile:
         core.compile()
@@ -171,9 +177,7 @@ def build_update(
     state = TrainState(
         accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), freezing=freezing
     )
-    update = Update(
-        recipe, task, state=state, core=core, schedule=schedule, steps_per_epoch=steps_per_epoch, teacher=teacher
-    )
+    update = Update(recipe, task, state=state, core=core, schedule=schedule, order=order, teacher=teacher)
     return update, start
 
 
