@@ -32,6 +32,7 @@ class ToyConfig:
     test: int = 0
     budget: int | None = None
     noise: float = 0.3
+    smoothing: float = 0.0
     double: bool = False
 
 
@@ -99,7 +100,7 @@ class Toy(Task):
         return (batch["image"],), {}
 
     def loss(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        loss = F.cross_entropy(outputs, batch["label"])
+        loss = F.cross_entropy(outputs, batch["label"], label_smoothing=self.config.smoothing)
         return {"loss": loss, "twice": 2 * loss}
 
     def predict(self, outputs: Any, batch: Any) -> dict[str, Tensor]:

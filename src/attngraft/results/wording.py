@@ -83,7 +83,9 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
 
 def judged_text(result: StudyResult) -> str:
     """Return which weights are compared, and on which data: `at the last epoch (30)`."""
-    if result.judged_weights == "last":
+    if result.judged_weights == "last" and _stopped_early(result):
+        text = f"at the last epoch of each run (at most {result.epochs})"
+    elif result.judged_weights == "last":
         text = f"at the last epoch ({result.epochs})" if result.steps is None else f"after {result.steps} updates"
     elif result.judged_split == "val":
         return "with each run's best weights, chosen and judged on the same validation examples"
@@ -95,8 +97,15 @@ def judged_text(result: StudyResult) -> str:
 def judged_column(result: StudyResult) -> str:
     """Return the same for a column heading: `epoch 30`, `best epoch, test`."""
     last = f"epoch {result.epochs}" if result.steps is None else f"update {result.steps}"
+    last = "last epoch" if _stopped_early(result) else last
     weights = last if result.judged_weights == "last" else "best epoch"
     return weights if result.judged_split == "val" else f"{weights}, test"
+
+
+def _stopped_early(result: StudyResult) -> bool:
+    """Return whether the patience of a stage ended a run before its last epoch."""
+    ends = {run.curve["epoch"][-1] for variant in result.variants for run in variant.runs if run.curve.get("epoch")}
+    return result.steps is None and bool(ends) and ends != {result.epochs}
 
 
 def metric_names(result: StudyResult) -> list[str]:

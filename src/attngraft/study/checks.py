@@ -35,7 +35,7 @@ def refuse_counted_updates(study: Study) -> None:
     if option:
         raise UsageError(
             f"{option} counts epochs, and the recipe counts updates: use --set schedule.steps=null --set "
-            f"train.eval_every=null, or leave out {option}"
+            f"train.eval_every=null and no stage with patience, or leave out {option}"
         )
 
 

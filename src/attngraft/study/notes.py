@@ -155,6 +155,13 @@ def run_notes(
             notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")
     if len({(run.facts.get("check") or {}).get("train_digest") for run in every}) > 1:
         notes.append("The runs were trained on different images: the data changed during the study.")
+    stops = {
+        name: sorted({int(run.epochs[-1]["step"]) for run in by_seed.values() if "step" in run.epochs[-1]})
+        for name, by_seed in records.items()
+    }
+    if len({update for updates in stops.values() for update in updates}) > 1:
+        each = [f"{name} {' and '.join(map(str, updates))}" for name, updates in stops.items() if updates]
+        notes.append(f"Runs stopped after different numbers of updates (a stage's patience): {'; '.join(each)}.")
     cuts = sorted({run.recipe.train.accumulate for run in every})
     if len(cuts) > 1:
         notes.append(

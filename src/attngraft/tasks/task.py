@@ -161,6 +161,7 @@ class StepContext:
     step: int  #: micro-batch of the epoch, from 0
     model: nn.Module  #: the trained model without wrappers
     teacher: StepTeacher | None = None
+    stage: str = "main"  #: name of the recipe's stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,8 +49,9 @@ def raise_not_finite(run: RunContext, losses: dict[str, float]) -> NoReturn:
         for name, parameter in run.update.core.named_parameters()
         if parameter.grad is not None
     }
-    batches = run.order.micro_batches(counters.epoch, counters.step)
-    examples = [run.data.train.name(index) for keys in batches for _, index in keys]
+    order = run.update.order
+    batches = order.micro_batches(counters.epoch, counters.step)
+    examples = [order.split.name(index) for keys in batches for _, index in keys]
     suffix = "" if accelerator.is_main_process else f"-{accelerator.process_index}"
     path = run.folder.path / f"failure{suffix}.json"
     report: dict[str, Any] = {
@@ -156,8 +157,11 @@ def _largest_that_fits(run: RunContext, phase: Phase) -> int | None:
 
 
 def _try_update(run: RunContext, size: int) -> None:
-    counters, split = run.state.counters, run.data.train
-    parts = run.order.micro_batches(counters.epoch, min(counters.step, run.order.steps_of(counters.epoch) - 1))
+    counters, order = run.state.counters, run.update.order
+    split, parts = (
+        order.split,
+        order.micro_batches(counters.epoch, min(counters.step, order.steps_of(counters.epoch) - 1)),
+    )
     batch = split.collate([split[key] for key in parts[0][:size]])
     train_mode(run.state.model)
     for _ in range(2):  # all micro-batches after the first share the memory with earlier gradients

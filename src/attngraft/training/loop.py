@@ -25,13 +25,14 @@ from attngraft.training.evaluate import SplitEvaluator
 from attngraft.training.failures import OutOfMemory, memory_explained, raise_not_finite, workers_explained
 from attngraft.training.freezing import train_mode
 from attngraft.training.journal import Journal, record_start, record_teacher_metrics
-from attngraft.training.loading import train_batches
+from attngraft.training.loading import TrainOrder, train_batches
 from attngraft.training.lock import locked
 from attngraft.training.optimizer import learning_rate
 from attngraft.training.progress import LogLines, Progress, Silent, format_metrics
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import Recipe, Stage
 from attngraft.training.run_folder import Judged, Metrics, RunFolder, RunRecord, read_run, write_json
 from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
+from attngraft.training.stages import StagePlan
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
 from attngraft.training.update import all_finite
 
@@ -141,8 +142,17 @@ class Trainer:
         self._state, self._counters = run.state, run.state.counters
         self._evaluate = self._evaluator(run.data.val)
         self._judging = self._evaluate if run.data.test is None else self._evaluator(run.data.test)
+        self._plan = StagePlan(run.recipe, run.task)
+        self._stage: tuple[int, int] | None = None  # number and first epoch of the stage that was entered
+        self._starting: Stage | None = None  # stage whose first update is next
+        context = run.stages[(self._plan.at(self._counters.epoch, self._counters.rows) or (-1, 0))[0]]
+        self._open_loader(context.order)
+
+    def _open_loader(self, order: TrainOrder) -> None:
+        run = self._run
+        self._order = order
         self._loader = train_batches(
-            run.order,
+            order,
             epoch=self._counters.epoch,
             step=self._counters.step,
             epochs=run.epochs,
@@ -151,7 +161,7 @@ class Trainer:
             pin=run.accelerator.device.type == "cuda",
         )
         # started here, because starting a loader draws a random number, which must not happen during updates
-        self._batches = stop.while_waiting(iter(self._loader))
+        self._batches = self._stop.while_waiting(iter(self._loader))
 
     def _evaluator(self, split: Split) -> SplitEvaluator:
         run = self._run
@@ -212,7 +222,9 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """Return whether all updates are made and evaluated."""
+        """Return whether all updates are made and evaluated, or the last stage has ended."""
+        if self._plan.at(self._counters.epoch, self._counters.rows) is None:
+            return True
         return self._done >= self._run.updates and not self._is_evaluation_due()
 
     def _is_evaluation_due(self) -> bool:
@@ -237,13 +249,11 @@ class Trainer:
         run, counters = self._run, self._counters
         save_every = run.recipe.train.save_every
         begun = time.perf_counter() - counters.seconds
-        self._state.freezing.enter(counters.epoch)
-        train_mode(self._state.model)
+        self._enter_stage()
         while not self._is_evaluation_due():
             if counters.step == run.order.steps_of(counters.epoch):
                 counters.epoch, counters.step = counters.epoch + 1, 0
-                self._state.freezing.enter(counters.epoch)
-                train_mode(self._state.model)
+                self._enter_stage()
             try:
                 with memory_explained(run, "update"):
                     losses = self._update_weights()
@@ -261,11 +271,39 @@ class Trainer:
             if save_every and done % save_every == 0 and not self._is_evaluation_due():
                 save(run.folder, self._state)
 
+    def _enter_stage(self) -> None:
+        """Enter the stage of this epoch, and set the model's modules to training."""
+        run, counters = self._run, self._counters
+        stage = self._plan.at(counters.epoch, counters.rows)
+        if stage is not None and stage != self._stage:
+            (number, begin), self._stage = stage, stage
+            context = run.stages[number]
+            self._state.freezing.enter(number)
+            run.update.enter(context, begin=begin)
+            if context.order is not self._order:
+                self._loader.stop_workers()
+                self._open_loader(context.order)
+            if number and (counters.epoch, counters.step) == (begin, 0):
+                self._starting = context.stage
+        train_mode(self._state.model)
+
+    def _start_stage(self, stage: Stage) -> None:
+        """Load the weights that a stage starts from, and clear the optimizer if it begins afresh."""
+        if stage.start == "best":
+            load_best(self._run.folder, self._state)
+            if self._state.ema is not None:
+                self._state.ema.set(self._run.update.core)
+        if stage.optimizer == "fresh":
+            self._state.optimizer.state.clear()
+
     def _update_weights(self) -> dict[str, float]:
         """Make one update with the next batch and return its losses."""
         update, epoch, step = self._run.update, self._counters.epoch, self._counters.step
         # load all micro-batches before running statistics change, because a stop signal may end the wait for data
         batches = [next(self._batches) for _ in range(self._run.recipe.train.accumulate)]
+        if self._starting is not None:  # only now, so that a checkpoint before the first update is of the stage before
+            self._start_stage(self._starting)
+            self._starting = None
         losses = update.accumulate_gradients(batches, epoch=epoch, step=step)
         if not all_finite(losses):
             raise_not_finite(self._run, losses)
@@ -315,6 +353,7 @@ class Trainer:
         if evaluation is None:
             self._save_and_stop()
         row |= {f"{prefix}/{name}": float(value) for name, value in evaluation.metrics.items()}
+        self._plan.refuse_unknown_metrics(list(evaluation.metrics))
         value = float(evaluation.metrics[run.task.primary])
         if prefix in best and not (value > best[prefix] if run.task.higher_is_better else value < best[prefix]):
             return evaluation

@@ -14,8 +14,10 @@ from attngraft.tasks.task import Batch, StepContext, Task
 from attngraft.training.checkpoint import TrainState
 from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import TrainOrder
+from attngraft.training.optimizer import create_schedule
 from attngraft.training.randomness import reseed, stream_seed
 from attngraft.training.recipe import Recipe
+from attngraft.training.stages import StageContext
 from attngraft.training.teacher import Teacher
 
 _EXAMPLES = ""  #: key of the share of losses without a weight
@@ -41,10 +43,23 @@ class Update:
         teacher: Teacher | None,
     ) -> None:
         self.recipe, self.task, self.state, self.core, self.teacher = recipe, task, state, core, teacher
-        self._schedule, self._order = schedule, order
+        self.order = order
+        self._run_schedule = self._schedule = schedule
+        self._begin = 0  # first epoch of the schedule
+        self._stage = recipe.all_stages[0].name
         self._losses = _LossSums(state.accelerator.device)
         self._called = in_memory_format(state.model, channels_last=recipe.train.channels_last)
         self._has_weight = True  # of the last micro-batches
+
+    def enter(self, context: StageContext, *, begin: int) -> None:
+        """Use a stage's task, batches and schedule, from its first epoch `begin` on."""
+        self.task, self.order, self._stage = context.task, context.order, context.stage.name
+        self._schedule, self._begin = self._run_schedule, 0
+        if context.stage.own_schedule:
+            for group in self.state.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = context.recipe.lr
+            self._schedule = create_schedule(self.state.optimizer, context.recipe, steps=self.order.steps)
+            self._begin = begin
 
     def accumulate_gradients(self, batches: list[Batch], *, epoch: int, step: int) -> dict[str, float]:
         """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
@@ -57,7 +72,7 @@ class Update:
         accelerator, count = self.state.accelerator, self.recipe.train.accumulate
         self._schedule.step_update(self._position(epoch, step))
         reseed(stream_seed(self.recipe.seed, "step", epoch, step, accelerator.process_index), accelerator.device)
-        shares = self._shares(batches, self._order.part_sizes(epoch, step))
+        shares = self._shares(batches, self.order.part_sizes(epoch, step))
         for number in range(count):
             last = number == count - 1
             with nullcontext() if last else accelerator.no_sync(self.state.model):
@@ -83,7 +98,9 @@ class Update:
         if accelerator.device.type != "cpu":
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
         batch = self.task.prepare(batch, epoch=epoch, step=step)
-        at = StepContext(seed=self.recipe.seed, epoch=epoch, step=step, model=self.core, teacher=self.teacher)
+        at = StepContext(
+            seed=self.recipe.seed, epoch=epoch, step=step, model=self.core, teacher=self.teacher, stage=self._stage
+        )
         parts: list[Tensor] = []
         means: dict[str, Tensor] = {}
         with accelerator.autocast():
@@ -103,11 +120,11 @@ class Update:
 
         If epochs differ in length, all count as the first one, so that the learning rate follows the epochs.
         """
-        order = self._order
+        order = self.order
         if self.recipe.schedule.steps is not None:
             return order.updates_before(epoch) + step
         part = step * order.steps / order.steps_of(epoch) if order.own_batches else step
-        return epoch * order.steps + part
+        return (epoch - self._begin) * order.steps + part
 
     def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
         """Return the share of each micro-batch in the weight of the whole update, by loss; {} without weights.
@@ -149,7 +166,7 @@ class Update:
         state.optimizer.step()
         state.optimizer.zero_grad()
         if state.ema is not None:
-            made = self._order.updates_before(epoch) + step + 1
+            made = self.order.updates_before(epoch) + step + 1
             state.ema.update(self.core, step=made if train.ema_warmup else None)
 
 
