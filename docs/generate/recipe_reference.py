@@ -96,9 +96,10 @@ def _study_file() -> str:
     """Return the keys of a study file, with the comments of the resulting configuration."""
     comments = comments_of(study_config.StudyConfig) | {
         "title": "title of the report",
-        "grafts": "variants besides the baseline: specifications, or sections with `name`, `spec`, `host` (another host)",
+        "grafts": "variants besides the baseline: specifications, or sections with `name`, `graft`, `host` (another host), "
+        "`set` (another recipe)",
         "seeds": "number of seeds, counted from 0; or a list of seeds",
-        "set": "changes of the recipe: `section.field=value`",
+        "set": "changes of the recipe for all variants: `section.field=value`",
         "out": "the study's folder",
     }
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,8 @@ def call(*arguments: str) -> int:
 
 
 def _compare(folder: Path, table: str, *more: str) -> int:
-    common = ["--graft", "cb_s", "--seeds", "2", "--epochs", "1", "--set", "train.batch_size=8"]
+    common = ["--graft", "cb_s", "--seeds", "2", "--set", "train.batch_size=8"]
+    more = more if "--epochs" in more else ("--epochs", "1", *more)
     return call("compare", *HOST, *common, "--data", str(folder / table), "--out", str(folder / "study"), *more)
 
 
@@ -116,3 +118,52 @@ def test_the_metric_is_one_that_has_a_score_for_every_image(tables: Path, capsys
     assert "top1, top5, balanced_accuracy, loss" in said
     assert _compare(tables, "one.csv", "--metric", "top5", "--dry-run") != 0
     assert "top5 needs more than five classes" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_task_brings_its_recipe(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "several.csv", "--task", "multilabel", "--dry-run") == 0
+    capsys.readouterr()
+    assert _compare(tables, "several.csv", "--task", "multilabel", "--recipe", "imbalanced", "--dry-run") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "--task multilabel: the recipe imbalanced is for the task classification; use --recipe multilabel, or" in said
+    )
+    assert _compare(tables, "several.csv", "--task", "multilable", "--dry-run") == 2
+    assert "did you mean multilabel" in capsys.readouterr().err
+    assert not (tables / "study").exists() or not list((tables / "study").iterdir())
+
+
+def test_a_host_that_the_task_cannot_use_is_refused_with_those_that_it_can(
+    tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = (
+        "task token_labeling: cannot use the host vit_tiny_patch16_224: it has no logits for its patches (aux_head); "
+        "use one of volo_*, elsa_volo_*"
+    )
+    assert _compare(tables, "one.csv", "--task", "token_labeling", "--epochs", "40") == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert not (tables / "study" / "study.yaml").exists()
+    train = [
+        "train",
+        "--task",
+        "token_labeling",
+        *HOST,
+        "--data",
+        str(tables / "one.csv"),
+        "--out",
+        str(tables / "run"),
+    ]
+    assert call(*train) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert not (tables / "run" / "recipe.yaml").exists()
+
+
+def test_a_variant_of_the_command_line_has_its_own_recipe(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = "{name: slow, graft: cb_s, set: {schedule.epochs: 2}}"
+    assert _compare(tables, "one.csv", "--graft", own, "--dry-run", "--json") == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {(run["variant"], run["epochs"], *run["set"]) for run in runs} == {
+        ("baseline", 1),
+        ("cb_s", 1),
+        ("slow", 2, "schedule.epochs=2"),
+    }

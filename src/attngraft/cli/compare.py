@@ -36,7 +36,8 @@ def compare(
         _comparison(
             "--graft",
             metavar="SPEC",
-            help="A variant: a graft specification; repeatable. The plain host (none) is always included.",
+            help='A variant: a graft specification, or "{graft: SPEC, set: {FIELD: VALUE}}"; repeatable. The plain host '
+            "(none) is always included.",
         ),
     ] = None,
     against: Annotated[
@@ -71,11 +72,16 @@ def compare(
             help="Train as many epochs (at most --epochs) as fit into this time for the whole study: 90s, 10m, 1h30m.",
         ),
     ] = None,
+    task: Annotated[
+        str | None,
+        _comparison("--task", metavar="NAME", help="The task, with its own recipe unless --recipe names one."),
+    ] = None,
     recipe: Annotated[
         str | None, _training("--recipe", metavar="NAME|FILE", help="A packaged recipe or a YAML file.")
     ] = None,
     set_: Annotated[
-        list[str] | None, _training("--set", metavar="A.B=VALUE", help="Change a field of the recipe; repeatable.")
+        list[str] | None,
+        _training("--set", metavar="A.B=VALUE", help="Change a field of the recipe, for all variants; repeatable."),
     ] = None,
     host_arg: Annotated[
         list[str] | None,
@@ -200,7 +206,10 @@ def compare(
 
         attngraft compare --study flowers.yaml --set train.threads=1 --jobs 8 --halving 3
 
-        attngraft compare --recipe multilabel --host vit_tiny_patch16_224 --graft cb_s --data labels.csv --out tagged
+        attngraft compare --host vit_tiny_patch16_224 --graft "{graft: cb_s, set: {schedule.warmup_epochs: 10}}"
+        --data ./flowers --out warmup
+
+        attngraft compare --task multilabel --host vit_tiny_patch16_224 --graft cb_s --data labels.csv --out tagged
 
         attngraft compare --recipe imbalanced --host vit_tiny_patch16_224 --graft cb_s --data ./rare --out rare
 
@@ -225,6 +234,7 @@ def compare(
         "grafts": graft,
         "against": against,
         "data": data,
+        "task": task,
         "recipe": recipe,
         "set": overrides + set_ if set_ else overrides or set_,
         "seeds": seeds,
@@ -272,6 +282,11 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
         base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved
     _merge_variants(options, base)
+    task = options.pop("task", None)
+    if task is not None and not report_only:
+        from attngraft.training.build import recipe_for_task
+
+        options["recipe"] = recipe_for_task(task, options.get("recipe", base.get("recipe")))
     if "set" in options:
         options["set"] = [*base.get("set", []), *options["set"]]
     if {"epochs", "time_budget"} & options.keys():
@@ -295,7 +310,7 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
 
     --graft replaces the file's variants on the study's host, --against those on other hosts.
     """
-    from attngraft.study.variants import entry_against
+    from attngraft.study.variants import entry_against, entry_graft
 
     against = options.pop("against", None)
     if against is None and "grafts" not in options:
@@ -304,7 +319,8 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
     for entry in base.get("grafts", []):
         kept[isinstance(entry, dict) and entry.get("host") is not None].append(entry)
     others = kept[True] if against is None else [entry_against(text) for text in against]
-    options["grafts"] = [*options.get("grafts", kept[False]), *others]
+    own = [entry_graft(text) for text in options["grafts"]] if "grafts" in options else kept[False]
+    options["grafts"] = [*own, *others]
 
 
 def _executor(
@@ -352,6 +368,7 @@ def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool
         {
             "variant": run.variant.name,
             "spec": run.variant.spec,
+            "set": list(run.variant.overrides),
             "host": run.recipe.host.name,
             "seed": run.seed,
             "epochs": run.recipe.schedule.epochs,

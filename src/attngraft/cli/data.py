@@ -6,7 +6,7 @@ import json
 import shlex
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,8 +31,8 @@ def check(
         ),
     ],
     task: Annotated[
-        Literal["classification", "multilabel"] | None,
-        typer.Option("--task", help="The task to train. Default: the one that fits the labels."),
+        str | None,
+        typer.Option("--task", metavar="NAME", help="The task to train. Default: the one that fits the labels."),
     ] = None,
     val_fraction: Annotated[
         float | None,
@@ -160,8 +160,11 @@ def _show(result: Inspection, config: DataConfig) -> None:
 
 def _compare_command(config: DataConfig, task: str) -> str:
     """Return the command that compares grafts on these data."""
+    from attngraft.tasks.task import load_task
+
     words = ["attngraft", "compare", "--data", config.source]
-    words += ["--recipe", "multilabel"] if task == "multilabel" else []
+    recipe = load_task(task).default_recipe
+    words += [] if recipe == "default" else ["--task", task] if recipe is None else ["--recipe", recipe]
     for field in fields(config):
         value: Any = getattr(config, field.name)
         value = int(value) if isinstance(value, float) and value.is_integer() else value

@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder.", metavar="DIR")],
     recipe: Annotated[
-        str, typer.Option("--recipe", help="A packaged recipe's name, or a YAML file.", metavar="NAME|FILE")
-    ] = "default",
+        str | None,
+        typer.Option(
+            "--recipe", help="A packaged recipe's name, or a YAML file. Default: default.", metavar="NAME|FILE"
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", help="The task, with its own recipe unless --recipe names one.", metavar="NAME"),
+    ] = None,
     host: Annotated[str | None, typer.Option("--host", help="The model, a timm name.", metavar="NAME")] = None,
     host_arg: Annotated[
         list[str] | None,
@@ -98,7 +105,11 @@ def train(
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]
     overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
+    if task is not None:
+        from attngraft.training.build import recipe_for_task
+
+        recipe = recipe_for_task(task, recipe)
+    resolved = load_recipe(recipe or "default", [*overrides, *(set_ or [])])
     try:
         with _display() as progress:
             record = run(resolved, out, resume=resume, progress=progress)

@@ -68,6 +68,15 @@ class StudyOfRun:
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
 
     @property
+    def recipe(self) -> str:
+        """What the variant changes in the study's recipe, without local paths."""
+        return str(_without_paths(wording.recipe_text(self.variant.recipe)))
+
+    @property
+    def epochs(self) -> int:
+        return wording.epochs_of(self.variant, self.result)
+
+    @property
     def command(self) -> str:
         """The command that repeats the study, without local paths."""
         return " ".join(str(_without_paths(word)) for word in self.result.command.split(" "))

@@ -75,6 +75,9 @@ def _name(variant: VariantResult, result: StudyResult) -> Text:
         name.append("\nno finished run", style="red")
     elif len(variant.runs) < len(result.seeds):
         name.append(f"\n{len(variant.runs)} of {wording.plural(len(result.seeds), 'seed')}", style="red")
+    if wording.recipe_text(variant.recipe) not in variant.name:
+        for field, value in variant.recipe.items():
+            name.append(f"\n{shown(wording.recipe_text({field: value}))}", style="dim")
     return name
 
 
@@ -85,7 +88,7 @@ def _difference(variant: VariantResult, result: StudyResult, style: MetricFormat
         return Text("" if stopped_text(result, variant.name) else "not compared", style="dim")
     cell = difference_lines(variant.difference, style)
     cell.append(f"\np {wording.p_value(variant.difference.p_holm)}")
-    cell.append(f"\nlevel at epoch {wording.epochs_text(variant, result.epochs)}")
+    cell.append(f"\nlevel at epoch {wording.epochs_text(variant, wording.epochs_of(variant, result))}")
     return cell
 
 
@@ -129,7 +132,8 @@ def markdown_table(result: StudyResult) -> str:
     rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]
     for variant in result.variants:
         spread, difference = variant.last.get(result.metric), variant.difference
-        cells = [_markdown_text(variant.name)]
+        epochs, recipe = wording.epochs_of(variant, result), wording.recipe_text(variant.recipe)
+        cells = [_markdown_text(variant.name if recipe in variant.name else f"{variant.name} ({recipe})")]
         cells.append(wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT)
         if difference is None:
             cells += ["", "", "", "", "baseline" if variant.is_baseline else "not compared"]
@@ -143,8 +147,8 @@ def markdown_table(result: StudyResult) -> str:
             cells += ["", ""]
         else:
             known = reached is not None and reached.baseline_epoch is not None
-            cells += [wording.epochs_text(variant, result.epochs)]
-            cells += [wording.epochs_ratio_text(reached, result.epochs) if reached and known else ABSENT]
+            cells += [wording.epochs_text(variant, epochs)]
+            cells += [wording.epochs_ratio_text(reached, epochs) if reached and known else ABSENT]
         rows.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 

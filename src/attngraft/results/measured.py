@@ -47,8 +47,8 @@ class Statistic(ABC):
         """Return the statistic of the examples at `order`, (M,)."""
 
     @property
-    def cost(self) -> int:
-        """Rough number of multiply-adds per resample, from which the number of resamples is chosen."""
+    def cost(self) -> float:
+        """Rough time of one resample on one CPU core in nanoseconds, from which the number of resamples is chosen."""
         return self.examples
 
     def value(self, counts: np.ndarray) -> np.ndarray:
@@ -122,8 +122,8 @@ class ClosedForm(Statistic):
         return int(self.summands.shape[0])
 
     @property
-    def cost(self) -> int:
-        return int(self.summands.nnz if sparse.issparse(self.summands) else self.summands.size)
+    def cost(self) -> float:
+        return float(0.5 * self.summands.nnz if sparse.issparse(self.summands) else 0.1 * self.summands.size)
 
     def parts(self, counts: np.ndarray) -> np.ndarray:
         return self._formula(np.asarray(counts @ self.summands, dtype=float))
@@ -166,8 +166,9 @@ class MeanAveragePrecision(Statistic):
         return len(self.scores)
 
     @property
-    def cost(self) -> int:
-        return 4 * self.scores.size
+    def cost(self) -> float:
+        positives = self.truth.sum(axis=0)
+        return float(self.examples * np.where(positives <= self._few, 0.04 * positives, 8).sum())
 
     def parts(self, counts: np.ndarray) -> np.ndarray:
         counts = np.asarray(counts, dtype=np.float32)  # sums of counts are exact below 2^24
@@ -195,6 +196,10 @@ class MeanAveragePrecision(Statistic):
         precision = _divide(correct.astype(float), ranked, empty=0.0)
         return _divide((weights * precision).sum(axis=1), weights.sum(axis=1, dtype=float))
 
+    @property
+    def _few(self) -> int:
+        return min(_FEW_POSITIVES, _MATRIX_LIMIT // self.scores.size)
+
     @cached_property
     def _ranking(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]]:
         """By class: the order by score, the positives in that order, the last rank of the scores that equal each one's, and
@@ -204,8 +209,9 @@ class MeanAveragePrecision(Statistic):
             order = np.argsort(-score, kind="stable")
             positives = order[truth[order]]
             last = np.searchsorted(-score[order], -score[positives], side="right") - 1
-            few = len(positives) <= min(_FEW_POSITIVES, _MATRIX_LIMIT // self.scores.size)
-            above = (score[:, None] >= score[None, positives]).astype(np.float32) if few else None
+            above = None
+            if len(positives) <= self._few:
+                above = (score[:, None] >= score[None, positives]).astype(np.float32)
             result.append((order, positives, last, above))
         return result
 
@@ -222,8 +228,8 @@ class SpearmanCorrelation(Statistic):
         return len(self.predicted)
 
     @property
-    def cost(self) -> int:
-        return 16 * self.examples
+    def cost(self) -> float:
+        return 50 * self.examples
 
     def parts(self, counts: np.ndarray) -> np.ndarray:
         counts = np.asarray(counts, dtype=np.float64)

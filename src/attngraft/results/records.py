@@ -80,9 +80,8 @@ class RecordCollector:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._seen = np.zeros(len(names), dtype=bool)
-        self._rows: dict[str, list[np.ndarray]] = {}  # by column: a stack of rows per batch, or arrays
-        self._order: list[np.ndarray] = []
-        self._ragged: set[str] = set()
+        self._rows: dict[str, list[Column]] = {}  # by column and batch
+        self._order: list[np.ndarray] = []  # examples by batch
         self._outputs: set[str] = set()
 
     def add(self, indices: np.ndarray, records: Records) -> None:
@@ -98,29 +97,18 @@ class RecordCollector:
         self._order.append(first)
         self._outputs |= records.outputs.keys()
         for name, column in {**records.statistics, **records.outputs}.items():
-            kept = self._rows.setdefault(name, [])
-            if isinstance(column, list):
-                self._ragged.add(name)
-                kept.extend(column[row] for row in rows)
-            else:
-                kept.append(column[rows])
+            self._rows.setdefault(name, []).append(_at(column, rows))
 
     def merge(self, parts: Sequence["RecordCollector"]) -> "RecordCollector":
         """Add the rows that other processes collected, and return self."""
         for part in parts:
-            for name in part._rows:
-                self._rows.setdefault(name, [])
-            fresh = [~self._seen[order] for order in part._order]
-            for batch, order in enumerate(part._order):
+            fresh = [np.flatnonzero(~self._seen[order]) for order in part._order]
+            for new, order in zip(fresh, part._order, strict=True):
                 self._seen[order] = True
-                self._order.append(order[fresh[batch]])
-            for name, rows in part._rows.items():
-                if name in part._ragged:
-                    keep = np.concatenate(fresh) if fresh else np.zeros(0, dtype=bool)
-                    self._rows[name].extend(row for row, new in zip(rows, keep, strict=True) if new)
-                else:
-                    self._rows[name].extend(row[new] for row, new in zip(rows, fresh, strict=True))
-            self._ragged |= part._ragged
+                self._order.append(order[new])
+            for name, batches in part._rows.items():
+                kept = self._rows.setdefault(name, [])
+                kept.extend(_at(column, new) for column, new in zip(batches, fresh, strict=True))
             self._outputs |= part._outputs
         return self
 
@@ -128,7 +116,7 @@ class RecordCollector:
         """Return all rows in the order of the split.
 
         Raises:
-            TrainingError: some examples were not evaluated.
+            TrainingError: some examples were not evaluated, or a column lacks some of their rows.
         """
         if not self._seen.all():
             missing = np.flatnonzero(~self._seen)
@@ -136,10 +124,23 @@ class RecordCollector:
             raise TrainingError(f"evaluation: {len(missing)} of {len(self._names)} examples are missing ({names}, ...)")
         order = np.argsort(np.concatenate(self._order), kind="stable")
         columns: dict[str, Column] = {}
-        for name, rows in self._rows.items():
-            columns[name] = [rows[index] for index in order] if name in self._ragged else np.concatenate(rows)[order]
+        for name, batches in self._rows.items():
+            rows = sum(map(len, batches))
+            if rows != len(order):
+                raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples")
+            columns[name] = _at(_joined(batches), order)
         every = np.asarray(list(self._names), dtype=np.str_)
         return RecordTable(names=every, columns=columns, outputs=frozenset(self._outputs))
+
+
+def _at(column: Column, rows: np.ndarray) -> Column:
+    return [column[row] for row in rows] if isinstance(column, list) else column[rows]
+
+
+def _joined(batches: Sequence[Column]) -> Column:
+    """Return a column of all batches: ragged if it is in any of them."""
+    stacks = [batch for batch in batches if not isinstance(batch, list)]
+    return np.concatenate(stacks) if len(stacks) == len(batches) else [row for batch in batches for row in batch]
 
 
 def write_records(path: Path, table: RecordTable) -> None:

@@ -18,8 +18,7 @@ from attngraft.results.measured import Statistic, mean_of_defined
 from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
-RESAMPLES = 2000
-_AT_ONCE = 2**22  #: number of counts of a general statistic drawn at a time
+RESAMPLES, FEWEST = 2000, 200
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
@@ -76,15 +75,21 @@ def crossed_bootstrap_of(
         resamples: number of resamples.
         confidence: of the two-sided interval.
         random_state: seed of the resampling.
+
+    Raises:
+        ValueError: the metric of all examples is undefined for a seed.
     """
     seeds, examples = len(baseline), baseline[0].examples
     by_seed = paired_differences(baseline, variant, np.ones((1, examples)))[0]
+    if not np.isfinite(by_seed).all():
+        raise ValueError("the metric is undefined")
     generator = np.random.default_rng(random_state)
     drawn = np.empty((resamples, seeds))
-    rows = max(1, _AT_ONCE // examples)
+    rows = max(1, _CHUNK // examples)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
-        counts = generator.multinomial(examples, np.full(examples, 1 / examples), size=size).astype(float)
+        indices = generator.integers(examples, size=(size, examples)) + np.arange(size)[:, None] * examples
+        counts = np.bincount(indices.reshape(-1), minlength=size * examples).reshape(size, examples).astype(float)
         drawn[start : start + size] = paired_differences(baseline, variant, counts)
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(1) / seeds
@@ -103,10 +108,13 @@ def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statisti
 
 
 def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statistic], *, seconds: float = 60.0) -> int:
-    """Return a number of resamples, at most `RESAMPLES` and at least 200, that takes about `seconds` or less."""
+    """Return the number of resamples that takes about `seconds`, at most `RESAMPLES` and at least `FEWEST`.
+
+    The estimate is for one CPU core (`bench/resampling.py` compares it with the time taken).
+    """
     every = [*baseline, *variant]
-    once = 3e-8 * every[0].examples + 1e-9 * sum(statistic.cost for statistic in every)
-    return int(np.clip(seconds / once, 200, RESAMPLES))
+    nanoseconds = 15 * every[0].examples + sum(statistic.cost for statistic in every)
+    return int(np.clip(1e9 * seconds / nanoseconds, FEWEST, RESAMPLES))
 
 
 def interval_of(

@@ -35,8 +35,11 @@ def save_result(result: StudyResult, folder: Path) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json; the key `suites` is omitted if there are none."""
+    """Return the contents of results.json; empty `suites`, and empty `recipe` of variants, are omitted."""
     plain = dataclasses.asdict(result)
+    for variant in plain["variants"]:
+        if not variant["recipe"]:
+            del variant["recipe"]
     if not result.suites:
         del plain["suites"]
     return plain
@@ -122,7 +125,10 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
     yield from (("variant", variant.name), ("spec", variant.spec), ("baseline", variant.is_baseline))
     if wording.has_other_hosts(result):
         yield "host", "" if variant.host is None else wording.host_label(variant.host)
-    yield from (("metric", result.metric), ("epochs", result.epochs), ("seeds_finished", len(variant.runs)))
+    if wording.has_other_recipes(result):
+        yield "recipe", wording.recipe_text(variant.recipe)
+    epochs = wording.epochs_of(variant, result)
+    yield from (("metric", result.metric), ("epochs", epochs), ("seeds_finished", len(variant.runs)))
     if result.halving is not None:
         yield "stopped_after_epoch", result.halving.stopped.get(variant.name)
     for name in wording.metric_names(result):

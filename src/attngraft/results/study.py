@@ -55,7 +55,7 @@ class McNemar:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A variant's primary metric minus the baseline's, paired by seed and example, at the last epoch."""
+    """A variant's metric minus the baseline's, paired by seed and example, at the last epoch."""
 
     mean: float
     bootstrap: Interval  #: crossed bootstrap over seeds and examples
@@ -66,6 +66,7 @@ class Difference:
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
+    resamples: int = 2000  #: of the bootstrap; fewer for metrics of which 2,000 would take over a minute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +119,10 @@ class VariantResult:
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
     sections: list[Section] = field(default_factory=list)  #: the task's results in addition to metrics
-    #: of the other metrics that can be resampled
+    #: differences of the other metrics that can be resampled; p_holm is corrected for the variants, not for the metrics
     other_differences: dict[str, Difference] = field(default_factory=dict)
     host: dict[str, Any] | None = None  #: name, args, ... of the host, if it is not the study's
+    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted fields that differ from the study's recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +205,7 @@ class StudyResult:
     higher_is_better: bool
     host: dict[str, Any]  #: name, args, pretrained; used by the baseline and by all variants without their own host
     data: dict[str, Any]  #: the task's facts
-    recipe: dict[str, Any]  #: resolved recipe
+    recipe: dict[str, Any]  #: resolved recipe, before the changes of single variants
     environment: dict[str, Any]
     seeds: list[int]
     epochs: int

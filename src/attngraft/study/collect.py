@@ -4,24 +4,28 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
-from attngraft.results.statistics import epochs_to_baseline
+from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
+from attngraft.results.wording import plural
 from attngraft.study.config import StudyConfig
-from attngraft.study.notes import judged_notes, other_host_notes, run_notes, start_notes
+from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
 from attngraft.study.plan import Records, finished_runs
 from attngraft.study.predictions import RunStatistics, aligned, read_statistics, variant_sections
 from attngraft.study.suites import suite_notes, suite_results
+from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_statistics, corrected, spread
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task
-from attngraft.training.recipe import recipe_to_dict
+from attngraft.training.recipe import Recipe, changed_settings, recipe_to_dict
 from attngraft.training.run_folder import RunRecord
+from attngraft.yaml_config import parse_yaml
 
 
 def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, notes: Sequence[str] = ()) -> StudyResult:
@@ -38,7 +42,9 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     """
     records = finished_runs(config)
     others = [variant.name for variant in config.variants if variant.host is not None]
-    by_seed = sorted(records.items(), key=lambda item: item[0] in others)  # runs of the study's own host first
+    changed = [variant.name for variant in config.variants if variant.overrides]
+    # runs of the study's own host and recipe first
+    by_seed = sorted(records.items(), key=lambda item: (item[0] in others, item[0] in changed))
     first = next((record for _, runs in by_seed for record in runs.values()), None)
     if first is None:
         raise TrainingError(f"{config.out}: no run of this study is finished yet, so there is nothing to report")
@@ -54,12 +60,18 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         run.folder: read_statistics(run, task) for of_variant in records.values() for run in of_variant.values()
     }
     differences, incomparable = _differences(config, records, task, statistics, stopped=len(stopped))
+    counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
+    settings = {
+        variant.name: _changed_settings(variant, list(records[variant.name].values()), first.recipe)
+        for variant in config.variants
+    }
     variants = [
         VariantResult(
             name=variant.name,
             spec=variant.spec,
             host=None if variant.host is None else variant.host.plain(),
+            recipe=settings[variant.name],
             is_baseline=variant.is_baseline,
             runs=runs[variant.name],
             last=_spreads([run.last for run in runs[variant.name]]),
@@ -68,7 +80,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             difference=by_metric.get(task.primary),
             other_differences={name: each for name, each in by_metric.items() if name != task.primary},
             epochs_to_baseline=None
-            if first.recipe.counts_updates
+            if counted
             else epochs_to_baseline(runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better),
             sections=variant_sections(task, list(records[variant.name].values())),
         )
@@ -100,6 +112,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *judged_notes(records, task.primary),
             *start_notes(records, task.primary, others=others),
             *other_host_notes(config, records),
+            *other_recipe_notes(config, settings),
             *run_notes(config, records, runs, task.primary, statistics=statistics, stopped=stopped),
             *([] if costs is not None else ["Costs were not measured."]),
             *suite_notes(config),
@@ -109,6 +122,13 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         halving=halving,
         suites=suite_results(config, records, task) if config.suites else [],
     )
+
+
+def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
+    """Return what the variant's runs changed in the study's recipe; without a run, what it sets."""
+    if records:
+        return changed_settings(records[0].recipe, study)
+    return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
 
 
 def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> RunSummary:
@@ -173,26 +193,35 @@ def _differences(
                 )
                 continue
             values = [run.statistics[metric] for run in runs]
-            if metric != task.primary and not all(np.isfinite(value.point) for value in values):
-                continue
-            differences[metric] = compare_statistics(
+            difference = compare_statistics(
                 dict(zip(own, values[: len(own)], strict=True)),
                 dict(zip(own, values[len(own) :], strict=True)),
                 higher_is_better=task.is_higher_better(metric),
             )
+            if difference is None:
+                notes.append(f"{metric} of {variant.name} or of the baseline is undefined for a seed: not compared.")
+                continue
+            differences[metric] = difference
         found.append(differences)
     for metric in dict.fromkeys(name for each in found for name in each):
         fixed = corrected([each.get(metric) for each in found], untested=stopped)
         for each, difference in zip(found, fixed, strict=True):
             if difference is not None:
                 each[metric] = difference
+        resamples = min((each.resamples for each in fixed if each is not None), default=RESAMPLES)
+        if resamples < RESAMPLES:
+            notes.append(
+                f"The bootstrap intervals of {metric} are from {resamples:,} resamples, not {RESAMPLES:,}, which would take "
+                "over a minute per variant."
+            )
     return found, notes
 
 
 def _title(config: StudyConfig, record: RunRecord) -> str:
     source = record.facts.get("source") or record.recipe.task.get("data", {}).get("source", "the data")
     others = sum(variant.host is not None for variant in config.variants)
-    grafts = len(config.variants) - 1 - others
-    parts = [f"{grafts} graft{'' if grafts == 1 else 's'}"] if grafts or not others else []
-    parts += [f"{others} other host{'' if others == 1 else 's'}"] if others else []
+    recipes = sum(variant.host is None and variant.spec == "none" for variant in config.variants) - 1
+    grafts = len(config.variants) - 1 - others - recipes
+    parts = [plural(grafts, "graft")] if grafts or not (others or recipes) else []
+    parts += [plural(count, f"other {kind}") for count, kind in ((others, "host"), (recipes, "recipe")) if count]
     return f"{record.recipe.host.name} on {source}: {', '.join(parts)}"

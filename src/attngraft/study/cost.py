@@ -45,7 +45,8 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
     profilers, parameters, macs, memory = {}, {}, {}, {}
     with cpu_threads(study.baseline_recipe.train.threads):
         for variant in study.variants:
-            key, profiler = variant.key, Profiler(study.recipe_of(variant), benchmark)
+            recipe = study.recipe_of(variant)
+            key, profiler = variant.key, Profiler(recipe, benchmark.for_recipe(recipe))
             profilers[key] = profiler
             parameters[key] = count_parameters(profiler.model)
             macs[key] = _macs_of_one_example(profiler)

@@ -10,7 +10,7 @@ from attngraft.study.config import StudyConfig
 from attngraft.study.variants import Variant
 from attngraft.tasks.task import SPLIT_FILE, Task
 from attngraft.training.profiler import BenchmarkBatch
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import Recipe, ScheduleConfig
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 
 RunState = Literal["new", "unfinished", "finished"]
@@ -51,13 +51,18 @@ class Study(StudyConfig):
 
     @property
     def baseline_recipe(self) -> Recipe:
-        """Recipe of the baseline with the first seed; all runs share its data, task and training settings."""
+        """Recipe of the baseline with the first seed; all runs share its data, and what their variants do not change."""
         return self.runs[0].recipe
 
     def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
         """Return the resolved recipe of one run; by default with the first seed."""
         seed = self.seeds[0] if seed is None else seed
         return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
+
+    @property
+    def schedules(self) -> list[ScheduleConfig]:
+        """Schedules of the variants, the baseline's first."""
+        return [self.recipe_of(variant).schedule for variant in self.variants]
 
     def split_file(self) -> Path | None:
         """Return the path of the study's random split, which may not exist; None until a run has saved anything."""

@@ -161,7 +161,7 @@ def prepare(
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
-        counted = study.baseline_recipe.counts_updates
+        counted = any(run.recipe.counts_updates for run in study.runs)
         if not counted:
             progress.on_stage("timing a few steps of every variant")
         try:
@@ -179,7 +179,7 @@ def prepare(
             seconds = estimate.seconds(expected_runs(study)) / concurrency
     if study.suites:
         check_suites(study, benchmark)
-    counted = study.baseline_recipe.counts_updates
+    counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
     return dataclasses.replace(study, benchmark=benchmark, seconds=seconds)
@@ -353,12 +353,12 @@ def _cost_seconds(config: StudyConfig) -> float:
 
 def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
     """Load the costs, or measure them. A failure to measure becomes a note."""
-    measured = resolve(_with_chosen_batches(_without_stopped(study), study))
-    costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
-    if costs is not None:
-        return costs
-    progress.on_stage("measuring the costs of each variant")
     try:
+        measured = resolve(_with_chosen_batches(_without_stopped(study), study))
+        costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
+        if costs is not None:
+            return costs
+        progress.on_stage("measuring the costs of each variant")
         benchmark = (
             study.benchmark if measured.overrides == study.overrides else None
         )  # only if its batch sizes are unchanged
@@ -375,7 +375,9 @@ def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
     train = study.baseline_recipe.train
     if not train.auto_batch:
         return config
-    chosen = max(run.recipe.train.accumulate for runs in finished_runs(config).values() for run in runs.values())
+    own = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
+    finished = [run for name, runs in finished_runs(config).items() if name not in own for run in runs.values()]
+    chosen = max((run.recipe.train.accumulate for run in finished), default=train.accumulate)
     if chosen == train.accumulate:
         return config
     return dataclasses.replace(config, overrides=(*config.overrides, f"train.accumulate={chosen}"))

@@ -11,7 +11,6 @@ import numpy as np
 
 from attngraft.results.measured import MeanScore, Statistic
 from attngraft.results.statistics import (
-    RESAMPLES,
     affordable_resamples,
     crossed_bootstrap,
     crossed_bootstrap_of,
@@ -26,7 +25,7 @@ from attngraft.results.study import Difference, Interval, McNemar, Spread, Verdi
 
 def compare_statistics(
     baseline: Mapping[int, Statistic], variant: Mapping[int, Statistic], *, higher_is_better: bool
-) -> Difference:
+) -> Difference | None:
     """Return the difference of a metric, variant minus baseline, over the seeds that both have.
 
     A mean of scores is compared by `compare_scores`; any other metric is computed again under every resample.
@@ -35,9 +34,15 @@ def compare_statistics(
         baseline: the baseline's metric by seed.
         variant: the variant's, on the same examples in the same order.
         higher_is_better: direction of the metric.
+
+    Returns:
+        None if the metric is undefined for a run.
     """
     seeds = sorted(baseline.keys() & variant.keys())
     first, second = [baseline[seed] for seed in seeds], [variant[seed] for seed in seeds]
+    by_seed = paired_differences(first, second, np.ones((1, first[0].examples)))[0]
+    if not np.isfinite(by_seed).all():
+        return None
     scores = [each.score for each in first if isinstance(each, MeanScore)]
     others = [each.score for each in second if isinstance(each, MeanScore)]
     if len(scores) == len(others) == len(seeds):
@@ -47,14 +52,10 @@ def compare_statistics(
             binary=all(each.binary for each in [*first, *second]),
             higher_is_better=higher_is_better,
         )
-    by_seed = paired_differences(first, second, np.ones((1, first[0].examples)))[0]
     resamples = affordable_resamples(first, second)
-    found = difference_of(
-        by_seed, crossed_bootstrap_of(first, second, resamples=resamples), tests=[], higher_is_better=higher_is_better
-    )
-    if resamples < RESAMPLES:
-        found = dataclasses.replace(found, why=f"{found.why} ({resamples} resamples, to save time)")
-    return found
+    interval = crossed_bootstrap_of(first, second, resamples=resamples)
+    found = difference_of(by_seed, interval, tests=[], higher_is_better=higher_is_better)
+    return dataclasses.replace(found, resamples=resamples)
 
 
 def compare_scores(

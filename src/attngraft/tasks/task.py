@@ -17,6 +17,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -165,14 +166,6 @@ class StepContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Prefixes of parameter names, for freezing and learning rates; grafts are told apart by their names."""
-
-    head: tuple[str, ...]  #: layers that depend on the data, such as a classifier
-    new: tuple[str, ...] = ()  #: modules that the task puts around the host: neck, decoder
-
-
-@dataclass(frozen=True, kw_only=True)
 class Serving:
     """Description of a trained model's inputs and outputs, for use without its task and data; JSON-ready."""
 
@@ -244,6 +237,8 @@ class Task(ABC):
     primary: str  #: metric used to compare runs at the last epoch ("top1")
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
+    default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
+    hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
     #: whether `infer(full=False)` is another inference than `infer(full=True)`: then curves are of the first, and a finished
     #: run is evaluated once more with the second
     has_light_inference: ClassVar[bool] = False
@@ -257,6 +252,17 @@ class Task(ABC):
         if metric == self.primary:
             return self.higher_is_better
         return self.metrics[metric].higher_is_better if metric in self.metrics else True
+
+    @classmethod
+    def refusal(cls, host: nn.Module, name: str) -> str:
+        """Return why the task cannot use a host, or an empty text; by default, whether `hosts` lists its name.
+
+        Args:
+            host: the host, without weights and with the head of its factory.
+            name: its name in the recipe.
+        """
+        known = not cls.hosts or any(fnmatchcase(name.rpartition(":")[2], pattern) for pattern in cls.hosts)
+        return "" if known else "it is none of the task's hosts"
 
     @classmethod
     @abstractmethod
@@ -309,18 +315,14 @@ class Task(ABC):
     def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
         """Return the model that is trained: the grafted host, by default alone.
 
-        A task that puts a neck, a decoder or a head around the host returns a `HostedModel`. New parameters are drawn from a
-        random stream of their own, so that all variants of a seed share them.
+        A task that puts a neck, a decoder or a head around the host returns a `hosts.HostedModel`. New parameters are drawn
+        from a separate random stream, so that all variants of a seed share them.
 
         Args:
             host: the grafted host.
             facts: the facts that `load` returned; resuming, prediction and export have no data.
         """
         return host
-
-    def parts(self, model: nn.Module) -> Parts | None:
-        """Return the head of the built model and what is new around the host; None: the host's own head."""
-        return None
 
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
         """Apply batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
@@ -447,17 +449,6 @@ def __getattr__(name: str) -> Any:
         warnings.warn(f"{__name__}.{name} is deprecated; override Task.measure", DeprecationWarning, stacklevel=2)
         return getattr(evaluator, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class HostedModel(nn.Module):
-    """A grafted host with a neck, decoder or head around it.
-
-    Specifications and graft files use the host's own paths.
-    """
-
-    def __init__(self, host: nn.Module) -> None:
-        super().__init__()
-        self.host = host
 
 
 def to_records(columns: Mapping[str, Tensor]) -> Records:

@@ -9,7 +9,7 @@ import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from attngraft.errors import AttngraftError, ConfigError, HostError
+from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.models.create import create_host
 from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
@@ -17,7 +17,7 @@ from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.training.freezing import freeze
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import Recipe, load_recipe
 from attngraft.training.run_folder import RunFolder
 
 
@@ -29,6 +29,47 @@ def build_task(recipe: Recipe) -> Task:
     """
     config = {key: value for key, value in recipe.task.items() if key != "name"}
     return load_task(recipe.task["name"]).from_config(config, seed=recipe.seed)
+
+
+def recipe_for_task(task: str, recipe: str | None) -> str:
+    """Return the recipe for `--task`: the given one, or the task's own.
+
+    Raises:
+        ConfigError: the task or the recipe does not exist.
+        UsageError: the recipe is for another task, or none is given and the task has none of its own.
+    """
+    own = load_task(task).default_recipe
+    if own is not None and load_recipe(own).task["name"] != task:
+        own = None  # inherited from the task that it extends
+    if recipe is None and own is None:
+        raise UsageError(
+            f"--task {task}: this task has no recipe of its own; use --recipe FILE, with `task: {{name: {task}}}` in it"
+        )
+    found = task if recipe is None else load_recipe(recipe).task["name"]
+    if found != task:
+        instead = f"--recipe {own}" if own is not None else f"a recipe with `task: {{name: {task}}}`"
+        raise UsageError(
+            f"--task {task}: the recipe {recipe} is for the task {found}; use {instead}, or --task {found} with this recipe"
+        )
+    return str(recipe or own)
+
+
+def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
+    """Check that the recipe's task can use its host; `host` is the host if it was built, also on the meta device.
+
+    Raises:
+        UsageError: it cannot; the message names the hosts that it can use.
+    """
+    task = load_task(recipe.task["name"])
+    if not task.hosts:
+        return
+    if host is None:
+        with torch.device("meta"):
+            host = _create_host(recipe, {}, pretrained=False)
+    if reason := task.refusal(host, recipe.host.name):
+        raise UsageError(
+            f"task {task.name}: cannot use the host {recipe.host.name}: {reason}; use one of {', '.join(task.hosts)}"
+        )
 
 
 def model_data_config(recipe: Recipe) -> dict[str, Any]:
@@ -56,7 +97,13 @@ class Start:
     path: Path | None = None  #: path of the file of weights
 
 
-def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
+def build_model(
+    recipe: Recipe,
+    model_args: Mapping[str, Any],
+    *,
+    weights: bool = True,
+    facts: Mapping[str, Any] | None = None,
+) -> nn.Module:
     """Return the grafted host with untrained parameters frozen.
 
     Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
@@ -67,11 +114,15 @@ def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool 
         HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
         ConfigError: no parameter would be trained.
     """
-    return build_started_model(recipe, model_args, weights=weights)[0]
+    return build_started_model(recipe, model_args, weights=weights, facts=facts)[0]
 
 
 def build_started_model(
-    recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True
+    recipe: Recipe,
+    model_args: Mapping[str, Any],
+    *,
+    weights: bool = True,
+    facts: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Start]:
     """Return the model of `build_model` with a description of its initial weights.
 
@@ -88,6 +139,9 @@ def build_started_model(
         mix_tokens_in_training(model)
     if file is not None:
         file.fill_grafts(model)
+    if facts is not None and load_task(recipe.task["name"]).build is not Task.build:
+        with seeded("around", recipe.seed):
+            model = build_task(recipe).build(model, facts)
     freeze(model, recipe.train.parameters)
     return model, start
 

@@ -239,7 +239,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     Raises:
         TrainingError: the run has no such weights.
     """
-    model = build_model(record.recipe, record.model_args, weights=False)
+    model = build_model(record.recipe, record.model_args, weights=False, facts=record.facts)
     _fill(model, RunFolder(record.folder), weights)
     return model
 

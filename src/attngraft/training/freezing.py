@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from attngraft.attention import is_graft
 from attngraft.errors import ConfigError, HostError
-from attngraft.hosts import find_host
+from attngraft.hosts import find_host, host_of
 from attngraft.training.recipe import TRAINED, Parameters, Recipe
 
 
@@ -49,17 +49,24 @@ def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:
     """Return the prefixes of the head's parameter names: timm's classifier, else the host adapter's `head`.
 
+    Whatever a task puts around the host belongs to the head, too.
+
     Raises:
         ConfigError: neither timm nor an adapter names the head.
     """
-    classifier = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    host, prefix = host_of(model)
+    new = tuple(f"{name}." for name, _ in model.named_children() if name != "host") if prefix else ()
+    classifier = (getattr(host, "pretrained_cfg", None) or {}).get("classifier")
     if classifier:
-        return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
+        names = [classifier] if isinstance(classifier, str) else classifier
+        return (*new, *(f"{prefix}{name}." for name in names))
     try:
-        host = find_host(model)
+        found = find_host(host)
     except HostError as error:
+        if new:
+            return new
         raise ConfigError(f"train.parameters: the head of this model is unknown: {error}") from None
-    return tuple(host.adapter.parts(host.core)["head"])
+    return (*new, *(f"{prefix}{name}" for name in found.adapter.parts(found.core)["head"]))
 
 
 def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:

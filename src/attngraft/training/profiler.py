@@ -35,6 +35,7 @@ class BenchmarkBatch:
 
     def __init__(self, recipe: Recipe, *, split: Path | None = None) -> None:
         train = recipe.train
+        self.recipe, self._split = recipe, split
         with _separate_stream(recipe):
             self.task = build_task(recipe)
             if split is not None:
@@ -57,6 +58,13 @@ class BenchmarkBatch:
         self.order, self.steps_per_epoch, self.eval_batches = order, order.steps, len(evaluation)
         self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
 
+    def for_recipe(self, recipe: Recipe) -> "BenchmarkBatch":
+        """Return this benchmark, or a new one for a recipe with another task section, teacher, or batch size."""
+        sizes = [(r.train.batch_size, r.train.accumulate, r.train.eval_batch_size) for r in (recipe, self.recipe)]
+        if (recipe.task, recipe.distill, sizes[0]) == (self.recipe.task, self.recipe.distill, sizes[1]):
+            return self
+        return BenchmarkBatch(recipe, split=self._split)
+
 
 class Profiler:
     """A model of `recipe` with its optimizer; `train_step` and `evaluate_batch` repeat the benchmark's batches."""
@@ -69,7 +77,7 @@ class Profiler:
             self._update, _ = build_update(
                 recipe,
                 benchmark.task,
-                benchmark.data.model_args,
+                benchmark.data,
                 accelerator,
                 order=benchmark.order,
                 teacher=benchmark.teacher,

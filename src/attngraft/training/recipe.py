@@ -13,7 +13,15 @@ from typing import Any, Literal
 from attngraft.errors import ConfigError
 from attngraft.strict import FieldError
 from attngraft.suggest import did_you_mean
-from attngraft.yaml_config import apply_overrides, dump_yaml, from_mapping, merge, read_yaml, to_plain
+from attngraft.yaml_config import (
+    apply_overrides,
+    differing_values,
+    dump_yaml,
+    from_mapping,
+    merge,
+    read_yaml,
+    to_plain,
+)
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -67,6 +75,7 @@ class OptimizerConfig:
     weight_decay: float = 0.05  #: except for biases, norms and other parameters with one axis
     layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its site's layer
     graft_lr_scale: float = 1.0  #: factor on lr for parameters of grafts
+    new_lr_scale: float = 1.0  #: factor on lr for what the task puts around the host (neck, decoder, head)
     graft_weight_decay: float | None = None  #: for parameters of grafts; null: weight_decay
     betas: tuple[float, ...] | None = None  #: null: the optimizer's default
     eps: float | None = None  #: null: the optimizer's default
@@ -79,6 +88,7 @@ class OptimizerConfig:
         _require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
         _require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
         _require(self, "graft_lr_scale", self.graft_lr_scale > 0, "must be positive")
+        _require(self, "new_lr_scale", self.new_lr_scale > 0, "must be positive")
         decay = self.graft_weight_decay
         _require(self, "graft_weight_decay", decay is None or decay >= 0, "must not be negative")
 
@@ -371,6 +381,17 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the whole recipe as plain values; `recipe_from_dict` reads it back."""
     plain: dict[str, Any] = to_plain(recipe)
     return plain
+
+
+def changed_settings(recipe: Recipe, baseline: Recipe) -> dict[str, Any]:
+    """Return the values of the dotted fields in which the training of `recipe` differs from that of `baseline`.
+
+    Host, graft and seed are left out, and so are fields that do not change the result or were chosen for the memory.
+    """
+    chosen = recipe.train.auto_batch and baseline.train.auto_batch
+    ignored = {"host", "graft", "seed", *HARMLESS, *(CHOSEN_BY_MEMORY if chosen else ())}
+    found = differing_values(recipe_to_dict(recipe), recipe_to_dict(baseline))
+    return {name: value for name, (value, _) in found.items() if not {name, name.partition(".")[0]} & ignored}
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:

@@ -3,10 +3,9 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -18,7 +17,7 @@ from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.task import Task, TaskData
-from attngraft.training.build import Start, build_started_model, build_task, model_data_config
+from attngraft.training.build import Start, build_started_model, build_task, check_task_host, model_data_config
 from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder
@@ -100,6 +99,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
+    check_task_host(recipe)
     task.load_split(folder.split)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
@@ -118,9 +118,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     if teacher is not None:
         teacher.refuse_other(folder)
     begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
-    update, start = build_update(
-        recipe, task, data.model_args, accelerator, order=order, teacher=teacher, weights=not begun
-    )
+    update, start = build_update(recipe, task, data, accelerator, order=order, teacher=teacher, weights=not begun)
     if accelerator.is_main_process:
         if not begun:
             _log_start(recipe, start)
@@ -170,7 +168,7 @@ def _stage_context(
 def build_update(
     recipe: Recipe,
     task: Task,
-    model_args: Mapping[str, Any],
+    data: TaskData,
     accelerator: Accelerator,
     *,
     order: TrainOrder,
@@ -184,7 +182,7 @@ def build_update(
     Raises:
         ConfigError: part of the recipe does not fit the host or the processes.
     """
-    core, start = build_started_model(recipe, model_args, weights=weights)
+    core, start = build_started_model(recipe, data.model_args, weights=weights, facts=data.facts)
     core = core.to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)

@@ -33,6 +33,7 @@ class Classification(ImageTask):
     """
 
     name = "classification"
+    default_recipe = "default"
     primary = "top1"  # default; the recipe may choose another
     metrics: ClassVar = {
         "top1": Metric(label="top-1 accuracy", column="top-1", share=True),

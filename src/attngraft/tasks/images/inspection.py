@@ -3,20 +3,19 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from attngraft.errors import DataError
+from attngraft.errors import ConfigError, DataError
 from attngraft.files import atomic_file, printable
 from attngraft.tasks.images.checks import Duplicate, class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import Survey, split_digest, survey_images
 from attngraft.tasks.images.scan import Progress
 from attngraft.tasks.images.sources import Images, in_mode
-
-TaskName = Literal["classification", "multilabel"]
+from attngraft.tasks.task import load_task
 
 _SKEWED = 10  #: ratio of class sizes from which a note suggests remedies
 
@@ -32,7 +31,7 @@ class Inspection:
     """Survey of a source, and whether a task can be trained on it."""
 
     survey: Survey
-    task: TaskName  #: the requested task, or the one that fits the labels
+    task: str  #: the requested task, or the one that fits the labels
     refusals: list[str]  #: reasons why training would reject the data; empty if it would start
     notes: list[str]  #: remarks for the user
 
@@ -96,7 +95,7 @@ class Inspection:
         }
 
 
-def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress: Progress | None = None) -> Inspection:
+def inspect_images(config: DataConfig, *, task: str | None = None, progress: Progress | None = None) -> Inspection:
     """Open the data as training would, and report all issues.
 
     Args:
@@ -105,14 +104,15 @@ def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress
         progress: called while images are scanned.
 
     Raises:
-        ConfigError: a class or column is unknown.
+        ConfigError: a class or column is unknown, the task is unknown, or it has other data than images with labels.
         DataError: the source cannot be opened at all.
     """
+    several = None if task is None else _has_several_labels(task)
     survey = survey_images(config, progress=progress)
     source, refusals = survey.source, list(survey.refusals)
-    fitting: TaskName = "multilabel" if source.multilabel else "classification"
+    fitting = "multilabel" if source.multilabel else "classification"
     try:
-        refuse_other_labels(source, task=task or fitting, multilabel=(task or fitting) == "multilabel")
+        refuse_other_labels(source, task=task or fitting, multilabel=source.multilabel if several is None else several)
     except DataError as error:
         refusals.append(str(error))
     notes = [*source.notes, *survey.issues.notes()]
@@ -126,6 +126,17 @@ def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress
             f"{common} has {counts.max() / counts.min():.0f} times as many training images as {rare}; see {remedy}."
         )
     return Inspection(survey=survey, task=task or fitting, refusals=refusals, notes=notes)
+
+
+def _has_several_labels(task: str) -> bool:
+    """Return whether the images of a task have several labels each."""
+    found: bool | None = getattr(load_task(task), "multilabel", None)
+    if found is None:
+        raise ConfigError(
+            f"--task {task}: `attngraft data check` is for images with labels; `attngraft train --task {task}` checks the "
+            "data of this task before it trains"
+        )
+    return found
 
 
 def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:

@@ -28,6 +28,7 @@ class MultiLabel(ImageTask):
     """
 
     name = "multilabel"
+    default_recipe = "multilabel"
     primary = "image_ap"  # default; the recipe may choose another
     metrics: ClassVar = {
         "image_ap": Metric(label="average precision by image", column="image AP", share=True),

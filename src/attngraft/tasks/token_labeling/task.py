@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, TrainingError
-from attngraft.models.token_mixing import ARGUMENT
+from attngraft.models.token_mixing import ARGUMENT, has_patch_logits
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.task import Batch, Distillation, TaskData
 from attngraft.tasks.token_labeling.config import TokenLabelingConfig
@@ -25,8 +25,14 @@ class TokenLabeling(Classification):
     """
 
     name = "token_labeling"
+    default_recipe = "elsa-volo-imagenet"
+    hosts = ("volo_*", "elsa_volo_*")
     config: TokenLabelingConfig
     config_class = TokenLabelingConfig
+
+    @classmethod
+    def refusal(cls, host: nn.Module, name: str) -> str:
+        return "" if has_patch_logits(host) else "it has no logits for its patches (aux_head)"
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         data, labels = super().load(model_data_config=model_data_config), self.config.token_labels
