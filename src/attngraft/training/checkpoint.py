@@ -231,7 +231,7 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, 
 def load_best(run: RunFolder, state: TrainState) -> int:
     """Load the best weights so far into `state.model`, in all processes; return their epoch (from 1)."""
     main, epoch = state.accelerator.is_main_process, 0
-    weights: dict[str, Tensor] = {}
+    weights: dict[str, Any] = {}
     if main:
         with safe_open(run.best(), framework="pt") as file:
             epoch = json.loads(file.metadata()["attngraft"])["epoch"]

@@ -11,7 +11,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, NoReturn, TypeVar, cast
+from typing import Any, Literal, NoReturn, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -362,7 +362,7 @@ class Trainer:
         weights = model_state(self._state.model) if ema is None else ema.module.state_dict()
         if run.accelerator.is_main_process:
             at = {name: row[name] for name in ("epoch", "step") if name in row}
-            facts = {**at, "metric": f"{prefix}/{run.task.primary}", "value": value}
+            facts: dict[str, Any] = {**at, "metric": f"{prefix}/{run.task.primary}", "value": value}
             save_weights(run.folder.best("ema" if prefix == "ema" else ""), weights, facts)
         return evaluation
 
