@@ -28,6 +28,7 @@ from attngraft.study.suites import evaluate_finished
 from attngraft.study.verdict import compare_scores, compare_statistics
 from attngraft.tasks.calibration import calibration_statistic, reliability
 from attngraft.training.evaluate import weights_file
+from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import TREE
 from tests.export.runs import VIT
@@ -228,7 +229,7 @@ def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path: Path) -> Non
 
 
 def test_one_failing_suite_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = SimpleNamespace(folder=tmp_path)
+    record = SimpleNamespace(folder=tmp_path, recipe=Recipe())
     monkeypatch.setattr("attngraft.study.suites.finished_runs", lambda config: {"cb_s": {0: record}})
     asked = []
 

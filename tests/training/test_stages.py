@@ -118,13 +118,13 @@ def test_an_optimizer_with_momentum_alone_resumes_across_the_boundary(tmp_path: 
 def test_nothing_to_train_first_is_said() -> None:
     recipe = staged(graft="cb", train={"first": {"parameters": "grafts", "epochs": 1}})
     with pytest.raises(ConfigError, match=r"train\.first\.parameters: grafts leaves nothing to train"):
-        FreezingSchedule(build_model(recipe, {"num_classes": 3}), recipe.train.first)
+        FreezingSchedule(build_model(recipe, {"num_classes": 3}), recipe)
 
 
 def test_the_first_stage_may_be_within_fewer_parameters() -> None:
     recipe = staged(train={"parameters": "grafts+head", "first": {"parameters": "grafts", "epochs": 1}})
     model = build_model(recipe, {"num_classes": 3})
-    schedule = FreezingSchedule(model, recipe.train.first)
+    schedule = FreezingSchedule(model, recipe)
 
     def trained() -> Iterator[str]:
         return (name for name, parameter in model.named_parameters() if parameter.requires_grad)

@@ -362,7 +362,7 @@ def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool
     prepared = prepare(config, executor=executor)
     if not as_json:
         for run in prepared.runs:
-            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.epochs} epochs in {run.folder}")
+            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
         typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds))
         return
     runs = [

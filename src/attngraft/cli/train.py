@@ -103,6 +103,7 @@ def train(
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]
+    overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
     if task is not None:
         from attngraft.training.build import recipe_for_task

@@ -83,7 +83,11 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
 
 def judged_text(result: StudyResult) -> str:
     """Return which weights are compared, and on which data: `at the last epoch (30)`."""
-    if result.judged_weights == "last":
+    if result.judged_weights == "last" and stopped_early(result):
+        text = f"at the last epoch of each run (at most {result.epochs})"
+    elif result.judged_weights == "last" and result.steps is not None:
+        text = f"after {result.steps} updates"
+    elif result.judged_weights == "last":
         text = "at the last epoch" if last_epoch(result) == "last epoch" else f"at the last epoch ({result.epochs})"
     elif result.judged_split == "val":
         return "with each run's best weights, chosen and judged on the same validation examples"
@@ -240,9 +244,23 @@ def epochs_of(variant: VariantResult, result: StudyResult) -> int:
 
 
 def last_epoch(result: StudyResult) -> str:
-    """Return "epoch 30", or "last epoch" if variants have different ones."""
+    """Return "epoch 30", "update 1000", or "last epoch" if runs have different ones."""
+    if result.steps is not None:
+        same = all(variant.recipe.get("schedule.steps", result.steps) == result.steps for variant in result.variants)
+        return f"update {result.steps}" if same else "last update"
+    if stopped_early(result):
+        return "last epoch"
     same = all(epochs_of(variant, result) == result.epochs for variant in result.variants)
     return f"epoch {result.epochs}" if same else "last epoch"
+
+
+def stopped_early(result: StudyResult) -> bool:
+    """Return whether the patience of a stage ended a run before its last epoch."""
+    return result.steps is None and any(
+        run.curve.get("step") and run.curve["epoch"][-1] < epochs_of(variant, result)
+        for variant in result.variants
+        for run in variant.runs
+    )
 
 
 def listed(names: Sequence[str]) -> str:

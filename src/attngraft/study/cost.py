@@ -132,5 +132,6 @@ def _measured_for(recipe: Recipe) -> dict[str, Any]:
     kept = {name: sections[name] for name in ("host", "task", "optimizer", "train")}
     if sections["distill"] is not None:
         kept["distill"] = sections["distill"]
+    kept["train"] = {name: value for name, value in kept["train"].items() if name not in ("judge", "eval_every")}
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain

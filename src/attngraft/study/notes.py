@@ -69,7 +69,7 @@ def judged_notes(records: Records, metric: str) -> list[str]:
     notes = []
     if len(weights) > 1 or len(splits) > 1:
         notes.append(
-            "The runs are not all judged by the same weights (train.judge) and split, which may cause a difference."
+            "The runs are not all judged by the same weights (train.judge) and split, which may cause part of a difference."
         )
     if "best" in weights and "val" in splits:
         notes.append(
@@ -185,6 +185,13 @@ def run_notes(
             notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")
     if len({(run.facts.get("check") or {}).get("train_digest") for run in every}) > 1:
         notes.append("The runs were trained on different images: the data changed during the study.")
+    stops = {
+        name: sorted({int(run.epochs[-1]["step"]) for run in by_seed.values() if "step" in run.epochs[-1]})
+        for name, by_seed in records.items()
+    }
+    if len({update for updates in stops.values() for update in updates}) > 1:
+        each = [f"{name} {' and '.join(map(str, updates))}" for name, updates in stops.items() if updates]
+        notes.append(f"Runs stopped after different numbers of updates: {'; '.join(each)}.")
     own_cuts = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
     shared = _all_runs({name: by_seed for name, by_seed in records.items() if name not in own_cuts})
     cuts = sorted({run.recipe.train.accumulate for run in shared})

@@ -106,7 +106,7 @@ def resolve(config: StudyConfig) -> Study:
                     recipe=recipe_of(variant, seed),
                     folder=folder,
                     state="new" if record is None else run_state(record),
-                    epochs_done=0 if record is None else len(record.epochs),
+                    epochs_done=0 if record is None else record.epochs_done,
                 )
             )
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(StudyConfig)}

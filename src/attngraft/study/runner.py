@@ -10,6 +10,7 @@ runs are evaluated under suites. The executor decides where runs are trained and
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from attngraft.files import remove_leftovers, write_atomically, writing
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
-from attngraft.study.checks import check_variants, refuse_other_recipes, refuse_other_variants
+from attngraft.study.checks import check_variants, refuse_counted_updates, refuse_other_recipes, refuse_other_variants
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
@@ -150,6 +151,7 @@ def prepare(
     """
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
     study = resolve(_with_fitted_epochs(config))
+    refuse_counted_updates(study)
     progress.on_stage("checking the variants")
     check_variants(study)
     fit = study.time_budget is not None and study.fitted_epochs is None
@@ -159,9 +161,11 @@ def prepare(
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
-        progress.on_stage("timing a few steps of every variant")
+        counted = any(run.recipe.counts_updates for run in study.runs)
+        if not counted:
+            progress.on_stage("timing a few steps of every variant")
         try:
-            estimate = tools.measure_throughput(study, benchmark)
+            estimate = None if counted else tools.measure_throughput(study, benchmark)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -175,7 +179,8 @@ def prepare(
             seconds = estimate.seconds(expected_runs(study)) / concurrency
     if study.suites:
         check_suites(study, benchmark)
-    epochs = sum(run.epochs_left for run in expected_runs(study))
+    counted = any(run.recipe.counts_updates for run in study.runs)
+    epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
     return dataclasses.replace(study, benchmark=benchmark, seconds=seconds)
 

@@ -1,8 +1,8 @@
 """Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
 
-Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition has
-several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples. Severities
-are averaged in the same way.
+Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition
+has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples.
+Severities are averaged in the same way.
 """
 
 from collections.abc import Mapping
@@ -86,12 +86,10 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     choices, failed = _choices(config), []
     for name, by_seed in finished_runs(config).items():
         for seed, record in by_seed.items():
-            label = f"{name} seed {seed}"
+            label, weights = f"{name} seed {seed}", record.recipe.train.judge
             for choice in choices:  # one at a time, because one may fail
                 try:
-                    evaluate_suites(
-                        record.folder, [choice], weights=record.recipe.train.judge, progress=_Stages(label, progress)
-                    )
+                    evaluate_suites(record.folder, [choice], weights=weights, progress=_Stages(label, progress))
                 except FAILURES as error:
                     failed.append(f"{label}: its evaluation under suite {choice.text} failed: {error}")
     return failed

@@ -80,6 +80,15 @@ class Split(ABC):
         """
         return None
 
+    def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
+        """Return the batches of a training epoch, each the indices of one update's examples; None for `train.batch_size`.
+
+        Override this for batches of a number of tokens, or of examples of similar lengths. Batches must depend only on
+        (seed, epoch); their number may differ between epochs. Each is cut into train.accumulate x processes parts, as even
+        as possible. Called for every epoch before training.
+        """
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
@@ -153,6 +162,7 @@ class StepContext:
     step: int  #: micro-batch of the epoch, from 0
     model: nn.Module  #: the trained model without wrappers
     teacher: StepTeacher | None = None
+    stage: str = "main"  #: name of the recipe's stage
 
 
 @dataclass(frozen=True, kw_only=True)

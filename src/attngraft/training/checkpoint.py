@@ -141,7 +141,10 @@ def restore(run: RunFolder, state: TrainState) -> bool:
     """
     accelerator, counters = state.accelerator, state.counters
     content = _read_and_repair(run) if accelerator.is_main_process else None
-    plain = broadcast_object_list([content and {name: content[name] for name in ("sums", "counters", "scaler")}])[0]
+    plain = content and {name: content[name] for name in ("sums", "counters", "scaler")}
+    if content is not None and plain is not None:
+        plain["trained"] = set(content["optimizer"].get("state", ()))
+    plain = broadcast_object_list([plain])[0]
     if plain is None:
         return False
     content = content or {"model": {}, "optimizer": {}, "ema": {}}
@@ -153,8 +156,8 @@ def restore(run: RunFolder, state: TrainState) -> bool:
         counters.sums = sums[accelerator.process_index]
     else:  # resumed with another number of processes: the mean of all
         counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-    state.freezing.enter_last(epoch=counters.epoch, step=counters.step)
     if counters.moved:
+        state.freezing.enter_trained(plain["trained"])
         # the optimizer first, because torch performs an empty step to create the state to fill
         set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
     set_model_state_dict(state.model, content["model"], options=options)

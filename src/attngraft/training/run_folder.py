@@ -176,10 +176,15 @@ class RunRecord:
     facts: dict[str, Any]  #: facts about the data, from the task
     start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training if the head is not new
     teacher: dict[str, Any] = field(default_factory=dict)  #: `name`, `from`, `sha256`, and `metrics` of the teacher
-    epochs: list[Metrics] = field(default_factory=list)  #: per epoch: epoch (1-based), seconds, train/..., val/...
+    epochs: list[Metrics] = field(default_factory=list)  #: per evaluation: epoch (from 1), seconds, train/..., val/...
     finished: bool = False
     predictions: Path | None = None
     judged: Judged | None = None  #: None: judged by the last epoch's evaluation on the validation split
+
+    @property
+    def epochs_done(self) -> int:
+        """Return the epoch of the last evaluation."""
+        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
 
     @property
     def seconds(self) -> float:
