@@ -88,9 +88,11 @@ def crossed_bootstrap_of(
     rows = max(1, _CHUNK // examples)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
-        indices = generator.integers(examples, size=(size, examples)) + np.arange(size)[:, None] * examples
-        counts = np.bincount(indices.reshape(-1), minlength=size * examples).reshape(size, examples).astype(float)
-        drawn[start : start + size] = paired_differences(baseline, variant, counts)
+        indices = generator.integers(examples, size=(size, examples)) * size + np.arange(size)[:, None]
+        counts = np.bincount(indices.reshape(-1), minlength=size * examples).reshape(examples, size).astype(float)
+        drawn[start : start + size] = paired_differences(
+            baseline, variant, counts.T
+        )  # the order that scipy.sparse uses
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(1) / seeds
     return interval_of(means[np.isfinite(means)], by_seed, confidence=confidence)
