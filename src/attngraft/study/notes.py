@@ -213,7 +213,7 @@ def run_notes(
             score = run.last[metric] if statistic is None else statistic.point
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(
-                    f"{run.folder}: {metric} of the saved predictions is {score:.6g}, and {run.last[metric]:.6g} in the run's "
-                    "metrics; differences are of the predictions."
+                    f"{run.folder}: {metric} of the saved predictions is {score:.6g}, in the run's metrics "
+                    f"{run.last[metric]:.6g}; differences are of the predictions."
                 )
     return notes
