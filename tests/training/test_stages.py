@@ -107,8 +107,9 @@ def test_stopped_between_epochs_it_ends_the_same(undisturbed: Path, tmp_path: Pa
     assert_same_outcome(undisturbed, tmp_path)
 
 
-def test_an_optimizer_with_momentum_alone_resumes_across_the_boundary(tmp_path: Path) -> None:
-    recipe = staged(optimizer={"name": "sgd", "momentum": 0.9, "lr": 0.05, "weight_decay": 0.1})
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_an_optimizer_with_momentum_or_nothing_resumes_across_the_boundary(tmp_path: Path, momentum: float) -> None:
+    recipe = staged(optimizer={"name": "momentum", "momentum": momentum, "lr": 0.05, "weight_decay": 0.1})
     train(recipe, tmp_path / "whole", progress=Silent())
     for epoch in (1, 3):
         train(recipe, tmp_path / "parts", progress=Silent(), stop_after_epoch=epoch)

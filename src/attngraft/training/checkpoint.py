@@ -156,7 +156,7 @@ def restore(run: RunFolder, state: TrainState) -> bool:
         counters.sums = sums[accelerator.process_index]
     else:  # resumed with another number of processes: the mean of all
         counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-    if counters.moved:
+    if counters.moved and plain["trained"]:  # plain SGD has no state, and torch refuses to load none
         state.freezing.enter_trained(plain["trained"])
         # the optimizer first, because torch performs an empty step to create the state to fill
         set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)

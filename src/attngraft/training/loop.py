@@ -361,7 +361,7 @@ class Trainer:
         ema = self._state.ema if prefix == "ema" else None
         weights = model_state(self._state.model) if ema is None else ema.module.state_dict()
         if run.accelerator.is_main_process:
-            at = {name: row[name] for name in ("epoch", "step") if name in row}
+            at: dict[str, Any] = {"epoch": row["epoch"]} | ({"step": row["step"]} if "step" in row else {})
             facts: dict[str, Any] = {**at, "metric": f"{prefix}/{run.task.primary}", "value": value}
             save_weights(run.folder.best("ema" if prefix == "ema" else ""), weights, facts)
         return evaluation
