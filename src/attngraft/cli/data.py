@@ -79,7 +79,8 @@ def check(
         attngraft data check ages.csv --task regression --set label_column=age
     """
     from attngraft.strict import read
-    from attngraft.tasks.images.inspection import data_config, inspect_images
+    from attngraft.tasks.images.inspection import inspect_images
+    from attngraft.tasks.images.opening import data_config
 
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")

@@ -1,4 +1,4 @@
-"""Predictions of classes or numbers for image files by a run, an exported folder or a program, preprocessed as in evaluation.
+"""Predictions of classes or numbers for image files by a run, an exported folder or a program, as in evaluation.
 
 Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """
@@ -271,7 +271,7 @@ class JsonLinesWriter(PredictionWriter):
 
 
 class JsonWriter(JsonLinesWriter):
-    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and `images`, as `JsonLinesWriter` does."""
+    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and `images`, as in `JsonLinesWriter`."""
 
     def begin(self) -> None:
         head: dict[str, Any] = {"numbers" if self.serving.numeric else "classes": list(self.serving.classes)}

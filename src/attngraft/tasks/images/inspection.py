@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import atomic_file, printable
 from attngraft.tasks.images.checks import Duplicate, class_counts, classes_without_images, refuse_other_labels
-from attngraft.tasks.images.config import DataConfig, NumbersConfig
+from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import Survey, split_digest, survey_images
 from attngraft.tasks.images.scan import Progress
 from attngraft.tasks.images.sources import Images, in_mode
@@ -144,11 +144,6 @@ def inspect_images(config: DataConfig, *, task: str | None = None, progress: Pro
             f"{common} has {counts.max() / counts.min():.0f} times as many training images as {rare}; see {remedy}."
         )
     return Inspection(survey=survey, task=task or fitting, refusals=refusals, notes=notes)
-
-
-def data_config(task: str | None) -> type[DataConfig]:
-    """Return the class of the section `task.data` of a task of images."""
-    return NumbersConfig if task is not None and getattr(load_task(task), "numeric", False) else DataConfig
 
 
 def _has_several_labels(task: str) -> bool:

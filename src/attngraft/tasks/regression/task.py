@@ -62,7 +62,9 @@ class Regression(ImageTask):
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         super().use_fitted_transform(facts)
-        self._scale = facts.get("scale")
+        self._scale = facts["scale"]
+        data = replace(self.config.data, label_column=None, label_columns=tuple(facts["targets"]))
+        self.config = replace(self.config, data=data)
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the `loss`, averaged over images, numbers and, for a distilled host, both heads."""
