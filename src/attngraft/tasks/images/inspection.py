@@ -164,7 +164,8 @@ def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:
 def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
     """Save a .png with one row of images per class and per group of images that are in both splits.
 
-    A row has up to 8 images, evenly spaced over the training images of its class, or from the lowest to the highest number. At most 40 classes and 8 groups are shown.
+    A row has up to 8 images, evenly spaced over the training images of its class, or from the lowest to the
+    highest number. At most 40 classes and 8 groups are shown.
 
     Raises:
         DataError: there are no readable images.
