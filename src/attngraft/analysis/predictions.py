@@ -58,7 +58,7 @@ def _saved(model: ModelHandle) -> LabelPredictions:
         raise TypeError(f"{model.name} has no saved predictions")  # checked by `use_saved_predictions`
     try:
         with np.load(record.predictions, allow_pickle=False) as file:
-            if not {"target", "predicted"} <= set(file.files):
+            if not {"target", "predicted"} <= set(file.files) or "classes" not in record.facts:
                 raise UsageError(f"{model.name}: expected one label per image; its task has several labels, or none")
             target, predicted, names = file["target"], file["predicted"], file["name"]
     except (OSError, ValueError) as error:
