@@ -106,7 +106,7 @@ class Bench:
             assert begin in ended.text, ended.text
         found = differences(self.whole(whole or arguments), out)
         assert not found, found
-        return f"{saved} of {total} updates kept, the end bit-identical"
+        return f"{saved} of {total} updates kept, final result bit-identical"
 
     def study_goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] = STUDY) -> str:
         """The same for a study, whose finished runs must not be repeated."""
@@ -119,7 +119,7 @@ class Bench:
         found = study_differences(self.whole(whole), out)
         assert not found, found
         runs = len(STUDY_RUNS)
-        return f"{len(done)} of {runs} runs and {saved} of {runs * 2 * STEPS} updates kept, the end bit-identical"
+        return f"{len(done)} of {runs} runs and {saved} of {runs * 2 * STEPS} updates kept, final result bit-identical"
 
     @contextmanager
     def small_disk(self, megabytes: int) -> Iterator[Path]:
