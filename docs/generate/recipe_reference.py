@@ -20,8 +20,8 @@ _OPENING = """# Recipe reference
 
 This page lists all fields of a recipe; it is generated from the source. A recipe is a YAML file. Every field has a default,
 so a recipe contains only the fields that differ. `base: deit` starts from another recipe, and `--set optimizer.lr=1e-3`
-changes a field on the command line. Unknown fields and values of the wrong type raise an error; for an unknown field, it names
-the nearest one.
+changes a field on the command line. Unknown fields and values of the wrong type raise an error; for an unknown field, it
+names the nearest one.
 """
 
 

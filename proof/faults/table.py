@@ -31,11 +31,11 @@ and saved).
 ## Measurements
 
 The last column was written by `{COMMAND}` on one machine. For each row,
-this program starts a command in its own process, causes the fault, repeats the command without the fault, and compares the
-results with those of an undisturbed run. Each run makes {UPDATES} updates in {EPOCHS} epochs on the included digits and saves
-after every {SAVE_EVERY}th update; each study has {len(STUDY_RUNS)} runs of {2 * STEPS} updates. Three faults are simulated: a
-device that runs out of memory (the host refuses large batches; in one row the memory is really limited), a clock that runs
-backwards, and a file system without locks.
+this program starts a command in its own process, causes the fault, repeats the command without the fault, and compares
+the results with those of an undisturbed run. Each run makes {UPDATES} updates in {EPOCHS} epochs on the included digits and
+saves after every {SAVE_EVERY}th update; each study has {len(STUDY_RUNS)} runs of {2 * STEPS} updates. Three faults are
+simulated: a device that runs out of memory (the host refuses large batches; in one row the memory is really limited), a
+clock that runs backwards, and a file system without locks.
 """
 
 _FOOT = """
