@@ -92,7 +92,8 @@ def test_each_graft_is_named() -> None:
     assert set(EACH_GRAFT) <= set(GRAFTS)
 
 
-@pytest.mark.slow
+# of all grafts, forward and backward: `test_training_compiles`
+@pytest.mark.product
 @pytest.mark.parametrize("spec", EACH_GRAFT)
 def test_every_graft_compiles_on_a_vit(spec: str) -> None:
     check_compile(grafted(vit.TestViT, spec), backend="aot_eager")
