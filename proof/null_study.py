@@ -192,7 +192,9 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each")
     parser.add_argument("--out", type=Path, help="write everything as JSON (benchmarks/null_study.json)")
     parser.add_argument(
-        "--coverage", type=Path, help="write the numbers for the reports' footnote (src/attngraft/results/coverage.json)"
+        "--coverage",
+        type=Path,
+        help="write the numbers for the reports' footnote (src/attngraft/results/coverage.json)",
     )
     return parser.parse_args(words)
 
