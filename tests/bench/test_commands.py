@@ -25,6 +25,7 @@ from attngraft.attention import GraftedModule
 from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, read_benchmark
 from attngraft.cli import main
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.timing.memory import in_fresh_process
 from tests.slow import product_but
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -249,7 +250,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def report_only(out: Path) -> None:
-    with suppress(SystemExit):
+    with suppress(SystemExit), redirect_stdout(io.StringIO()):
         main(["compare", "--report-only", "--out", str(out)])
 
 
@@ -259,6 +260,12 @@ def printed_bytes(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: s
         patch.setattr(sys, "argv", ["script", *words])
         assert script.main() == 0
     return max(int(said.getvalue()), 1)
+
+
+def test_memory_is_measured_by_a_new_process(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(len(sys.argv) if os.environ['MALLOC_TRIM_THRESHOLD_'] == '0' else 0)")
+    assert in_fresh_process(str(script), "this", "that", threads=1) == 6
 
 
 # `jobs` compares bits that `test_bitwise.py` compares
@@ -275,7 +282,7 @@ def test_every_command_runs(
         monkeypatch.setitem(script.RECIPE["host"]["args"], "img_size", 8)
     if name == "report_size":
         monkeypatch.setattr(script, "report", report_only)
-    if name == "local_filter":  # that a process of its own measures memory, `recording` shows
+    if name in ("local_filter", "recording"):
         here = partial(printed_bytes, script, monkeypatch)
         monkeypatch.setattr(script, "in_fresh_process", lambda _, *what, threads: here("--bytes-here", *what))
     if name == "bisa_layer":
