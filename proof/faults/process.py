@@ -132,6 +132,7 @@ def _main(arguments: list[str], harms: list[Harm], environment: dict[str, str], 
     output.close()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
     multiprocessing.set_start_method("fork", force=True)  # for loading processes; else they would inherit forkserver
     sys.argv = ["attngraft", *arguments]
     import torch
