@@ -112,7 +112,7 @@ def _jobs(bench: Bench) -> str:
     assert not left(offspring), left(offspring)
     saved = [updates(out / "runs" / name / "seed0") for name in STUDY_RUNS]
     assert saved == [7, 7, 0], saved
-    return f"{ended} after {ended.seconds:.1f} s, no process left; {bench.study_goes_on(jobs, out)}"
+    return f"{ended} after {ended.seconds:.1f} s, no process left; {bench.study_goes_on(STUDY, out)}"
 
 
 SAVES = "the run saves after the current update and exits with 130"
