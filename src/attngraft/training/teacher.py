@@ -270,7 +270,7 @@ def _refuse_other_classes(source: _Source, data: TaskData) -> None:
         return
     if sorted(classes) == sorted(source.classes):
         raise ConfigError(
-            f"{FIELD}: {source.name} has the data's classes in another order; give task.data.classes in the teacher's: "
+            f"{FIELD}: {source.name} has the data's classes in another order; set task.data.classes to the teacher's order: "
             f"{_listed(source.classes)}"
         )
     unknown = [name for name in classes if name not in source.classes]
