@@ -122,13 +122,8 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
         content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
         costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
         measured_for = _measured_for(content["measured_for"])
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # missing, damaged or of another version: measure again
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # missing, damaged or of another version: measure again
         return None
     if recipe is not None and measured_for != _measured_for(recipe_to_dict(recipe)):
         return None
