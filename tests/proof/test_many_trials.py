@@ -48,4 +48,4 @@ def check_trials(place: Path, *, executor: str) -> None:
     assert f"{runs[3].label}: not whole" in problems
     assert f"{runs[5].label}: not whole" in problems
     assert "only 1 of 2 workers could be killed" in problems
-    assert f"{runs[2].label}: another outcome than alone" in problems
+    assert f"{runs[2].label}: its outcome differs from that of the same run alone" in problems

@@ -123,7 +123,7 @@ def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weight
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file of weights"),
+        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file; pass a weights file"),
         (
             ("--weights", "{weights}", "--host-arg", "mlp_ratio=2"),
             1,

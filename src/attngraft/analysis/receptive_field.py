@@ -64,7 +64,7 @@ def pixel_gradient(
     """Return `receptive_field` before scaling, (H, W), for averaging over several batches.
 
     Raises:
-        UsageError: as `receptive_field`.
+        UsageError: see `receptive_field`.
     """
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()

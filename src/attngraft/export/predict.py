@@ -1,4 +1,4 @@
-"""Predictions on image files by a run, an exported folder or a program, with the preprocessing of evaluation.
+"""Predictions of classes or numbers for image files by a run, an exported folder or a program, as in evaluation.
 
 Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """
@@ -39,10 +39,11 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Probabilities for one image, or the reason why it cannot be read."""
+    """Probabilities or numbers for one image, or the reason why it cannot be read."""
 
     image: str  #: name of the file as given by the user
     probabilities: np.ndarray | None = None  #: (classes,)
+    numbers: np.ndarray | None = None  #: (numbers,) of a model that predicts numbers
     error: str | None = None
 
 
@@ -71,10 +72,11 @@ class Predictor:
             while part := list(itertools.islice(names, batch)):
                 inputs = list(readers.map(self._read, part))
                 readable = [each for each in inputs if isinstance(each, Tensor)]
-                probabilities = iter(self._probabilities(readable) if readable else ())
+                predicted = iter(self._predicted(readable) if readable else ())
+                field = "numbers" if self.serving.numeric else "probabilities"
                 for name, each in zip(part, inputs, strict=True):
                     if isinstance(each, Tensor):
-                        yield Prediction(image=name, probabilities=next(probabilities))
+                        yield Prediction(image=name, **{field: next(predicted)})
                     else:
                         yield Prediction(image=name, error=each)
 
@@ -89,12 +91,11 @@ class Predictor:
             return error.strerror or str(error)
 
     @torch.inference_mode()
-    def _probabilities(self, images: list[Tensor]) -> np.ndarray:
+    def _predicted(self, images: list[Tensor]) -> np.ndarray:
         outputs = self._forward(self._preprocessor.batch(images).to(self._dtype))
         logits = mean_logits(outputs, classes=len(self.serving.classes)).cpu()
-        sigmoid = self.serving.activation == "sigmoid"
-        probabilities: np.ndarray = (logits.sigmoid() if sigmoid else logits.softmax(-1)).numpy()
-        return probabilities
+        predicted: np.ndarray = self.serving.activate(logits).numpy()
+        return predicted
 
 
 def open_model(
@@ -152,15 +153,22 @@ class PredictionWriter(ABC):
 
     For one label per image, the output contains the most probable class, or the `top` classes, with probabilities. For
     several labels, it contains the labels whose probability reaches the threshold, and the probabilities of all or the
-    `top` classes.
+    `top` classes. For numbers, it contains all of them.
 
     Args:
         file: the output file.
         serving: description of the model's inputs and outputs.
         top: number of classes; None: one, or all classes for several labels per image.
+
+    Raises:
+        UsageError: `top` is given, and the model predicts numbers.
     """
 
     def __init__(self, file: IO[bytes], serving: Serving, *, top: int | None = None) -> None:
+        if serving.numeric and top is not None:
+            raise UsageError(
+                f"--top: this model predicts numbers ({', '.join(serving.classes)}), not classes; remove it"
+            )
         self.file, self.serving = file, serving
         self.multilabel = serving.threshold is not None
         self.all = top is None and self.multilabel
@@ -185,6 +193,11 @@ class PredictionWriter(ABC):
         reached = probabilities >= (self.serving.threshold or 0)
         return [self.serving.classes[index] for index in np.flatnonzero(reached)]
 
+    def numbers(self, prediction: Prediction) -> dict[str, float]:
+        """Return the predicted numbers by name."""
+        found = () if prediction.numbers is None else prediction.numbers
+        return {name: _rounded(number) for name, number in zip(self.serving.classes, found, strict=True)}
+
     def best(self, probabilities: np.ndarray) -> list[tuple[str, float]]:
         """Return the most probable classes in descending order; ties are in the order of the classes."""
         order = np.argsort(-probabilities, kind="stable")[: self.top]
@@ -196,6 +209,7 @@ class CsvWriter(PredictionWriter):
 
     For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
     several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
+    Numbers have a column each.
     """
 
     def begin(self) -> None:
@@ -203,14 +217,19 @@ class CsvWriter(PredictionWriter):
         columns = [f"{column}{rank}" for rank in ranks for column in ("label", "probability")]
         if self.multilabel:
             columns = ["labels", *([f"p:{name}" for name in self.serving.classes] if self.all else columns)]
+        if self.serving.numeric:
+            columns = list(self.serving.classes)
         self.width = len(columns)
         self.separator = "|" if any(";" in name for name in self.serving.classes) else ";"
         self._row(["image", *columns, "error"])
 
     def add(self, prediction: Prediction) -> None:
         probabilities = prediction.probabilities
-        if probabilities is None:
+        if prediction.error is not None:
             self._row([prediction.image, *[""] * self.width, prediction.error])
+            return
+        if probabilities is None:
+            self._row([prediction.image, *self.numbers(prediction).values(), ""])
             return
         cells: list[Any] = [cell for pair in self.best(probabilities) for cell in pair]
         if self.multilabel:
@@ -228,7 +247,7 @@ class JsonLinesWriter(PredictionWriter):
     """Write a JSON object per image on a line.
 
     It has `image`, and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities` (several
-    labels), or `error`.
+    labels), or `numbers`, or `error`.
     """
 
     def add(self, prediction: Prediction) -> None:
@@ -236,8 +255,10 @@ class JsonLinesWriter(PredictionWriter):
 
     def entry(self, prediction: Prediction) -> dict[str, Any]:
         probabilities = prediction.probabilities
-        if probabilities is None:
+        if prediction.error is not None:
             return {"image": prediction.image, "error": prediction.error}
+        if probabilities is None:
+            return {"image": prediction.image, "numbers": self.numbers(prediction)}
         best = self.best(probabilities)
         if self.multilabel:
             classes = self.serving.classes
@@ -250,10 +271,10 @@ class JsonLinesWriter(PredictionWriter):
 
 
 class JsonWriter(JsonLinesWriter):
-    """Write one JSON object: `classes`, `threshold` (several labels), and `images`, the objects of `JsonLinesWriter`."""
+    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and `images`, as in `JsonLinesWriter`."""
 
     def begin(self) -> None:
-        head: dict[str, Any] = {"classes": list(self.serving.classes)}
+        head: dict[str, Any] = {"numbers" if self.serving.numeric else "classes": list(self.serving.classes)}
         if self.multilabel:
             head["threshold"] = self.serving.threshold
         self.write(_json(head)[:-1] + ', "images": [')

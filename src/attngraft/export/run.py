@@ -80,6 +80,11 @@ def export_run(
     _check_folder(out, overwrite=overwrite)
     source = open_run(run, checkpoint, unfinished=unfinished)
     manifest = source.manifest
+    if "hf" in to and manifest.serving.numeric:
+        raise UsageError(
+            "--to hf: plain timm and the hub would take the model's numbers for classes; remove --to hf, and use the folder "
+            "with attngraft.load or attngraft predict"
+        )
     checks: list[Check] = []
     if fold:
         manifest, check = _folded(source.model, manifest)

@@ -144,7 +144,7 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
     """Return the contents of a graft file; of a folded graft, only the part that was not folded is saved.
 
     Raises:
-        GraftSpecError: as for `save_grafts`.
+        GraftSpecError: see `save_grafts`.
     """
     entries: list[StoredGraft] = []
     tensors: dict[str, Tensor] = {}

@@ -47,8 +47,8 @@ def create_model(
 
     Raises:
         UsageError: there is no such model (lists similar names) or file, or both `pretrained` and `weights` are passed.
-        GraftSpecError, HostError: as `graft` does, before any weights are downloaded if the text is invalid; or timm cannot
-            create the model with these arguments, its weights are not available, or the file does not fit.
+        GraftSpecError, HostError: see `graft` (an invalid specification is refused before any weights are downloaded); or
+            timm cannot create the model with these arguments, its weights are not available, or the file does not fit.
     """
     spec = parse(graft)
     if pretrained and weights is not None:
@@ -70,7 +70,7 @@ def create_host(name: str, *, pretrained: bool = False, **timm_kwargs: Any) -> n
     """Create a model with `timm.create_model`, with errors that name the remedy.
 
     Raises:
-        UsageError, HostError: as in `create_model`.
+        UsageError, HostError: see `create_model`.
     """
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)

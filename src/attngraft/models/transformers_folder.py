@@ -152,7 +152,7 @@ def folder_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 
 def _loaded(transformers: Any, folder: Path, file: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """Load the classifier; returns it with transformers' loading report."""
+    """Load the classifier and return it with transformers' loading report."""
     try:
         with torch.random.fork_rng(devices=[]), quiet(transformers):  # initializes missing weights
             found: tuple[nn.Module, dict[str, Any]] = transformers.AutoModelForImageClassification.from_pretrained(

@@ -107,6 +107,14 @@ def metric_names(result: StudyResult) -> list[str]:
     return list(dict.fromkeys([result.metric, *(name for variant in result.variants for name in variant.last)]))
 
 
+def is_higher_better(result: StudyResult, name: str) -> bool:
+    """Return the direction of a metric, of the moving average too."""
+    base = name.removeprefix(EMA)
+    if base == result.metric:
+        return result.higher_is_better
+    return result.metrics[base].higher_is_better if base in result.metrics else True
+
+
 def shown(text: object) -> str:
     """Return `text` on one line and without control characters, which would break terminals and XML parsers."""
     return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "�" for c in str(text))

@@ -74,7 +74,7 @@ def judged_notes(records: Records, metric: str) -> list[str]:
     if "best" in weights and "val" in splits:
         notes.append(
             f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation "
-            "examples: the numbers are slightly optimistic."
+            "examples, so the numbers are slightly optimistic."
         )
     elif "best" in weights:
         notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
@@ -95,13 +95,13 @@ def _same_weights(runs: Iterable[RunRecord]) -> bool:
 
 
 def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
-    """Return notes on variants with another host than the study's."""
+    """Return notes on variants whose host differs from the study's."""
     names = [variant.name for variant in config.variants if variant.host is not None]
     if not names:
         return []
     changed = any(variant.overrides for variant in config.variants if variant.host is not None)
     except_for = " (except for the fields stated beside each)" if changed else ""
-    models = "is another model than the baseline" if len(names) == 1 else "are other models than the baseline"
+    models = "is a different model from the baseline" if len(names) == 1 else "are different models from the baseline"
     notes = [
         f"{listed(names)} {models}: same data, order, augmentation and recipe{except_for}, but different initial values. "
         "One recipe does not suit all models alike."
@@ -213,7 +213,7 @@ def run_notes(
             score = run.last[metric] if statistic is None else statistic.point
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(
-                    f"{run.folder}: {metric} of the saved predictions is {score:.6g}, in the run's metrics "
-                    f"{run.last[metric]:.6g}; differences are of the predictions."
+                    f"{run.folder}: {metric} is {score:.6g} in the saved predictions and {run.last[metric]:.6g} in the "
+                    "run's metrics; differences are of the predictions."
                 )
     return notes

@@ -37,6 +37,7 @@ Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, 
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
+    "regression": "attngraft.tasks.regression:Regression",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
 SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
@@ -171,9 +172,24 @@ class Serving:
 
     kind: Literal["images"]  #: kind of inputs, for `attngraft predict`
     input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
-    activation: Literal["softmax", "sigmoid"]  #: function that maps the outputs (B, classes) to probabilities
-    classes: tuple[str, ...]
+    #: function that maps the outputs (B, classes) to probabilities; none: numbers are predicted, outputs * scale + offset
+    activation: Literal["softmax", "sigmoid", "none"]
+    classes: tuple[str, ...]  #: names of the outputs: classes, or the predicted numbers
     threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
+    scale: tuple[float, ...] = ()  #: of each number
+    offset: tuple[float, ...] = ()  #: of each number
+
+    @property
+    def numeric(self) -> bool:
+        """Return whether the model predicts numbers instead of classes."""
+        return self.activation == "none"
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        """Return the probabilities, or the numbers in float64, of outputs (B, classes)."""
+        if self.activation == "none":
+            scale, offset = (torch.tensor(each, dtype=torch.float64) for each in (self.scale, self.offset))
+            return outputs.double().cpu() * scale + offset
+        return outputs.sigmoid() if self.activation == "sigmoid" else outputs.softmax(-1)
 
 
 class Distillation(ABC):

@@ -182,7 +182,7 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
     """Open the split to evaluate a run on, with recipe and task: the one that the run is judged on, or of other data.
 
     Raises:
-        DataError: as `evaluate_run`.
+        DataError: see `evaluate_run`.
     """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
