@@ -68,7 +68,7 @@ def _section(cls: type, prefix: str, *, depth: int) -> Iterator[str]:
     """Return the table of a dataclass's fields, then one section for each dataclass in it."""
     docs = list(fields_of(cls))
     plain = [
-        doc for doc in docs if doc.section is None or doc.default == "`null`"
+        doc for doc in docs if doc.section is None or doc.default in ("`null`", "`[]`")
     ]  # a section that may be absent has both
     if prefix != "task":  # whose heading names the task
         yield f"{'#' * depth} {prefix or 'Top level'}\n"
