@@ -16,8 +16,8 @@ from torch import nn
 
 import attngraft
 from attngraft.errors import AttngraftError
-from attngraft.export import export_run
 from attngraft.export.predict import WRITERS, open_model
+from attngraft.export.run import export_run
 from attngraft.grafting.apply import ungraft
 from attngraft.results.records import Column, RecordCollector, Records, RecordTable
 from attngraft.tasks.images.heads import mean_logits
@@ -30,11 +30,13 @@ from tests.contract.stirring import stir
 from tests.training.processes import finish, start, start_together
 from tests.training.toys import assert_same_outcome, final_state, metric_rows
 
-#: a ViT on gray images of 8x8 pixels
-VIT = {
-    "name": "vit_tiny_patch16_224",
-    "args": {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 24, "depth": 2, "num_heads": 2},
-}
+
+def tiny_vit(size: int = 8, *, patch: int = 4) -> dict[str, Any]:
+    """A ViT on gray images."""
+    sizes = {"img_size": size, "patch_size": patch, "in_chans": 1, "embed_dim": 24, "depth": 2, "num_heads": 2}
+    return {"name": "vit_tiny_patch16_224", "args": sizes}
+
+
 HANDFUL = 8  #: examples to overfit
 EXAMPLES = 41  #: validation examples for the statistics, at most
 
@@ -53,7 +55,7 @@ class TaskContract:
     The data should be small, with an odd number of validation examples.
     """
 
-    host: ClassVar[Mapping[str, Any]] = VIT
+    host: ClassVar[Mapping[str, Any]] = tiny_vit()
     graft: ClassVar[str] = "cb_s"
     #: learning rate and steps after which the loss of a handful of examples is below `overfit` times the first
     lr: ClassVar[float] = 5e-3
@@ -63,6 +65,9 @@ class TaskContract:
     serves: ClassVar[bool] = True
     #: whether `step` draws random numbers that depend on the batch's process, so that two processes differ from one
     draws: ClassVar[bool] = False
+
+    #: metrics of which a resample holds something fixed, such as the weights of classes
+    held_fixed: ClassVar[frozenset[str]] = frozenset()
 
     def section(self, folder: Path) -> dict[str, Any]:
         """The recipe's section `task`, with its data written to `folder` if they are files."""
@@ -80,7 +85,7 @@ class TaskContract:
             "task": self.section(folder),
             "optimizer": {"lr": 3e-3},
             "schedule": {"epochs": 2, "warmup_epochs": 0},
-            "train": {"batch_size": 16, "eval_batch_size": 6, "threads": 1},
+            "train": {"batch_size": 8, "eval_batch_size": 40, "threads": 1},
         }
         return recipe_from_dict({**base, **{name: {**base.get(name, {}), **each} for name, each in sections.items()}})
 
@@ -103,11 +108,11 @@ class TaskContract:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            losses.append(float(loss))
+            losses.append(loss.item())
         assert min(losses[-5:]) < self.overfit * losses[0]
 
     def test_resumes_bit_for_bit(self, tmp_path: Path) -> None:
-        recipe = self.recipe(tmp_path / "data", train={"save_every": 1})
+        recipe = self.recipe(tmp_path / "data", train={"save_every": 2})
         record = train(recipe, tmp_path / "whole", progress=Silent())
         with pytest.raises(RuntimeError, match="pulled the plug"):
             train(recipe, tmp_path / "broken", progress=Broken())
@@ -163,6 +168,8 @@ class TaskContract:
         repeated = [task.measure(taken(table, row), facts) for row in drawn]
         for name, statistic in measured.statistics.items():
             assert statistic.point == pytest.approx(measured.values[name], rel=1e-5, nan_ok=True), name
+            if name in self.held_fixed:
+                continue
             expected = [each.values[name] for each in repeated]
             assert statistic.value(counts) == pytest.approx(expected, rel=1e-5, abs=1e-9, nan_ok=True), name
             assert statistic.take(drawn[0]).point == pytest.approx(expected[0], rel=1e-5, abs=1e-9, nan_ok=True), name
