@@ -22,6 +22,7 @@ from attngraft.tasks.task import TASKS, Split, Task, TaskData
 from attngraft.training.recipe import Recipe, recipe_from_dict
 
 TASKS["toy"] = "tests.training.toys:Toy"
+TASKS["dense"] = "tests.tasks.toy_dense:ToyDense"  # there an entry point declares it, as toy_dense
 CLASSES = 3
 
 
@@ -29,7 +30,10 @@ CLASSES = 3
 class ToyConfig:
     train: int = 48
     val: int = 10
+    test: int = 0
+    budget: int | None = None
     noise: float = 0.3
+    smoothing: float = 0.0
     double: bool = False
 
 
@@ -54,6 +58,21 @@ class ToySplit(Split):
         images, labels = zip(*examples, strict=True)
         return {"image": torch.stack(images), "label": torch.tensor(labels)}
 
+    def batches(self, *, seed: int, epoch: int) -> list[np.ndarray] | None:
+        """As many examples as fit into a budget, of which example i takes 5 + i % 20."""
+        if self._config.budget is None:
+            return None
+        found: list[list[int]] = [[]]
+        left = self._config.budget
+        for index in np.random.default_rng([seed, epoch]).permutation(self._length):
+            cost = 5 + int(index) % 20
+            if cost > left:
+                found.append([])
+                left = self._config.budget
+            found[-1].append(int(index))
+            left -= cost
+        return [np.array(batch) for batch in found if len(batch) >= 4]
+
     def name(self, index: int) -> str:
         return f"toy/{self._first + index}"
 
@@ -73,6 +92,7 @@ class Toy(Task):
         return TaskData(
             train=ToySplit(config.train, config, seed=self.seed, first=0),
             val=ToySplit(config.val, config, seed=self.seed, first=1000),
+            test=ToySplit(config.test, config, seed=self.seed, first=2000) if config.test else None,
             model_args={"num_classes": CLASSES},
             facts={"classes": CLASSES, "input_size": list(model_data_config["input_size"])},
         )
@@ -81,7 +101,7 @@ class Toy(Task):
         return (batch["image"],), {}
 
     def loss(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        loss = F.cross_entropy(outputs, batch["label"])
+        loss = F.cross_entropy(outputs, batch["label"], label_smoothing=self.config.smoothing)
         return {"loss": loss, "twice": 2 * loss}
 
     def predict(self, outputs: Any, batch: Any) -> dict[str, Tensor]:

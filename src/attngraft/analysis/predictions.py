@@ -36,7 +36,7 @@ def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions]
     if not request.use_saved_predictions:
         predictions = [_predict(request, model) for model in request.models]
         count = len(predictions[0].names)
-        return predictions, f"{count} labelled images of {request.images.source}, choosing among its classes"
+        return predictions, f"{count} labeled images of {request.images.source}, choosing among its classes"
     predictions = [_saved(model) for model in request.models]
     first = predictions[0]
     for name, each in zip(request.names[1:], predictions[1:], strict=True):
@@ -58,7 +58,7 @@ def _saved(model: ModelHandle) -> LabelPredictions:
         raise TypeError(f"{model.name} has no saved predictions")  # checked by `use_saved_predictions`
     try:
         with np.load(record.predictions, allow_pickle=False) as file:
-            if not {"target", "predicted"} <= set(file.files):
+            if not {"target", "predicted"} <= set(file.files) or "classes" not in record.facts:
                 raise UsageError(f"{model.name}: expected one label per image; its task has several labels, or none")
             target, predicted, names = file["target"], file["predicted"], file["name"]
     except (OSError, ValueError) as error:

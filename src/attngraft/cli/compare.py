@@ -166,7 +166,8 @@ def compare(
         _comparison(
             "--metric",
             metavar="NAME",
-            help="Metric of the comparison: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss.",
+            help="Metric of the comparison, any of the task's: top1, top5, balanced_accuracy, macro_f1, loss; multilabel: "
+            "image_ap, map, macro_f1, micro_f1, loss.",
         ),
     ] = None,
     suite: Annotated[
@@ -190,7 +191,7 @@ def compare(
     """Train a host and grafted variants of it under one recipe, compare them, and write a report.
 
     Every variant is trained with every seed; all variants of a seed share initialization, batches and augmentation.
-    Rerun the same command to resume. Results go to FOLDER: results.json, results.csv, plots, report.html.
+    Rerun the same command to resume. Results go to FOLDER: results.json, results.csv, metrics.csv, plots, report.html.
 
     Examples:
 
@@ -368,7 +369,7 @@ def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool
     prepared = prepare(config, executor=executor, trust_code=trust_code)
     if not as_json:
         for run in prepared.runs:
-            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.epochs} epochs in {run.folder}")
+            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
         typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds))
         return
     runs = [
@@ -394,6 +395,7 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
 
     from rich.console import Console
 
+    from attngraft.report.metrics import NOT_CORRECTED, other_metrics_table
     from attngraft.report.tables import study_table
     from attngraft.results.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
@@ -403,6 +405,11 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
         return
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(study_table(result))
+    if (table := other_metrics_table(result)) is not None:
+        console.print("Other metrics: differences to the baseline", style="bold")
+        console.print(table)
+        where = "The report and metrics.csv have all metrics, with intervals."
+        console.print(f"Note: {NOT_CORRECTED} {where}", highlight=False)
     _print_suites(result, console)
     for note in result.notes:
         console.print(f"Note: {note}", markup=False, highlight=False)

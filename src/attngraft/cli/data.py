@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,8 @@ from attngraft.cli.values import assignments
 from attngraft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
     from attngraft.tasks.text.config import TextDataConfig
@@ -74,11 +77,13 @@ def check(
 
         attngraft data check hf:./saved_dataset --task multilabel
 
+        attngraft data check ages.csv --task regression --set label_column=age
+
         attngraft data check reviews.csv --task text_classification
     """
     from attngraft.strict import read
-    from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import inspect_images
+    from attngraft.tasks.images.opening import data_config
 
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
@@ -90,7 +95,7 @@ def check(
             raise UsageError("--contact-sheet: these data are no images; remove it")
         _check_texts(settings, save_split, as_json=as_json)
         return
-    config: DataConfig = read(DataConfig, settings, where="task.data")
+    config: DataConfig = read(data_config(task), settings, where="task.data")
     with progress_bars() as bar:
         progress = bar.add_task("Scanning images", total=None)
         result = inspect_images(
@@ -179,9 +184,8 @@ def _show(result: Inspection, config: DataConfig) -> None:
 
     console = output_console()
     source, counts = result.survey.source, result.counts()
-    console.print(
-        f"[bold]{escape(source.where)}[/bold]: {source.kind}, {len(source.classes)} classes, for {result.task}"
-    )
+    labels = f"numbers: {', '.join(source.classes)}" if source.numeric else f"{len(source.classes)} classes"
+    console.print(f"[bold]{escape(source.where)}[/bold]: {source.kind}, {escape(labels)}, for {result.task}")
     console.print(f"Split: {escape(source.origin)}")
     table = Table("split", "images", "sizes: smallest, median, largest", "modes")
     for name, images in result.images().items():
@@ -190,12 +194,13 @@ def _show(result: Inspection, config: DataConfig) -> None:
         modes = ", ".join(f"{mode} {count}" for mode, count in scanned["modes"].items()) or "not scanned"
         table.add_row(name, f"{len(images):,}", sizes, modes)
     console.print(table)
-    table = Table("class", *(f"{name} images" for name in counts))
-    for label, name in enumerate(source.classes[:_CLASSES]):
-        table.add_row(escape(name), *(f"{numbers[label]:,}" for numbers in counts.values()))
-    if len(source.classes) > _CLASSES:
-        span = (f"{min(numbers)} to {max(numbers)}" for numbers in counts.values())
-        table.add_row(f"and {len(source.classes) - _CLASSES} more; range of all", *span)
+    if source.numeric:
+        ranges = result.ranges()
+        table = Table("number", *(f"{name}: lowest, mean, highest" for name in ranges))
+        for index, name in enumerate(source.classes):
+            table.add_row(escape(name), *(", ".join(f"{v:.4g}" for v in values[index]) for values in ranges.values()))
+    else:
+        table = _class_table(source.classes, counts)
     console.print(table)
     unreadable = result.survey.issues.unreadable
     if unreadable:
@@ -210,6 +215,20 @@ def _show(result: Inspection, config: DataConfig) -> None:
         console.print(f"[bold]Training would be refused:[/bold] {escape(refusal)}", soft_wrap=True)
     if not result.refusals:
         console.print(f"Ready: {escape(_compare_command(config, result.task))}", soft_wrap=True)
+
+
+def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> Table:
+    """Return the number of images of each class and split."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("class", *(f"{name} images" for name in counts))
+    for label, name in enumerate(classes[:_CLASSES]):
+        table.add_row(escape(name), *(f"{numbers[label]:,}" for numbers in counts.values()))
+    if len(classes) > _CLASSES:
+        span = (f"{min(numbers)} to {max(numbers)}" for numbers in counts.values())
+        table.add_row(f"and {len(classes) - _CLASSES} more; range of all", *span)
+    return table
 
 
 def _compare_command(config: DataConfig | TextDataConfig, task: str) -> str:

@@ -56,7 +56,7 @@ def predict(
         str | None, typer.Option("--device", help="cpu, cuda, ... Default: the accelerator, if any.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Predict the classes of images or texts, preprocessed exactly as in the run's evaluation.
+    """Predict the classes of images or texts, or numbers (regression), preprocessed exactly as in the run's evaluation.
 
     Images that cannot be read are listed and do not stop the others; the exit code is then 1.
 

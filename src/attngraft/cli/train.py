@@ -106,6 +106,7 @@ def train(
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]
+    overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
     if task is not None:
         from attngraft.training.build import recipe_for_task
@@ -169,6 +170,9 @@ def _close_process_group() -> None:
 
 def _print_json(record: RunRecord) -> None:
     import json
+    from dataclasses import asdict
 
-    facts = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    facts: dict[str, Any] = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    if record.judged is not None:
+        facts["judged"] = asdict(record.judged)
     typer.echo(json.dumps(facts | {"metrics": record.epochs[-1], "epochs": record.epochs}, indent=2))

@@ -66,7 +66,7 @@ class StudyOfRun:
 
     @property
     def other_baseline(self) -> str:
-        """The baseline's host if it differs from the variant's, so that they differ in more than a graft; else empty."""
+        """The baseline's host if the variant has another host, and so differs in more than its graft; otherwise empty."""
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
 
     @property
@@ -94,7 +94,7 @@ class StudyOfRun:
 
 
 def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
-    """Return the model card, without local paths; licences that are not known are listed as unknown.
+    """Return the model card, without local paths; licenses that are not known are listed as unknown.
 
     Args:
         manifest: manifest of the exported folder.
@@ -110,7 +110,11 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         license="unknown",
         library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
         pipeline_tag=pipeline,
-        tags=["attngraft", *(["timm"] if maker in ("timm", "attngraft") else []), pipeline],
+        tags=[
+            "attngraft",
+            *(["timm"] if maker in ("timm", "attngraft") else []),
+            "image-regression" if manifest.serving.numeric else pipeline,
+        ],
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)
@@ -162,7 +166,7 @@ def study_of(run: Path) -> StudyOfRun | None:
 
 def _facts(record: RunRecord) -> dict[str, Any]:
     """Return the facts about the data, without paths and without facts that appear elsewhere in the card."""
-    left_out = ("task", "where", "input", "augment", "classes", "check", "split_digest", "image")
+    left_out = ("task", "where", "input", "augment", "classes", "targets", "check", "split_digest", "image")
     facts = {name: _without_paths(value) for name, value in record.facts.items() if name not in left_out}
     counts = facts.get("counts")
     if isinstance(counts, Mapping) and any(len(part) > _COUNTED for part in counts.values()):

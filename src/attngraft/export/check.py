@@ -41,7 +41,9 @@ def check_outputs(
         if not isinstance(expected, Tensor) or expected.shape != (size, len(manifest.serving.classes)):
             shape = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
             classes = len(manifest.serving.classes)
-            raise ExportError(f"the model returns {shape} for {size} images, but its data have {classes} classes")
+            raise ExportError(
+                f"the model returns {shape} for {size} images, but its data have {classes} classes or numbers"
+            )
         if got.shape != expected.shape:
             raise ExportError(f"{file} returns {tuple(got.shape)}, the model {tuple(expected.shape)}")
         difference = (got.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1)

@@ -1,4 +1,4 @@
-"""Predictions on image files or texts by a run, an exported folder or a program, with the preprocessing of evaluation.
+"""Predictions of classes or numbers for image files or texts by a run, an exported folder or a program, as in evaluation.
 
 Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """
@@ -41,10 +41,11 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Probabilities for one image or text, or the reason why it cannot be read."""
+    """Probabilities or numbers for one image or text, or the reason why it cannot be read."""
 
     image: str  #: name of the file as given by the user, or the text
     probabilities: np.ndarray | None = None  #: (classes,)
+    numbers: np.ndarray | None = None  #: (numbers,) of a model that predicts numbers
     error: str | None = None
 
 
@@ -73,10 +74,11 @@ class Predictor:
             while part := list(itertools.islice(names, batch)):
                 inputs = list(readers.map(self._read, part))
                 readable = [each for each in inputs if isinstance(each, Tensor)]
-                probabilities = iter(self._probabilities(readable) if readable else ())
+                predicted = iter(self._predicted(readable) if readable else ())
+                field = "numbers" if self.serving.numeric else "probabilities"
                 for name, each in zip(part, inputs, strict=True):
                     if isinstance(each, Tensor):
-                        yield Prediction(image=name, probabilities=next(probabilities))
+                        yield Prediction(image=name, **{field: next(predicted)})
                     else:
                         yield Prediction(image=name, error=each)
 
@@ -91,8 +93,8 @@ class Predictor:
             return error.strerror or str(error)
 
     @torch.inference_mode()
-    def _probabilities(self, images: list[Tensor]) -> np.ndarray:
-        return _probabilities(self._forward(self._preprocessor.batch(images).to(self._dtype)), self.serving)
+    def _predicted(self, images: list[Tensor]) -> np.ndarray:
+        return _activated(self._forward(self._preprocessor.batch(images).to(self._dtype)), self.serving)
 
 
 class TextPredictor(Predictor):
@@ -117,14 +119,14 @@ class TextPredictor(Predictor):
         while part := list(itertools.islice(remaining, batch)):
             inputs = self._tokenizer.batch(self._tokenizer.encode(part)[0])
             outputs = call_model(self._model, **{name: value.to(self._device) for name, value in inputs.items()})
-            for text, probabilities in zip(part, _probabilities(outputs, self.serving), strict=True):
+            for text, probabilities in zip(part, _activated(outputs, self.serving), strict=True):
                 yield Prediction(image=text, probabilities=probabilities)
 
 
-def _probabilities(outputs: object, serving: Serving) -> np.ndarray:
+def _activated(outputs: object, serving: Serving) -> np.ndarray:
     logits = mean_logits(outputs, classes=len(serving.classes)).cpu()
-    probabilities: np.ndarray = (logits.sigmoid() if serving.activation == "sigmoid" else logits.softmax(-1)).numpy()
-    return probabilities
+    predicted: np.ndarray = serving.activate(logits).numpy()
+    return predicted
 
 
 def open_model(
@@ -189,15 +191,22 @@ class PredictionWriter(ABC):
 
     For one label per image, the output contains the most probable class, or the `top` classes, with probabilities. For
     several labels, it contains the labels whose probability reaches the threshold, and the probabilities of all or the
-    `top` classes.
+    `top` classes. For numbers, it contains all of them.
 
     Args:
         file: the output file.
         serving: description of the model's inputs and outputs.
         top: number of classes; None: one, or all classes for several labels per image.
+
+    Raises:
+        UsageError: `top` is given, and the model predicts numbers.
     """
 
     def __init__(self, file: IO[bytes], serving: Serving, *, top: int | None = None) -> None:
+        if serving.numeric and top is not None:
+            raise UsageError(
+                f"--top: this model predicts numbers ({', '.join(serving.classes)}), not classes; remove it"
+            )
         self.file, self.serving = file, serving
         self.multilabel = serving.threshold is not None
         self.noun = "text" if serving.kind == "text" else "image"
@@ -223,6 +232,11 @@ class PredictionWriter(ABC):
         reached = probabilities >= (self.serving.threshold or 0)
         return [self.serving.classes[index] for index in np.flatnonzero(reached)]
 
+    def numbers(self, prediction: Prediction) -> dict[str, float]:
+        """Return the predicted numbers by name."""
+        found = () if prediction.numbers is None else prediction.numbers
+        return {name: _rounded(number) for name, number in zip(self.serving.classes, found, strict=True)}
+
     def best(self, probabilities: np.ndarray) -> list[tuple[str, float]]:
         """Return the most probable classes in descending order; ties are in the order of the classes."""
         order = np.argsort(-probabilities, kind="stable")[: self.top]
@@ -234,6 +248,7 @@ class CsvWriter(PredictionWriter):
 
     For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
     several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
+    Numbers have a column each.
     """
 
     def begin(self) -> None:
@@ -241,14 +256,19 @@ class CsvWriter(PredictionWriter):
         columns = [f"{column}{rank}" for rank in ranks for column in ("label", "probability")]
         if self.multilabel:
             columns = ["labels", *([f"p:{name}" for name in self.serving.classes] if self.all else columns)]
+        if self.serving.numeric:
+            columns = list(self.serving.classes)
         self.width = len(columns)
         self.separator = "|" if any(";" in name for name in self.serving.classes) else ";"
         self._row([self.noun, *columns, "error"])
 
     def add(self, prediction: Prediction) -> None:
         probabilities = prediction.probabilities
-        if probabilities is None:
+        if prediction.error is not None:
             self._row([prediction.image, *[""] * self.width, prediction.error])
+            return
+        if probabilities is None:
+            self._row([prediction.image, *self.numbers(prediction).values(), ""])
             return
         cells: list[Any] = [cell for pair in self.best(probabilities) for cell in pair]
         if self.multilabel:
@@ -266,7 +286,7 @@ class JsonLinesWriter(PredictionWriter):
     """Write a JSON object per image on a line.
 
     It has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities`
-    (several labels), or `error`.
+    (several labels), or `numbers`, or `error`.
     """
 
     def add(self, prediction: Prediction) -> None:
@@ -274,8 +294,10 @@ class JsonLinesWriter(PredictionWriter):
 
     def entry(self, prediction: Prediction) -> dict[str, Any]:
         probabilities = prediction.probabilities
-        if probabilities is None:
+        if prediction.error is not None:
             return {self.noun: prediction.image, "error": prediction.error}
+        if probabilities is None:
+            return {self.noun: prediction.image, "numbers": self.numbers(prediction)}
         best = self.best(probabilities)
         if self.multilabel:
             classes = self.serving.classes
@@ -288,10 +310,10 @@ class JsonLinesWriter(PredictionWriter):
 
 
 class JsonWriter(JsonLinesWriter):
-    """Write one JSON object: `classes`, `threshold` (several labels), and `images` (or `texts`), one object each."""
+    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and a list, `images` or `texts`."""
 
     def begin(self) -> None:
-        head: dict[str, Any] = {"classes": list(self.serving.classes)}
+        head: dict[str, Any] = {"numbers" if self.serving.numeric else "classes": list(self.serving.classes)}
         if self.multilabel:
             head["threshold"] = self.serving.threshold
         self.write(f'{_json(head)[:-1]}, "{self.noun}s": [')

@@ -86,6 +86,11 @@ def export_run(
     manifest = source.manifest
     if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
         raise UsageError(f"--to {others[0]}: only models of images; remove it, for a folder that attngraft loads")
+    if "hf" in to and manifest.serving.numeric:
+        raise UsageError(
+            "--to hf: plain timm and the hub would take the model's numbers for classes; remove --to hf, and use the folder "
+            "with attngraft.load or attngraft predict"
+        )
     checks: list[Check] = []
     if fold:
         manifest, check = _folded(source.model, manifest)

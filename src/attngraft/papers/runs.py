@@ -24,7 +24,7 @@ class Run:
     spec: str  #: canonical graft specification
     data: str  #: training data
     distilled: bool = False  #: whether it has a teacher
-    metrics: Mapping[str, float]  #: of the last epoch, with prefix (`val/top1`)
+    metrics: Mapping[str, float]  #: as a study compares them, with prefix (`val/top1`)
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -67,6 +67,7 @@ def _read(folder: Path) -> Run | None:
     if not record.finished:
         return None
     recipe = record.recipe
+    compared = {} if record.judged is None else record.judged.compared()
     return Run(
         folder=str(folder),
         host=recipe.host.name,
@@ -74,5 +75,5 @@ def _read(folder: Path) -> Run | None:
         spec=str(parse(recipe.graft)),
         data=str(recipe.task.get("data", {}).get("source", "unknown data")),
         distilled=recipe.distill is not None,
-        metrics=record.epochs[-1],
+        metrics=record.epochs[-1] | {f"val/{name}": value for name, value in compared.items()},
     )

@@ -12,7 +12,7 @@ from attngraft.results.storage import cost_ratios
 from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
 
-_VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
+VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
 
 
 # --- terminal ---------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def study_table(result: StudyResult) -> Table:
     caption.append(rest, style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("variant", max_width=24, overflow="fold")
-    table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.last_epoch(result)}", justify="right")
+    table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.judged_column(result)}", justify="right")
     table.add_column("difference to baseline\n95% intervals")
     table.add_column("cost\nof baseline", no_wrap=True)
     for index, variant in enumerate(result.variants):
@@ -61,7 +61,7 @@ def table_text(result: StudyResult, *, width: int = 88) -> str:
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
     """Return the difference and verdict, followed by both intervals."""
     text = Text(f"{style.change(difference.mean)} ")
-    text.append(difference.verdict, style=_VERDICT_STYLES[difference.verdict])
+    text.append(difference.verdict, style=VERDICT_STYLES[difference.verdict])
     text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")
     text.append(f"\n{style.bounds(difference.t)} t" if difference.t else "\nno t-interval")
     return text
@@ -121,7 +121,7 @@ def markdown_table(result: StudyResult) -> str:
     style = metric_format(result)
     head = [
         "variant",
-        f"{style.title}, {wording.last_epoch(result)}",
+        f"{style.title}, {wording.judged_column(result)}",
         "difference",
         "bootstrap 95%",
         "t 95%",

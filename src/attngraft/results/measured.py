@@ -7,7 +7,7 @@ is its value with all counts 1.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -171,7 +171,7 @@ class MeanAveragePrecision(Statistic):
         return float(self.examples * np.where(positives <= self._few, 0.04 * positives, 8).sum())
 
     def parts(self, counts: np.ndarray) -> np.ndarray:
-        counts = np.asarray(counts, dtype=np.float32)  # sums of counts are exact below 2^24
+        counts = np.ascontiguousarray(counts, dtype=np.float32)  # sums of counts are exact below 2^24
         rows = max(1, _ROWS_IN_CACHE // self.examples)
         result = np.empty((len(counts), self.scores.shape[1]))
         for index in range(self.scores.shape[1]):
@@ -241,6 +241,30 @@ class SpearmanCorrelation(Statistic):
 
     def take(self, order: np.ndarray) -> "SpearmanCorrelation":
         return SpearmanCorrelation(self.predicted[order], self.target[order])
+
+
+@dataclass(frozen=True, eq=False)
+class MeanOfStatistics(Statistic):
+    """The mean of several statistics of the same examples, such as one for each predicted number."""
+
+    statistics: Sequence[Statistic]
+
+    @property
+    def examples(self) -> int:
+        return self.statistics[0].examples
+
+    @property
+    def cost(self) -> float:
+        return sum(statistic.cost for statistic in self.statistics)
+
+    def parts(self, counts: np.ndarray) -> np.ndarray:
+        return np.concatenate([statistic.parts(counts) for statistic in self.statistics], axis=1)
+
+    def take(self, order: np.ndarray) -> "MeanOfStatistics":
+        return MeanOfStatistics([statistic.take(order) for statistic in self.statistics])
+
+    def leave_one_out(self) -> np.ndarray:
+        return mean_of_defined(np.stack([statistic.leave_one_out() for statistic in self.statistics], axis=1))
 
 
 def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -24,6 +24,22 @@ from attngraft.training.teacher import check_teacher
 from attngraft.yaml_config import apply_overrides, differing_fields
 
 
+def refuse_counted_updates(study: Study) -> None:
+    """Check that nothing that counts epochs is asked of runs that count updates.
+
+    Raises:
+        UsageError: halving or a time budget, with a recipe that counts updates.
+    """
+    if not any(run.recipe.counts_updates for run in study.runs):
+        return
+    option = "--halving" if study.halving is not None else "--time-budget" if study.time_budget is not None else ""
+    if option:
+        raise UsageError(
+            f"{option} counts epochs, and the recipe counts updates: use --set schedule.steps=null --set "
+            f"train.eval_every=null and no stage with patience, or leave out {option}"
+        )
+
+
 def check_variants(study: Study) -> None:
     """Plan every variant on its host, and check its initial weights.
 
@@ -66,7 +82,7 @@ def _on_meta(recipe: Recipe) -> nn.Module:
     if train.parameters == "grafts" or (train.first is not None and train.first.parameters == "grafts"):
         train = dataclasses.replace(train, parameters="all", first=None)
     with torch.device("meta"):
-        return build_model(dataclasses.replace(recipe, graft=None, train=train), {}, weights=False)
+        return build_model(dataclasses.replace(recipe, graft=None, train=train, stages=()), {}, weights=False)
 
 
 def _refuse_same_model(study: Study, variant: Variant) -> None:

@@ -94,7 +94,7 @@ class StudyConfig:
             shared["task"]["data"] = {"source": self.data} if isinstance(self.data, str) else dict(self.data)
         epochs = self.fitted_epochs or self.epochs
         if epochs is not None:
-            shared = merge(shared, {"schedule": {"epochs": epochs}})
+            shared = merge(shared, {"schedule": {"epochs": epochs, "steps": None, "warmup_steps": None}})
         shared = apply_overrides(shared, self.overrides)
 
         def recipe_of(variant: Variant, seed: int) -> Recipe:
@@ -122,7 +122,7 @@ class StudyConfig:
         """Return the resolved recipe of one run. For several runs use `plan.resolve`, which reads the recipe once.
 
         Raises:
-            ConfigError: as `recipes`.
+            ConfigError: see `recipes`.
         """
         return self.recipes()(variant, seed)
 

@@ -74,8 +74,8 @@ class Study(StudyConfig):
     def save_split(self, task: Task) -> None:
         """Write the random split of `task`, if any, for all runs that have saved nothing yet.
 
-        Otherwise a run that starts after images were added would be trained and evaluated on other images than earlier
-        runs.
+        Otherwise a run that starts after images were added would be trained and evaluated on different images from
+        earlier runs.
 
         Raises:
             StorageError: the file cannot be written.
@@ -126,7 +126,7 @@ def resolve(config: StudyConfig) -> Study:
                     recipe=recipe_of(variant, seed),
                     folder=folder,
                     state="new" if record is None else run_state(record),
-                    epochs_done=0 if record is None else len(record.epochs),
+                    epochs_done=0 if record is None else record.epochs_done,
                 )
             )
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(StudyConfig)}

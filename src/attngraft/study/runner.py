@@ -10,6 +10,7 @@ runs are evaluated under suites. The executor decides where runs are trained and
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
-from attngraft.study.checks import check_variants, refuse_other_recipes, refuse_other_variants
+from attngraft.study.checks import check_variants, refuse_counted_updates, refuse_other_recipes, refuse_other_variants
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
@@ -163,6 +164,7 @@ def prepare(
 
 def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> Study:
     study = resolve(_with_fitted_epochs(config))
+    refuse_counted_updates(study)
     progress.on_stage("checking the variants")
     check_variants(study)
     fit = study.time_budget is not None and study.fitted_epochs is None
@@ -172,9 +174,11 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
-        progress.on_stage("timing a few steps of every variant")
+        counted = any(run.recipe.counts_updates for run in study.runs)
+        if not counted:
+            progress.on_stage("timing a few steps of every variant")
         try:
-            estimate = tools.measure_throughput(study, benchmark)
+            estimate = None if counted else tools.measure_throughput(study, benchmark)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -188,7 +192,8 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
             seconds = estimate.seconds(expected_runs(study)) / concurrency
     if study.suites:
         check_suites(study, benchmark)
-    epochs = sum(run.epochs_left for run in expected_runs(study))
+    counted = any(run.recipe.counts_updates for run in study.runs)
+    epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
     return dataclasses.replace(study, benchmark=benchmark, seconds=seconds)
 
@@ -205,7 +210,7 @@ def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
 
 
 def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Study:
-    """Return the study with the epochs that its time budget allows; halving leaves room for more."""
+    """Return the study with as many epochs as its time budget allows; with halving, stopped runs leave time for more."""
     if estimate is None or study.time_budget is None:
         raise UsageError("--time-budget needs an estimate of the time, which failed; give --epochs instead")
     budget = (study.time_budget - _cost_seconds(study)) * concurrency

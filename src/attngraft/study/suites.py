@@ -1,8 +1,8 @@
 """Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
 
-Every run is evaluated with the weights of its last epoch, as in the comparison; existing evaluations are kept. If a
-condition has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as
-examples. Severities are averaged in the same way.
+Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition
+has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples.
+Severities are averaged in the same way.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,6 @@ from attngraft.training.evaluate import Weights, weights_file
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.run_folder import RunRecord
 
-WEIGHTS: Weights = "last"
 _METRIC = "metric"  # the one statistic of a condition
 
 
@@ -56,7 +55,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     """Check before training that the suites can be evaluated.
 
     Raises:
-        DataError: images must be downloaded, are missing or in another layout, or have other classes.
+        DataError: images are missing, must be downloaded first, or have an unexpected layout or different classes.
         ConfigError: the task does not support suites.
         TrainingError: pyarrow is not installed.
     """
@@ -87,10 +86,10 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     choices, failed = _choices(config), []
     for name, by_seed in finished_runs(config).items():
         for seed, record in by_seed.items():
-            label = f"{name} seed {seed}"
+            label, weights = f"{name} seed {seed}", record.recipe.train.judge
             for choice in choices:  # one at a time, because one may fail
                 try:
-                    evaluate_suites(record.folder, [choice], weights="last", progress=_Stages(label, progress))
+                    evaluate_suites(record.folder, [choice], weights=weights, progress=_Stages(label, progress))
                 except FAILURES as error:
                     failed.append(f"{label}: its evaluation under suite {choice.text} failed: {error}")
     return failed
@@ -131,17 +130,18 @@ class _EvaluatedRun:
         """
         folder, result = self.record.folder, self.result
         if folder not in checkpoints:
-            exists = weights_file(folder, WEIGHTS).is_file()
-            checkpoints[folder] = checkpoint_digest(self.record, WEIGHTS) if exists else result.checkpoint
+            weights: Weights = self.record.recipe.train.judge
+            exists = weights_file(folder, weights).is_file()
+            checkpoints[folder] = checkpoint_digest(self.record, weights) if exists else result.checkpoint
         if result.checkpoint != checkpoints[folder]:
-            return "its results are of other weights than the run has now"
+            return "its results were computed with different weights from the run's current ones"
         if result.digest and result.digest != digest:
-            return "it was evaluated on other examples than most runs"
+            return "it was evaluated on different examples from most runs"
         if result.digest:
             made = [read_fingerprint(folder / FOLDER / file) for group in result.groups for file in group.files]
             expected = (result.checkpoint, result.digest)
             if any(each is None or (each["checkpoint"], each["data"]) != expected for each in made):
-                return "its files of predictions are not those of its results"
+                return "its prediction files do not belong to its results"
         return ""
 
     def scores(self, name: str) -> RunStatistics:
@@ -199,7 +199,7 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
             (name, seed): _EvaluatedRun(record, found)
             for name, by_seed in records.items()
             for seed, record in by_seed.items()
-            if (found := find_suite_run(record.folder / FOLDER / WEIGHTS, choice)) is not None
+            if (found := find_suite_run(record.folder / FOLDER / record.recipe.train.judge, choice)) is not None
         }
         if not evaluated:
             continue

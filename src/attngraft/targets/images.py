@@ -12,7 +12,7 @@ from PIL import Image
 from attngraft.errors import DataError, UsageError
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.opening import open_images
+from attngraft.tasks.images.opening import data_config, open_images
 from attngraft.tasks.images.sources.decoding import UnreadableImage, decode
 from attngraft.training.run_folder import RunFolder, RunRecord
 
@@ -24,7 +24,7 @@ class ImageSet:
     source: str  #: name of the data, for messages
     names: Sequence[str]  #: unique
     open: Callable[[int], Image.Image]
-    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabelled
+    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabeled
     classes: tuple[str, ...] = ()
     user_chosen: bool = False  #: whether the user chose the images; False: they are those that a run was validated on
 
@@ -114,7 +114,7 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         section["source"] = data
     if split is not None:
         section |= {"val_split": split, "val_fraction": None}
-    config = read(DataConfig, section, where="task.data")
+    config = read(data_config(record.recipe.task["name"]), section, where="task.data")
     return _open(
         config,
         saved_split if saved_split is not None and saved_split.is_file() else None,
@@ -128,7 +128,7 @@ def _open(config: DataConfig, saved_split: Path | None, *, user_chosen: bool) ->
         source=opened.source.where,
         names=numbered_names(opened.val.names),
         open=opened.val.open,
-        labels=opened.val.labels,
-        classes=opened.source.classes,
+        labels=None if config.numeric else opened.val.labels,
+        classes=() if config.numeric else opened.source.classes,
         user_chosen=user_chosen,
     )

@@ -37,6 +37,7 @@ Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, 
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
+    "regression": "attngraft.tasks.regression:Regression",
     "text_classification": "attngraft.tasks.text:TextClassification",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
@@ -79,6 +80,15 @@ class Split(ABC):
         Override this for repeated augmentation or balanced sampling. The order must depend only on (seed, epoch) and have
         the same length in every epoch. Indices may exceed `len(self)` if `self[epoch, index]` and `name` accept them, for
         repeats of an example.
+        """
+        return None
+
+    def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
+        """Return the batches of a training epoch, each the indices of one update's examples; None for `train.batch_size`.
+
+        Override this for batches of a number of tokens, or of examples of similar lengths. Batches must depend only on
+        (seed, epoch); their number may differ between epochs. Each is cut into train.accumulate x processes parts, as even
+        as possible. Called for every epoch before training.
         """
         return None
 
@@ -155,6 +165,7 @@ class StepContext:
     step: int  #: micro-batch of the epoch, from 0
     model: nn.Module  #: the trained model without wrappers
     teacher: StepTeacher | None = None
+    stage: str = "main"  #: name of the recipe's stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,9 +176,24 @@ class Serving:
     #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode; text: tokenizer (a file of the model's folder),
     #: max_length, vocab_size, column
     input: Mapping[str, Any]
-    activation: Literal["softmax", "sigmoid"]  #: function that maps the outputs (B, classes) to probabilities
-    classes: tuple[str, ...]
+    #: function that maps the outputs (B, classes) to probabilities; none: numbers are predicted, outputs * scale + offset
+    activation: Literal["softmax", "sigmoid", "none"]
+    classes: tuple[str, ...]  #: names of the outputs: classes, or the predicted numbers
     threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
+    scale: tuple[float, ...] = ()  #: of each number
+    offset: tuple[float, ...] = ()  #: of each number
+
+    @property
+    def numeric(self) -> bool:
+        """Return whether the model predicts numbers instead of classes."""
+        return self.activation == "none"
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        """Return the probabilities, or the numbers in float64, of outputs (B, classes)."""
+        if self.activation == "none":
+            scale, offset = (torch.tensor(each, dtype=torch.float64) for each in (self.scale, self.offset))
+            return outputs.double().cpu() * scale + offset
+        return outputs.sigmoid() if self.activation == "sigmoid" else outputs.softmax(-1)
 
 
 class Distillation(ABC):
@@ -236,6 +262,9 @@ class Task(ABC):
         None  #: transformers' class that creates an `hf:` host; None: by its configuration
     )
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
+    #: whether `infer(full=False)` is another inference than `infer(full=True)`: then curves are of the first, and a finished
+    #: run is evaluated once more with the second
+    has_light_inference: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -365,7 +394,8 @@ class Task(ABC):
         Args:
             model: the model in evaluation mode, without gradients.
             batch: on the device.
-            full: as judged; False: during training, where a cheaper way will do (greedy decoding, one scale).
+            full: as judged; False: during training, where a cheaper way will do (greedy decoding, one scale); only if
+                `has_light_inference`.
         """
         args, kwargs = self.to_model(batch)
         return to_records(self.predict(model(*args, **kwargs), batch))

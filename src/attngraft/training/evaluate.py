@@ -166,7 +166,7 @@ def evaluate_run(
     Args:
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
-        split: another part of the data (`task.data.val_split`); None: the run's own validation part.
+        split: another part of the data (`task.data.val_split`); None: the part that the run is judged on.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         trust_code: import a `module:` host that the folder names, which runs its code.
 
@@ -187,10 +187,10 @@ def evaluate_run(
 
 
 def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tuple[Recipe, Task, Split]:
-    """Open the split to evaluate a run on, its own validation split or that of other data, with recipe and task.
+    """Open the split to evaluate a run on, with recipe and task: the one that the run is judged on, or of other data.
 
     Raises:
-        DataError: as `evaluate_run`.
+        DataError: see `evaluate_run`.
     """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
@@ -205,7 +205,8 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
             f"but the data require {dict(found.model_args)}; evaluate the run on data of the same kind"
         )
     _check_classes(record, found.facts.get("classes"), where=data or "the data")
-    return recipe, task, found.val
+    judged = found.test is not None and data is None and split is None
+    return recipe, task, found.test if judged and found.test is not None else found.val
 
 
 def _check_classes(record: RunRecord, theirs: object, *, where: str) -> None:

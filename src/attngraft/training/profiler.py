@@ -59,7 +59,7 @@ class BenchmarkBatch:
                 seconds.append(time.perf_counter() - start)
             self.batch = batches[0]
             self.eval_batch = validation.collate([validation[key] for key in evaluation[0]])
-        self.steps_per_epoch, self.eval_batches = order.steps, len(evaluation)
+        self.order, self.steps_per_epoch, self.eval_batches = order, order.steps, len(evaluation)
         self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
 
     def for_recipe(self, recipe: Recipe) -> "BenchmarkBatch":
@@ -86,7 +86,7 @@ class Profiler:
                 benchmark.task,
                 benchmark.data,
                 accelerator,
-                steps_per_epoch=benchmark.steps_per_epoch,
+                order=benchmark.order,
                 teacher=benchmark.teacher,
                 weights=False,
             )

@@ -10,7 +10,7 @@ start.json          initial weights and their scores (absent for random values)
 metrics.jsonl       one line per finished epoch
 tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
-predictions.npz     validation predictions of the last epoch
+predictions.npz     predictions of the last epoch on the validation split, or those that the run is judged by (finished.json)
 finished.json       written last: the run is complete
 evaluation/         results of suites (attngraft eval --suite)
 """
@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -156,6 +156,20 @@ class RunFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Judged:
+    """An evaluation of a finished run apart from its last epoch's, which a study compares instead."""
+
+    weights: Literal["last", "best"]
+    epoch: int  #: of the weights, from 1
+    split: Literal["val", "test"]
+    metrics: dict[str, float]  #: names as in metrics.jsonl: `test/top1`
+
+    def compared(self) -> dict[str, float]:
+        """Return the metrics without prefix."""
+        return {name.partition("/")[2]: value for name, value in self.metrics.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Contents of a run folder."""
 
@@ -166,9 +180,15 @@ class RunRecord:
     facts: dict[str, Any]  #: facts about the data, from the task
     start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training if the head is not new
     teacher: dict[str, Any] = field(default_factory=dict)  #: `name`, `from`, `sha256`, and `metrics` of the teacher
-    epochs: list[Metrics] = field(default_factory=list)  #: per epoch: epoch (1-based), seconds, train/..., val/...
+    epochs: list[Metrics] = field(default_factory=list)  #: per evaluation: epoch (from 1), seconds, train/..., val/...
     finished: bool = False
     predictions: Path | None = None
+    judged: Judged | None = None  #: None: judged by the last epoch's evaluation on the validation split
+
+    @property
+    def epochs_done(self) -> int:
+        """Return the epoch of the last evaluation."""
+        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
 
     @property
     def seconds(self) -> float:
@@ -186,6 +206,7 @@ def read_run(folder: Path | str) -> RunRecord:
     if not run.recipe.is_file():
         raise TrainingError(f"{run.path}: not a run folder (no recipe.yaml)")
     data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
+    judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
         folder=run.path,
         recipe=run.read_recipe(),
@@ -197,6 +218,7 @@ def read_run(folder: Path | str) -> RunRecord:
         epochs=_read_rows(run.metrics) if run.metrics.is_file() else [],
         finished=run.finished.is_file(),
         predictions=run.predictions if run.predictions.is_file() else None,
+        judged=None if judged is None else Judged(**judged),
     )
 
 

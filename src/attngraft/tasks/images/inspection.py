@@ -49,11 +49,15 @@ class Inspection:
                 "notes": self.notes,
                 "split": source.origin,
                 "split_digest": None if survey.val is None else split_digest(survey.val),
-                "classes": list(source.classes),
+                "targets" if source.numeric else "classes": list(source.classes),
                 "parts": {
                     name: {
                         "images": len(images),
-                        "counts": dict(zip(source.classes, counts[name], strict=True)),
+                        **(
+                            {"ranges": dict(zip(source.classes, self.ranges()[name], strict=True))}
+                            if source.numeric
+                            else {"counts": dict(zip(source.classes, counts[name], strict=True))}
+                        ),
                         **self.sizes_and_modes(name),
                     }
                     for name, images in self.images().items()
@@ -73,8 +77,18 @@ class Inspection:
 
     def counts(self) -> dict[str, list[int]]:
         """Return a mapping from split to the number of images of each class."""
+        if self.survey.source.numeric:
+            return {}
         classes = len(self.survey.source.classes)
         return {name: class_counts(images, classes).tolist() for name, images in self.images().items()}
+
+    def ranges(self) -> dict[str, list[list[float]]]:
+        """Return a mapping from split to the smallest, mean and largest value of each number."""
+        return {
+            name: np.stack([images.labels.min(0), images.labels.mean(0), images.labels.max(0)], axis=1).tolist()
+            for name, images in self.images().items()
+            if len(images)
+        }
 
     def sizes_and_modes(self, name: str) -> dict[str, Any]:
         """Return sizes (width, height: smallest, median and largest by area) and modes of a split's scanned images."""
@@ -107,9 +121,13 @@ def inspect_images(config: DataConfig, *, task: str | None = None, progress: Pro
         ConfigError: a class or column is unknown, the task is unknown, or it has other data than images with labels.
         DataError: the source cannot be opened at all.
     """
-    several = None if task is None else _has_several_labels(task)
+    several = None if task is None or config.numeric else _has_several_labels(task)
     survey = survey_images(config, progress=progress)
     source, refusals = survey.source, list(survey.refusals)
+    if source.numeric:
+        return Inspection(
+            survey=survey, task=task or "regression", refusals=refusals, notes=[*source.notes, *survey.issues.notes()]
+        )
     fitting = "multilabel" if source.multilabel else "classification"
     try:
         refuse_other_labels(source, task=task or fitting, multilabel=source.multilabel if several is None else several)
@@ -146,7 +164,8 @@ def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:
 def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
     """Save a .png with one row of images per class and per group of images that are in both splits.
 
-    A row has up to 8 images, evenly spaced over the training images of its class. At most 40 classes and 8 groups are shown.
+    A row has up to 8 images, evenly spaced over the training images of its class, or from the lowest to the
+    highest number. At most 40 classes and 8 groups are shown.
 
     Raises:
         DataError: there are no readable images.
@@ -175,6 +194,13 @@ def _class_rows(inspection: Inspection) -> list[SheetRow]:
     source, train = inspection.survey.source, inspection.survey.source.train
     counts = inspection.counts()
     rows: list[SheetRow] = []
+    if source.numeric:
+        order = np.argsort(train.labels, axis=0, kind="stable")[np.linspace(0, len(train) - 1, _COLUMNS).astype(int)]
+        lows, highs = train.labels.min(0), train.labels.max(0)
+        return [
+            (name, f"{lows[i]:g} to {highs[i]:g}", [(train, int(index)) for index in order[:, i]], _INK)
+            for i, name in enumerate(source.classes[:_CLASSES])
+        ]
     for label, name in enumerate(source.classes[:_CLASSES]):
         members = np.flatnonzero(train.labels[:, label] > 0 if source.multilabel else train.labels == label)
         chosen = members[np.linspace(0, len(members) - 1, min(_COLUMNS, len(members))).astype(int)]

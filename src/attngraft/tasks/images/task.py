@@ -1,4 +1,4 @@
-"""Base class of image classification tasks."""
+"""Base class of tasks on images with labels or numbers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ class ImageTask(Task):
     """Image task: loads images, normalizes batches and saves random splits; subclasses add labels, loss and metrics."""
 
     config_class: ClassVar[type[Any]]  #: dataclass of the recipe section, with `data`, `augment`, `metrics`
-    multilabel: ClassVar[bool]  #: whether images have several labels
+    multilabel: ClassVar[bool] = False  #: whether images have several labels
+    numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
+    sources: ClassVar[str] = "digits, a folder, a .tar, an .npz, a .csv, timm:<name>"  #: for messages
     suite_columns: ClassVar[tuple[str, ...]]  #: `SuiteSupport.columns`
     teacher_loss: ClassVar[TeacherLoss]
-    activation: Literal["softmax", "sigmoid"]  #: `Serving.activation`
+    activation: Literal["softmax", "sigmoid", "none"]  #: `Serving.activation`
     threshold: float | None = None  #: `Serving.threshold`
     _batches: ImageBatches  # set by load
     _input: HostInput
@@ -50,7 +52,7 @@ class ImageTask(Task):
         if "data" not in section:
             raise ConfigError(
                 "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
-                "(digits, a folder, a .tar, an .npz, a .csv, timm:<name>)"
+                f"({cls.sources})"
             )
         return cls(read(cls.config_class, section, where="task"), seed=seed)
 
