@@ -345,10 +345,6 @@ class Task(ABC):
         """
         return None
 
-    def host_args(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return arguments of the host's factory that follow from the facts, beside `TaskData.model_args`."""
-        return {}
-
     def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
         """Return the model that is trained: the grafted host, by default alone.
 
