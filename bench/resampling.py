@@ -109,7 +109,7 @@ def estimated(name: str, make: Make, images: int, classes: int, samples: int) ->
     """Return the time of a resample over the estimate, and in the name the number of resamples of a study of 10 seeds."""
     baseline, variant = pair(make, images, classes)
     taken = seconds([baseline, variant], resamples=FEW, samples=samples)
-    estimate = 1e-9 * FEW * (15 * images + baseline.cost + variant.cost)
+    estimate = 1e-9 * FEW * (40 * images + baseline.cost + variant.cost)
     number = affordable_resamples([baseline] * 10, [variant] * 10)
     low, middle, high = taken.low / estimate, taken.seconds / estimate, taken.high / estimate
     return Measurement(
