@@ -66,7 +66,7 @@ class TestMultiLabel(TaskContract):
 
 class TestTokenLabeling(TaskContract):
     host: ClassVar = {
-        "name": "volo_d1_224",
+        "name": "elsa_volo_d1",
         "args": {
             "img_size": 32,
             "layers": [1, 1, 1, 1],
@@ -75,7 +75,7 @@ class TestTokenLabeling(TaskContract):
             "stem_hidden_dim": 8,
         },
     }
-    overfit, steps = 0.5, 30
+    overfit, steps, draws = 0.5, 30, True
     held_fixed = frozenset({"balanced_accuracy"})
 
     def section(self, folder: Path) -> dict[str, Any]:
