@@ -79,7 +79,7 @@ class TestTokenLabeling(TaskContract):
     held_fixed = frozenset({"balanced_accuracy"})
 
     def section(self, folder: Path) -> dict[str, Any]:
-        rows = {image: "dot" if "dot" in labels else "none" for image, labels in write_drawings(folder).items()}
+        rows = {image: "dot" if "dot" in labels else "plain" for image, labels in write_drawings(folder).items()}
         data = {"source": write_table(folder, "path,label", rows), "val_fraction": 0.25}
         return {"name": "token_labeling", "data": data, "augment": NO_CHANGES, "loss": {"smoothing": 0.0}}
 

@@ -164,7 +164,8 @@ def compare(
         _comparison(
             "--metric",
             metavar="NAME",
-            help="Metric of the comparison: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss.",
+            help="Metric of the comparison: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss; "
+            "regression: rmse, mae, r2, spearman.",
         ),
     ] = None,
     suite: Annotated[

@@ -171,7 +171,7 @@ def test_compare_eval_export_and_predict(
     assert 2 < float(row["length"]) < 13
     assert call("predict", run, str(tmp_path / "3.png"), "--top", "2") == 2
     card = (tmp_path / "x" / "README.md").read_text()
-    assert "trained for regression of 2 numbers" in card
+    assert " of 2 numbers. " in card
     assert "to get the numbers" in card
 
 
