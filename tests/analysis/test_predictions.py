@@ -56,7 +56,7 @@ def test_of_a_run_and_of_an_exported_folder(insects: Path, tmp_path: Path) -> No
         assert each.target.tolist() == [0] * 6 + [1] * 6
         assert each.classes == DATA
         assert each.names == tuple(given.images.names[place] for place in places)
-    assert "12 labelled images" in described
+    assert "12 labeled images" in described
 
 
 def test_saved_answers_are_those_of_the_own_images_and_the_last_weights(insects: Path, tmp_path: Path) -> None:

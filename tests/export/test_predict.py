@@ -125,7 +125,7 @@ def test_finding_images(tmp_path: Path) -> None:
     for argument, message in [(f"{here}/none", "no images in this folder"), (f"{here}/*.bmp", "no image matches")]:
         with pytest.raises(UsageError, match=message):
             find_images([argument])
-    with pytest.raises(UsageError, match="no names"):
+    with pytest.raises(UsageError, match="standard input is empty"):
         find_images(["-"], stdin=io.BytesIO(b"\n"))
 
 

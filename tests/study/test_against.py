@@ -201,7 +201,7 @@ def test_other_hosts_are_run_compared_and_reported(tmp_path: Path) -> None:
     assert result.variants[0].difference is None
     assert all(variant.difference for variant in result.variants[1:])
     assert result.variants[3].difference.p_holm is not None  # type: ignore[union-attr]
-    assert any("deit_tiny_patch16_224 and DeiT, horizontal are other models" in note for note in result.notes)
+    assert any("deit_tiny_patch16_224 and DeiT, horizontal are different models" in note for note in result.notes)
     assert load_result(tmp_path) == result
 
 
@@ -397,7 +397,7 @@ def test_reports_without_other_hosts_say_nothing_of_them(tmp_path: Path) -> None
     result = compare(study(tmp_path), tools=tools(FakeTrainer()))
     assert "host" not in next(csv.DictReader(io.StringIO(csv_text(result))))
     assert "other host" not in report_html(result)
-    assert not any("other model" in note for note in result.notes)
+    assert not any("different model" in note for note in result.notes)
 
 
 def test_a_plan_names_the_hosts(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from attngraft.study.suites import evaluate_finished
 from attngraft.study.verdict import compare_scores, compare_statistics
 from attngraft.tasks.calibration import calibration_statistic, reliability
 from attngraft.training.evaluate import weights_file
+from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import TREE
 from tests.export.runs import VIT
@@ -228,7 +229,7 @@ def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path: Path) -> Non
 
 
 def test_one_failing_suite_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = SimpleNamespace(folder=tmp_path)
+    record = SimpleNamespace(folder=tmp_path, recipe=Recipe())
     monkeypatch.setattr("attngraft.study.suites.finished_runs", lambda config: {"cb_s": {0: record}})
     asked = []
 
@@ -288,7 +289,10 @@ def test_results_of_other_weights_are_left_out(copied: Path) -> None:
     path = weights_file(folder, "last")
     path.write_bytes(path.read_bytes() + b" ")
     result = of_copy(copied, "fgsm")
-    assert "cb seed 1 is left out: its results are of other weights than the run has now" in " ".join(result.notes)
+    assert (
+        "cb seed 1 is left out: its results were computed with different weights from the run's current ones"
+        in " ".join(result.notes)
+    )
     value = result.conditions[0].variants[1].value
     assert value is not None
     assert value.deviation is None, "one seed is left"
@@ -300,7 +304,9 @@ def test_results_on_other_examples_are_left_out(copied: Path) -> None:
     assert found["digest"]
     path.write_text(json.dumps(found | {"digest": "0" * 64}))
     result = of_copy(copied, "fgsm")
-    assert "baseline seed 0 is left out: it was evaluated on other examples than most runs" in " ".join(result.notes)
+    assert "baseline seed 0 is left out: it was evaluated on different examples from most runs" in " ".join(
+        result.notes
+    )
 
 
 def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(copied: Path) -> None:
@@ -311,7 +317,7 @@ def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(co
     shutil.copy(other, folder / "baseline/seed1/evaluation/last/fgsm/fgsm-2.parquet")
     notes = " ".join(of_copy(copied, "fgsm").notes)
     for name in ("cb seed 0", "baseline seed 1"):
-        assert f"{name} is left out: its files of predictions are not those" in notes
+        assert f"{name} is left out: its prediction files do not belong" in notes
     assert evaluate_finished(replace(small(copied), suites=("fgsm",)), progress=StudyLog()) == []
     assert not any("left out" in note for note in of_copy(copied, "fgsm").notes)
 

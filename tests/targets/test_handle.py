@@ -66,7 +66,7 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         open_handle(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="did you mean"):
         open_handle("vit_tiny_patch16_225")
-    with pytest.raises(UsageError, match="--pretrained and --host-arg apply to timm models"):
+    with pytest.raises(UsageError, match="--pretrained and --host-arg apply to hosts"):
         open_handle(str(make_run(tmp_path / "run")), pretrained=True)
     empty = tmp_path / "empty"
     empty.mkdir()

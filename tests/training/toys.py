@@ -31,7 +31,9 @@ class ToyConfig:
     train: int = 48
     val: int = 10
     test: int = 0
+    budget: int | None = None
     noise: float = 0.3
+    smoothing: float = 0.0
     double: bool = False
 
 
@@ -55,6 +57,21 @@ class ToySplit(Split):
     def collate(self, examples: list[Any]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
         return {"image": torch.stack(images), "label": torch.tensor(labels)}
+
+    def batches(self, *, seed: int, epoch: int) -> list[np.ndarray] | None:
+        """As many examples as fit into a budget, of which example i takes 5 + i % 20."""
+        if self._config.budget is None:
+            return None
+        found: list[list[int]] = [[]]
+        left = self._config.budget
+        for index in np.random.default_rng([seed, epoch]).permutation(self._length):
+            cost = 5 + int(index) % 20
+            if cost > left:
+                found.append([])
+                left = self._config.budget
+            found[-1].append(int(index))
+            left -= cost
+        return [np.array(batch) for batch in found if len(batch) >= 4]
 
     def name(self, index: int) -> str:
         return f"toy/{self._first + index}"
@@ -84,7 +101,7 @@ class Toy(Task):
         return (batch["image"],), {}
 
     def loss(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        loss = F.cross_entropy(outputs, batch["label"])
+        loss = F.cross_entropy(outputs, batch["label"], label_smoothing=self.config.smoothing)
         return {"loss": loss, "twice": 2 * loss}
 
     def predict(self, outputs: Any, batch: Any) -> dict[str, Tensor]:

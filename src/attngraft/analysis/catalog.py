@@ -38,7 +38,7 @@ ANALYSES = {
 
 
 def analysis(name: str) -> Analysis:
-    """Return the analysis of this name.
+    """Return the analysis with this name.
 
     Raises:
         UsageError: the name is unknown.
@@ -50,7 +50,7 @@ def analysis(name: str) -> Analysis:
 
 
 def analyses() -> list[Analysis]:
-    """All analyses."""
+    """Return all analyses."""
     return [analysis(name) for name in ANALYSES]
 
 

@@ -94,7 +94,7 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
     Raises:
         UsageError: `image` is not a single image.
         RecordError: no chosen site attends to positions of the image, or values are not finite.
-        HostError, GraftSpecError: as `attngraft.record`.
+        HostError, GraftSpecError: see `attngraft.record`.
     """
     if image.ndim != 4 or len(image) != 1:
         raise UsageError(f"image must have shape (1, channels, H, W), got {tuple(image.shape)}")

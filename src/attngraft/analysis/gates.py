@@ -52,7 +52,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
             for gate in recording[site]:
                 gates.setdefault(gate, {}).setdefault(site, _Spread()).add(recording.without_padding(site, gate))
     if all(each.values is None for by_site in gates.values() for each in by_site.values()):
-        raise RecordError("all gates are NaN or infinite: the model diverged in training, or overflows")
+        raise RecordError("all gates are NaN or infinite: the model diverged in training, or its activations overflow")
     for gate, by_site in gates.items():
         for site, each in by_site.items():
             if each.not_finite:

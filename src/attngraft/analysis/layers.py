@@ -88,7 +88,7 @@ class LayerAxis:
         )
 
     def bounds(self, name: str, models: Iterable[Mapping[str, float | None]]) -> list[Line]:
-        """Return one dotted line for each distinct sequence of a bound over the models' layers."""
+        """Return reference lines (drawn dotted) of a bound by site, one per model; models with equal bounds share a line."""
         lines = [self.line(name, None, values) for values in models]
         return [line for index, line in enumerate(lines) if line not in lines[:index]]
 

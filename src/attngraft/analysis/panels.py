@@ -71,7 +71,9 @@ def map_values(tensor: Tensor) -> Values:
         RecordError: some values are NaN or infinite.
     """
     if not bool(tensor.isfinite().all()):
-        raise RecordError("the values contain NaN or infinity: the model diverged in training, or overflows")
+        raise RecordError(
+            "the values contain NaN or infinity: the model diverged in training, or its activations overflow"
+        )
     return [[float(f"{value:.{_DIGITS}g}") for value in row] for row in tensor.double().cpu().tolist()]
 
 

@@ -36,7 +36,7 @@ def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions]
     if not request.use_saved_predictions:
         predictions = [_predict(request, model) for model in request.models]
         count = len(predictions[0].names)
-        return predictions, f"{count} labelled images of {request.images.source}, choosing among its classes"
+        return predictions, f"{count} labeled images of {request.images.source}, choosing among its classes"
     predictions = [_saved(model) for model in request.models]
     first = predictions[0]
     for name, each in zip(request.names[1:], predictions[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Effective receptive fields: gradient of the features at one map position by the pixels (Luo et al. 2016)."""
+"""Effective receptive fields: gradient of the features at a map position with respect to the pixels (Luo et al. 2016)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,9 +34,9 @@ def receptive_field(
 ) -> Tensor:
     """Return the effect of each pixel on the features at one position of the map, (H, W), scaled to a maximum of 1.
 
-    For each image, it is the gradient of the sum over channels of the rectified features at `place` by the pixels. Negative
-    values are set to 0, color channels summed and images averaged (Ding et al. 2022, "Scaling up your kernels to 31x31",
-    Appendix; with an additional ReLU, since channels of signed features would cancel).
+    For each image, the rectified features at `place` are summed over channels, and the gradient of the sum with respect to
+    the pixels is computed. Negative values are set to 0, color channels summed and images averaged (Ding et al. 2022,
+    "Scaling up your kernels to 31x31", Appendix; with an additional ReLU, since channels of signed features would cancel).
 
         def features(images):
             with attngraft.record(model, "mlp.end", detach=False) as recording:
@@ -64,7 +64,7 @@ def pixel_gradient(
     """Return `receptive_field` before scaling, (H, W), for averaging over several batches.
 
     Raises:
-        UsageError: as `receptive_field`.
+        UsageError: see `receptive_field`.
     """
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()

@@ -88,7 +88,7 @@ class Analysis:
     images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
     models: tuple[int, int] = (1, 12)  #: least and most
     runs_only: bool = False  #: needs runs: it reads their training metrics
-    #: compares predictions, saved by runs or made on labelled images; "shown": also shows some of the images
+    #: compares predictions, saved by runs or made on labeled images; "shown": also shows some of the images
     predictions: Literal["", "counted", "shown"] = ""
 
     def _count(self, noun: str) -> str:

@@ -250,7 +250,10 @@ def _compare(
         for model, site, batch in zip(request.models, sites, inputs, strict=True)
     )
     if not bool(first.isfinite().all() and second.isfinite().all()):
-        raise RecordError("a map contains NaN or infinity: the model diverged in training, or overflows")
+        raise RecordError(
+            f"a map of {request.names[0]} or {request.names[1]} contains NaN or infinity: the "
+            "model diverged in training, or its activations overflow"
+        )
     size = (first.shape[1], first.shape[2])
     if labels is None:
         edges = gradient(F.adaptive_avg_pool2d(inputs[0].float().cpu().mean(1), size))

@@ -91,7 +91,9 @@ class _Measure:
         """Compute from values by image and head, (B, H) per batch."""
         values = torch.cat(batches)
         if not bool(values.isfinite().all()):
-            raise RecordError("the maps contain NaN or infinity: the model diverged in training, or overflows")
+            raise RecordError(
+                "the maps contain NaN or infinity: the model diverged in training, or its activations overflow"
+            )
         over_heads = t_interval(values.mean(1).numpy())
         return cls(
             heads=values.mean(0).tolist(),

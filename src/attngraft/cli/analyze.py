@@ -16,7 +16,7 @@ from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import images_for, models_of_study, open_models
 from attngraft.cli.output import images_bar, output_console, print_json
-from attngraft.cli.values import assignments
+from attngraft.cli.values import TRUST_CODE, assignments
 from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def analyze(
         _models(
             "--model",
             "--run",
-            help="Run folder, exported folder, or timm model; repeatable.",
+            help="Run folder, exported folder, or host; repeatable.",
             metavar="RUN|FOLDER|NAME",
         ),
     ] = None,
@@ -59,10 +59,11 @@ def analyze(
     ] = None,
     name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of timm models.")] = False,
+    pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of hosts.")] = False,
     host_arg: Annotated[
-        list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
+        list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of hosts; repeatable.")
     ] = None,
+    trust_code: Annotated[bool, _models("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, _models("--sites", help="Layers to analyze, as in a graft specification.")] = "all",
     data: Annotated[
         str | None,
@@ -141,10 +142,19 @@ def analyze(
     if (study is None) == (not model):
         raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|NAME (repeatable)")
     if study is not None:
-        models, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights)
+        models, baseline, left_out = models_of_study(
+            study, variants=variant or [], seed=seed, weights=weights, trust_code=trust_code
+        )
     else:
         arguments = assignments(host_arg or [], option="--host-arg")
-        models = open_models(model or [], names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
+        models = open_models(
+            model or [],
+            names=name or [],
+            weights=weights,
+            pretrained=pretrained,
+            arguments=arguments,
+            trust_code=trust_code,
+        )
     saved = not (image or data or split) and all(each.has_predictions for each in models)
     needs = any(each.needs_images(saved=saved) for each in analyses)
     specific = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}

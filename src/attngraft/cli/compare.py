@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attngraft.cli.values import HOST, PRETRAINED, TRUST_CODE
+
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
     from attngraft.study.config import StudyConfig
@@ -30,7 +32,7 @@ _comparison, _training, _output, _many_runs = (
 
 
 def compare(
-    host: Annotated[str | None, _comparison("--host", metavar="NAME", help="A timm model name.")] = None,
+    host: Annotated[str | None, _comparison("--host", metavar="NAME", help=HOST)] = None,
     graft: Annotated[
         list[str] | None,
         _comparison(
@@ -87,7 +89,7 @@ def compare(
         list[str] | None,
         _comparison("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
     ] = None,
-    pretrained: Annotated[bool, _comparison("--pretrained", help="Start from timm's weights.")] = False,
+    pretrained: Annotated[bool, _comparison("--pretrained", help=PRETRAINED)] = False,
     weights: Annotated[
         str | None,
         _comparison(
@@ -164,8 +166,8 @@ def compare(
         _comparison(
             "--metric",
             metavar="NAME",
-            help="Metric of the comparison: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss; "
-            "regression: rmse, mae, r2, spearman.",
+            help="Metric of the comparison, any of the task's: top1, top5, balanced_accuracy, macro_f1, loss; multilabel: "
+            "image_ap, map, macro_f1, micro_f1, loss; regression: rmse, mae, r2, spearman.",
         ),
     ] = None,
     suite: Annotated[
@@ -180,6 +182,7 @@ def compare(
     report_only: Annotated[
         bool, _output("--report-only", help="Train nothing: report on the finished runs in --out.")
     ] = False,
+    trust_code: Annotated[bool, _comparison("--trust-code", help=TRUST_CODE)] = False,
     dry_run: Annotated[
         bool, _training("--dry-run", help="Check everything, print the estimate, train nothing.")
     ] = False,
@@ -188,7 +191,7 @@ def compare(
     """Train a host and grafted variants of it under one recipe, compare them, and write a report.
 
     Every variant is trained with every seed; all variants of a seed share initialization, batches and augmentation.
-    Rerun the same command to resume. Results go to FOLDER: results.json, results.csv, plots, report.html.
+    Rerun the same command to resume. Results go to FOLDER: results.json, results.csv, metrics.csv, plots, report.html.
 
     Examples:
 
@@ -199,6 +202,8 @@ def compare(
 
         attngraft compare --host vit_tiny_patch16_224 --against "swin_tiny_patch4_window7_224: {depths: [2, 2, 2, 2]}"
         --data ./flowers --out hosts
+
+        attngraft compare --host torchvision:vit_b_16 --against module:mymodels.vit:make --data ./flowers --out mine
 
         attngraft compare --study flowers.yaml --set optimizer.lr=5e-4 --out flowers-lr
 
@@ -222,7 +227,7 @@ def compare(
         attngraft compare --report-only --out study
     """
     from attngraft import study as studies
-    from attngraft.cli.values import assignments
+    from attngraft.cli.values import assignments, refuse_untyped_hosts
 
     shorthands = {
         "task.metrics.primary": metric,
@@ -252,15 +257,17 @@ def compare(
         "weights": weights,
     }
     config = _config(options, host_options, study, report_only=report_only)
+    if not trust_code and not report_only:  # a report imports no host
+        refuse_untyped_hosts(config.host_names(), typed=[host, *(against or []), *(set_ or [])])
     executor = _executor(jobs=jobs, ray=ray, cpus=cpus_per_run, gpus=gpus_per_run, retries=retries)
     if dry_run:
-        _print_plan(config, executor, as_json=as_json)
+        _print_plan(config, executor, as_json=as_json, trust_code=trust_code)
         return
     if report_only:
         result = studies.report_only(config)
     else:
         with _progress() as progress:
-            result = studies.compare(config, executor=executor, progress=progress)
+            result = studies.compare(config, executor=executor, progress=progress, trust_code=trust_code)
     _print_result(result, config, as_json=as_json)
     if studies.incomplete(result):  # a study with missing runs has failed, although it reports the others
         typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
@@ -353,16 +360,16 @@ def _progress() -> AbstractContextManager[StudyProgress]:
     return LiveStudy(console) if console.is_terminal else nullcontext(StudyLog())
 
 
-def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool) -> None:
+def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool, trust_code: bool) -> None:
     import json
 
     from attngraft.study import prepare
     from attngraft.study.progress import describe_plan
 
-    prepared = prepare(config, executor=executor)
+    prepared = prepare(config, executor=executor, trust_code=trust_code)
     if not as_json:
         for run in prepared.runs:
-            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.epochs} epochs in {run.folder}")
+            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
         typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds))
         return
     runs = [
@@ -388,6 +395,7 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
 
     from rich.console import Console
 
+    from attngraft.report.metrics import NOT_CORRECTED, other_metrics_table
     from attngraft.report.tables import study_table
     from attngraft.results.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
@@ -397,6 +405,11 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
         return
     console = Console(width=None if sys.stdout.isatty() else 100)
     console.print(study_table(result))
+    if (table := other_metrics_table(result)) is not None:
+        console.print("Other metrics: differences to the baseline", style="bold")
+        console.print(table)
+        where = "The report and metrics.csv have all metrics, with intervals."
+        console.print(f"Note: {NOT_CORRECTED} {where}", highlight=False)
     _print_suites(result, console)
     for note in result.notes:
         console.print(f"Note: {note}", markup=False, highlight=False)

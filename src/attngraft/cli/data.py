@@ -13,13 +13,14 @@ import typer
 
 from attngraft.cli.output import output_console, print_json, progress_bars
 from attngraft.cli.values import assignments
-from attngraft.errors import UsageError
+from attngraft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
+    from attngraft.tasks.text.config import TextDataConfig
 
 _CLASSES = 30  #: most classes listed
 _UNREADABLE = 20  #: most unreadable images listed
@@ -77,6 +78,8 @@ def check(
         attngraft data check hf:./saved_dataset --task multilabel
 
         attngraft data check ages.csv --task regression --set label_column=age
+
+        attngraft data check reviews.csv --task text_classification
     """
     from attngraft.strict import read
     from attngraft.tasks.images.inspection import inspect_images
@@ -87,6 +90,11 @@ def check(
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}
     settings = {name: value for name, value in given.items() if value is not None}
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
+    if task == "text_classification":
+        if contact_sheet is not None:
+            raise UsageError("--contact-sheet: these data are no images; remove it")
+        _check_texts(settings, save_split, as_json=as_json)
+        return
     config: DataConfig = read(data_config(task), settings, where="task.data")
     with progress_bars() as bar:
         progress = bar.add_task("Scanning images", total=None)
@@ -105,6 +113,52 @@ def check(
         typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:
         raise typer.Exit(1)
+
+
+def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from attngraft.strict import read
+    from attngraft.tasks.text.config import TextDataConfig
+    from attngraft.tasks.text.source import open_texts, save_split
+
+    config: TextDataConfig = read(TextDataConfig, settings, where="task.data")
+    try:
+        source = open_texts(config)
+    except DataError as error:
+        if as_json:
+            print_json({"task": "text_classification", "refusals": [str(error)]})
+        else:
+            output_console().print(f"[bold]Training would be refused:[/bold] {escape(str(error))}", soft_wrap=True)
+        raise typer.Exit(1) from None
+    if split is not None:
+        save_split(split, source.train, source.val)
+        typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
+    counts, sizes = source.counts(), {"train": len(source.train), "val": len(source.val)}
+    if as_json:
+        found = {
+            "where": source.where,
+            "column": source.column,
+            "split": source.origin,
+            "classes": list(source.classes),
+        }
+        notes = {"notes": list(source.notes), "refusals": []}
+        print_json({"task": "text_classification", **found, "sizes": sizes, "counts": counts, **notes})
+        return
+    console = output_console()
+    console.print(
+        f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes"
+    )
+    console.print(f"Split: {escape(source.origin)}")
+    table = Table("class", *(f"{part} texts" for part in counts))
+    for name in source.classes[:_CLASSES]:
+        table.add_row(escape(name), *(f"{numbers[name]:,}" for numbers in counts.values()))
+    table.add_row("all", *(f"{size:,}" for size in sizes.values()))
+    console.print(table)
+    for note in source.notes:
+        console.print(f"Note: {escape(note)}", soft_wrap=True)
+    console.print(f"Ready: {escape(_compare_command(config, 'text_classification'))}", soft_wrap=True)
 
 
 def _save_split(result: Inspection, path: Path) -> None:
@@ -177,7 +231,7 @@ def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) ->
     return table
 
 
-def _compare_command(config: DataConfig, task: str) -> str:
+def _compare_command(config: DataConfig | TextDataConfig, task: str) -> str:
     """Return the command that compares grafts on these data."""
     from attngraft.tasks.task import load_task
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from attngraft.cli.output import output_console
+from attngraft.cli.values import TRUST_CODE
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def evaluate(
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
     ] = None,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a trained model on its own validation data or on other data, clean or under suites.
@@ -72,20 +74,21 @@ def evaluate(
         attngraft eval runs/imagenet --suite v2=./imagenetv2-matched-frequency-format-val --suite a=./imagenet-a
     """
     if suite:
-        _evaluate_suites(run, suite, data=data, split=split, weights=weights, limit=limit, as_json=as_json)
+        where = {"data": data, "split": split, "limit": limit, "trust_code": trust_code}
+        _evaluate_suites(run, suite, weights=weights, as_json=as_json, **where)
         return
     if limit is not None:
         raise UsageError("--limit needs --suite; add a suite, or leave --limit out")
-    _evaluate(run, data=data, split=split, weights=weights, as_json=as_json)
+    _evaluate(run, as_json=as_json, weights=weights, data=data, split=split, trust_code=trust_code)
 
 
-def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weights, as_json: bool) -> None:
+def _evaluate(run: Path, *, as_json: bool, weights: Weights, **where: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from attngraft.training.evaluate import evaluate_run
 
-    evaluation = evaluate_run(run, data=data, split=split, weights=weights)
+    evaluation = evaluate_run(run, weights=weights, **where)
     examples = len(evaluation.predictions.names)
     if as_json:
         facts = {"run": str(run), "weights": weights, "examples": examples, "metrics": dict(evaluation.metrics)}

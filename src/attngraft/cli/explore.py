@@ -7,7 +7,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import open_models
-from attngraft.cli.values import assignments
+from attngraft.cli.values import TRUST_CODE, assignments
 
 
 def explore(
@@ -16,7 +16,7 @@ def explore(
         typer.Option(
             "--model",
             "--run",
-            help="Run folder, exported folder, or timm model; a second one is shown beside it.",
+            help="Run folder, exported folder, or host; a second one is shown beside it.",
             metavar="RUN|FOLDER|NAME",
         ),
     ],
@@ -27,17 +27,18 @@ def explore(
     ] = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of timm models.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of hosts.")] = False,
     host_arg: Annotated[
-        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
+        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="Arguments of hosts; repeatable.")
     ] = None,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
     title: Annotated[str | None, typer.Option("--title", help="Title of the page. Default: the image's name.")] = None,
 ) -> None:
     """Write a page that shows the attention of each layer and head for any patch of an image.
 
-    The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, two
-    hosts.
+    The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, or
+    two hosts.
 
     Examples:
 
@@ -50,6 +51,8 @@ def explore(
     from attngraft.report.explorer import explore_handles
 
     arguments = assignments(host_arg or [], option="--host-arg")
-    handles = open_models(model, names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
+    handles = open_models(
+        model, names=name or [], weights=weights, pretrained=pretrained, arguments=arguments, trust_code=trust_code
+    )
     page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

@@ -23,12 +23,14 @@ def open_models(
     weights: Weights = "last",
     pretrained: bool = False,
     arguments: dict[str, Any] | None = None,
+    trust_code: bool = False,
 ) -> tuple[ModelHandle, ...]:
-    """Open runs, exported folders and timm models; `pretrained` and `arguments` apply to timm models only.
+    """Open runs, exported folders and hosts by name; `pretrained` and `arguments` apply to the latter only.
 
     Raises:
         UsageError: more names than models, or two models with the same name.
     """
+    from attngraft.models.transformers_folder import transformers_folder
     from attngraft.targets.handle import open_handle
 
     if len(names) > len(models):
@@ -37,14 +39,15 @@ def open_models(
         )
     found = []
     for place, model in enumerate(models):
-        by_timm = not Path(model).is_dir()
+        by_name = not Path(model).is_dir() or transformers_folder(model) is not None
         found.append(
             open_handle(
                 model,
                 name=names[place] if place < len(names) else None,
                 weights=weights,
-                pretrained=pretrained and by_timm,
-                arguments=arguments if by_timm else None,
+                pretrained=pretrained and by_name,
+                arguments=arguments if by_name else None,
+                trust_code=trust_code,
             )
         )
     shown = [handle.name for handle in found]
@@ -55,7 +58,12 @@ def open_models(
 
 
 def models_of_study(
-    folder: Path, *, variants: Sequence[str] = (), seed: int | None = None, weights: Weights = "last"
+    folder: Path,
+    *,
+    variants: Sequence[str] = (),
+    seed: int | None = None,
+    weights: Weights = "last",
+    trust_code: bool = False,
 ) -> tuple[tuple[ModelHandle, ...], int | None, dict[str, str]]:
     """Open one run of each variant of a study, or of the named variants.
 
@@ -92,7 +100,9 @@ def models_of_study(
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
-    handles = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
+    handles = tuple(
+        open_handle(str(path), name=name, weights=weights, trust_code=trust_code) for name, path in runs.items()
+    )
     return handles, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
 
 

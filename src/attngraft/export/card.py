@@ -10,6 +10,7 @@ import timm
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from attngraft.export.fold import summary
+from attngraft.models.schemes import split_scheme
 from attngraft.results import facts as described
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
@@ -20,6 +21,7 @@ from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
+_PIPELINES = {"images": "image-classification", "text": "text-classification"}  #: tasks of the Hub
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
 _COUNTED = 20  #: largest number of classes for which the card lists the number of images of each
 
@@ -64,7 +66,7 @@ class StudyOfRun:
 
     @property
     def other_baseline(self) -> str:
-        """The baseline's host if it differs from the variant's, so that they differ in more than a graft; else empty."""
+        """The baseline's host if the variant has another host, and so differs in more than its graft; otherwise empty."""
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
 
     @property
@@ -92,7 +94,7 @@ class StudyOfRun:
 
 
 def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
-    """Return the model card, without local paths; licences that are not known are listed as unknown.
+    """Return the model card, without local paths; licenses that are not known are listed as unknown.
 
     Args:
         manifest: manifest of the exported folder.
@@ -103,14 +105,16 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     """
     from huggingface_hub import ModelCardData  # local import: it is slow
 
-    name = manifest.host.name
-    registered_here = timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("attngraft.")
-    maker = "attngraft" if registered_here else "timm"  # package that registers the name
+    maker, pipeline = _maker(manifest.host.name), _PIPELINES[manifest.serving.kind]
     header = ModelCardData(
         license="unknown",
-        library_name="attngraft" if manifest.graft else maker,
-        pipeline_tag=None if manifest.serving.numeric else "image-classification",
-        tags=["attngraft", "timm", "image-regression" if manifest.serving.numeric else "image-classification"],
+        library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
+        pipeline_tag=pipeline,
+        tags=[
+            "attngraft",
+            *(["timm"] if maker in ("timm", "attngraft") else []),
+            "image-regression" if manifest.serving.numeric else pipeline,
+        ],
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)
@@ -139,6 +143,14 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         teacher=_teacher(record),
         files={"manifest": MANIFEST, "weights": WEIGHTS, "grafts": GRAFTS},
     )
+
+
+def _maker(name: str) -> str:
+    """Return the package that creates the host."""
+    scheme, rest = split_scheme(name)
+    if scheme == "timm" and timm.is_model(rest) and timm.model_entrypoint(rest).__module__.startswith("attngraft."):
+        return "attngraft"
+    return {"hf": "transformers", "module": rest.partition(":")[0]}.get(scheme, scheme)
 
 
 def study_of(run: Path) -> StudyOfRun | None:

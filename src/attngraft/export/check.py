@@ -8,13 +8,19 @@ from torch import Tensor, nn
 from attngraft.errors import ExportError
 from attngraft.saved.manifest import Check, Manifest
 from attngraft.tasks.seeding import seeded
+from attngraft.tasks.text.lengths import logits_of
+
+_LENGTH = 16  #: most tokens of an example of text
 
 Forward = Callable[[Tensor], Tensor]  #: function of normalized images (B, C, H, W) that returns outputs (B, classes)
 
 
 def example_images(manifest: Manifest, *, batch: int) -> Tensor:
-    """Return standard-normal images (B, C, H, W) in the model's precision, the same for every call."""
+    """Return standard-normal images (B, C, H, W) in the model's precision, the same for every call; ids (B, L) for text."""
     with seeded("export", batch):
+        if manifest.serving.kind == "text":
+            length = min(manifest.serving.input["max_length"] or _LENGTH, _LENGTH)
+            return torch.randint(manifest.serving.input["vocab_size"], (batch, length))
         return torch.randn(batch, *manifest.input_size).to(getattr(torch, manifest.dtype))
 
 
@@ -31,7 +37,7 @@ def check_outputs(
     worst = 0.0
     for size in batches:
         images = example_images(manifest, batch=size)
-        expected, got = model(images), exported(images)
+        expected, got = logits_of(model(images)), logits_of(exported(images))
         if not isinstance(expected, Tensor) or expected.shape != (size, len(manifest.serving.classes)):
             shape = tuple(expected.shape) if isinstance(expected, Tensor) else type(expected).__name__
             classes = len(manifest.serving.classes)

@@ -119,7 +119,7 @@ def _named_class(transformers: Any, path: str | os.PathLike[str], hub: dict[str,
     kind = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
     if kind is None:
         raise UsageError(
-            f"{Path(path) / 'config.json'}: architectures names {', '.join(names) or 'no class'}, which transformers "
-            f"{transformers.__version__} does not have; pass model_class"
+            f"{Path(path) / 'config.json'}: no class in architectures ({', '.join(names) or 'empty'}) exists in "
+            f"transformers {transformers.__version__}; pass the model's class as model_class"
         )
     return kind

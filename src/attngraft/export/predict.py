@@ -1,4 +1,4 @@
-"""Predictions of classes or numbers for image files by a run, an exported folder or a program, as in evaluation.
+"""Predictions of classes or numbers for image files or texts by a run, an exported folder or a program, as in evaluation.
 
 Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """
@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
@@ -29,6 +29,8 @@ from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
+from attngraft.tasks.text.lengths import call_model
+from attngraft.tasks.text.tokenizer import read_tokenizer
 from attngraft.training.evaluate import Weights
 
 _READERS = 4  #: number of threads that decode images, during which Pillow releases the GIL
@@ -39,9 +41,9 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Probabilities or numbers for one image, or the reason why it cannot be read."""
+    """Probabilities or numbers for one image or text, or the reason why it cannot be read."""
 
-    image: str  #: name of the file as given by the user
+    image: str  #: name of the file as given by the user, or the text
     probabilities: np.ndarray | None = None  #: (classes,)
     numbers: np.ndarray | None = None  #: (numbers,) of a model that predicts numbers
     error: str | None = None
@@ -92,14 +94,47 @@ class Predictor:
 
     @torch.inference_mode()
     def _predicted(self, images: list[Tensor]) -> np.ndarray:
-        outputs = self._forward(self._preprocessor.batch(images).to(self._dtype))
-        logits = mean_logits(outputs, classes=len(self.serving.classes)).cpu()
-        predicted: np.ndarray = self.serving.activate(logits).numpy()
-        return predicted
+        return _activated(self._forward(self._preprocessor.batch(images).to(self._dtype)), self.serving)
+
+
+class TextPredictor(Predictor):
+    """A model with its tokenizer, which maps texts to probabilities.
+
+    Args:
+        model: network that takes `input_ids` and `attention_mask` (B, L).
+        serving: description of the model's inputs and outputs.
+        folder: the folder of the run or the exported model, with the tokenizer.
+        device: the device of the model.
+    """
+
+    def __init__(self, model: nn.Module, serving: Serving, *, folder: Path, device: str | torch.device) -> None:
+        self.serving = serving
+        self._model, self._device = model, device
+        self._tokenizer = read_tokenizer(folder / serving.input["tokenizer"])
+
+    @torch.inference_mode()
+    def __call__(self, texts: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
+        """Yield a prediction per text, in order."""
+        remaining = (str(text) for text in texts)
+        while part := list(itertools.islice(remaining, batch)):
+            inputs = self._tokenizer.batch(self._tokenizer.encode(part)[0])
+            outputs = call_model(self._model, **{name: value.to(self._device) for name, value in inputs.items()})
+            for text, probabilities in zip(part, _activated(outputs, self.serving), strict=True):
+                yield Prediction(image=text, probabilities=probabilities)
+
+
+def _activated(outputs: object, serving: Serving) -> np.ndarray:
+    logits = mean_logits(outputs, classes=len(serving.classes)).cpu()
+    predicted: np.ndarray = serving.activate(logits).numpy()
+    return predicted
 
 
 def open_model(
-    model: str | os.PathLike[str], *, checkpoint: Weights = "last", device: str | torch.device | None = None
+    model: str | os.PathLike[str],
+    *,
+    checkpoint: Weights = "last",
+    device: str | torch.device | None = None,
+    trust_code: bool = False,
 ) -> Predictor:
     """Open an exported folder, a run's folder, a .pt2 program or an .onnx file as a predictor.
 
@@ -107,6 +142,7 @@ def open_model(
         model: the path. Programs contain their manifest, so they can be used without their folder.
         checkpoint: for a run: the weights of the last or best epoch, or their moving averages.
         device: device of a folder's model; None: the accelerator, if there is one. Programs run on the CPU.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         UsageError: the path does not exist, or is not a model.
@@ -115,7 +151,7 @@ def open_model(
     """
     path = Path(model)
     if path.is_dir():
-        return _open_folder(path, checkpoint, device)
+        return _open_folder(path, checkpoint, device, trust_code=trust_code)
     if not path.is_file():
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
@@ -132,19 +168,21 @@ def open_model(
     return Predictor(forward, manifest.serving, dtype=getattr(torch, manifest.dtype))
 
 
-def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None) -> Predictor:
+def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None, *, trust_code: bool) -> Predictor:
     if device is None:
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     if (path / "recipe.yaml").is_file():
-        source = open_run(path, checkpoint, unfinished=True)
+        source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code)
         network, manifest = source.model, source.manifest
     else:
         manifest = read_manifest(path)
-        network = load(path)
+        network = load(path, trust_code=trust_code)
     try:
         network = network.to(device)
     except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
         raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    if manifest.serving.kind == "text":
+        return TextPredictor(network, manifest.serving, folder=path, device=device)
     return Predictor(lambda images: network(images.to(device)), manifest.serving, dtype=getattr(torch, manifest.dtype))
 
 
@@ -171,6 +209,7 @@ class PredictionWriter(ABC):
             )
         self.file, self.serving = file, serving
         self.multilabel = serving.threshold is not None
+        self.noun = "text" if serving.kind == "text" else "image"
         self.all = top is None and self.multilabel
         self.top = min(top or 1, len(serving.classes))
 
@@ -205,7 +244,7 @@ class PredictionWriter(ABC):
 
 
 class CsvWriter(PredictionWriter):
-    """Write CSV with the columns `image`, those of the prediction, and `error`, which is empty for readable images.
+    """Write CSV with the columns `image` (or `text`), those of the prediction, and `error` (empty if readable).
 
     For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
     several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
@@ -221,7 +260,7 @@ class CsvWriter(PredictionWriter):
             columns = list(self.serving.classes)
         self.width = len(columns)
         self.separator = "|" if any(";" in name for name in self.serving.classes) else ";"
-        self._row(["image", *columns, "error"])
+        self._row([self.noun, *columns, "error"])
 
     def add(self, prediction: Prediction) -> None:
         probabilities = prediction.probabilities
@@ -246,8 +285,8 @@ class CsvWriter(PredictionWriter):
 class JsonLinesWriter(PredictionWriter):
     """Write a JSON object per image on a line.
 
-    It has `image`, and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities` (several
-    labels), or `numbers`, or `error`.
+    It has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities`
+    (several labels), or `numbers`, or `error`.
     """
 
     def add(self, prediction: Prediction) -> None:
@@ -256,28 +295,28 @@ class JsonLinesWriter(PredictionWriter):
     def entry(self, prediction: Prediction) -> dict[str, Any]:
         probabilities = prediction.probabilities
         if prediction.error is not None:
-            return {"image": prediction.image, "error": prediction.error}
+            return {self.noun: prediction.image, "error": prediction.error}
         if probabilities is None:
-            return {"image": prediction.image, "numbers": self.numbers(prediction)}
+            return {self.noun: prediction.image, "numbers": self.numbers(prediction)}
         best = self.best(probabilities)
         if self.multilabel:
             classes = self.serving.classes
             values = dict(zip(classes, map(_rounded, probabilities), strict=True)) if self.all else dict(best)
-            return {"image": prediction.image, "labels": self.labels(probabilities), "probabilities": values}
-        entry: dict[str, Any] = {"image": prediction.image, "label": best[0][0], "probability": best[0][1]}
+            return {self.noun: prediction.image, "labels": self.labels(probabilities), "probabilities": values}
+        entry: dict[str, Any] = {self.noun: prediction.image, "label": best[0][0], "probability": best[0][1]}
         if len(best) > 1:
             entry["top"] = [{"label": label, "probability": value} for label, value in best]
         return entry
 
 
 class JsonWriter(JsonLinesWriter):
-    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and `images`, as in `JsonLinesWriter`."""
+    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and a list, `images` or `texts`."""
 
     def begin(self) -> None:
         head: dict[str, Any] = {"numbers" if self.serving.numeric else "classes": list(self.serving.classes)}
         if self.multilabel:
             head["threshold"] = self.serving.threshold
-        self.write(_json(head)[:-1] + ', "images": [')
+        self.write(f'{_json(head)[:-1]}, "{self.noun}s": [')
         self.first = True
 
     def add(self, prediction: Prediction) -> None:

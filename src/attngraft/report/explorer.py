@@ -65,7 +65,7 @@ def explore(
             (choose fewer `sites`).
         DataError: the file is not an image.
         RecordError: no chosen site attends to positions of the image, or values are not finite.
-        HostError, GraftSpecError: as `attngraft.record`.
+        HostError, GraftSpecError: see `attngraft.record`.
     """
     handles = [model_handle(name, model, expects=expects) for name, model in models.items()]
     return explore_handles(handles, image, out=out, sites=sites, title=title)
@@ -74,7 +74,7 @@ def explore(
 def explore_handles(
     handles: Sequence[ModelHandle], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
 ) -> Path:
-    """`explore` for opened models, each with its own preprocessing.
+    """Write the page of `explore` for opened models, each with its own preprocessing.
 
     Raises:
         As `explore`.

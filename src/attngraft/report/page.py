@@ -13,6 +13,8 @@ from attngraft.drawing.theme import VERDICT_SIGNS, VariantStyle, variant_styles
 from attngraft.report.analyses import analysis_views
 from attngraft.report.differences import IntervalBar, interval_bar
 from attngraft.report.figures import study_figures
+from attngraft.report.metrics import NOT_CORRECTED as METRICS_NOT_CORRECTED
+from attngraft.report.metrics import metric_views
 from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.templating import render
@@ -48,6 +50,8 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
             {"row": rows[index], "reached": reached, "added": wording.added_parameters(variant)}
             for index, variant, reached in wording.epochs_compared(result)
         ],
+        other_metrics=metric_views(result),
+        metrics_not_corrected=METRICS_NOT_CORRECTED,
         halving=halving_rows(result),
         sections=section_views(result),
         analyses=analysis_views(analyses),
@@ -65,6 +69,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),
         last_epoch=wording.last_epoch(result),
+        stopped_early=wording.stopped_early(result),
         other_hosts=[(row, facts(row.variant.host)) for row in rows if row.variant.host is not None],
         data=facts(result.data, counts=True),
         environment=facts(result.environment),

@@ -12,7 +12,7 @@ from attngraft.results.storage import cost_ratios
 from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
 
-_VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
+VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
 
 
 # --- terminal ---------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def table_text(result: StudyResult, *, width: int = 88) -> str:
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
     """Return the difference and verdict, followed by both intervals."""
     text = Text(f"{style.change(difference.mean)} ")
-    text.append(difference.verdict, style=_VERDICT_STYLES[difference.verdict])
+    text.append(difference.verdict, style=VERDICT_STYLES[difference.verdict])
     text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")
     text.append(f"\n{style.bounds(difference.t)} t" if difference.t else "\nno t-interval")
     return text

@@ -171,7 +171,7 @@ class MeanAveragePrecision(Statistic):
         return float(self.examples * np.where(positives <= self._few, 0.04 * positives, 8).sum())
 
     def parts(self, counts: np.ndarray) -> np.ndarray:
-        counts = np.asarray(counts, dtype=np.float32)  # sums of counts are exact below 2^24
+        counts = np.ascontiguousarray(counts, dtype=np.float32)  # sums of counts are exact below 2^24
         rows = max(1, _ROWS_IN_CACHE // self.examples)
         result = np.empty((len(counts), self.scores.shape[1]))
         for index in range(self.scores.shape[1]):

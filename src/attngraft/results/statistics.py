@@ -88,9 +88,11 @@ def crossed_bootstrap_of(
     rows = max(1, _CHUNK // examples)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
-        indices = generator.integers(examples, size=(size, examples)) + np.arange(size)[:, None] * examples
-        counts = np.bincount(indices.reshape(-1), minlength=size * examples).reshape(size, examples).astype(float)
-        drawn[start : start + size] = paired_differences(baseline, variant, counts)
+        indices = generator.integers(examples, size=(size, examples)) * size + np.arange(size)[:, None]
+        counts = np.bincount(indices.reshape(-1), minlength=size * examples).reshape(examples, size).astype(float)
+        drawn[start : start + size] = paired_differences(
+            baseline, variant, counts.T
+        )  # the order that scipy.sparse uses
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(1) / seeds
     return interval_of(means[np.isfinite(means)], by_seed, confidence=confidence)
@@ -159,7 +161,7 @@ def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CON
 
 
 def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Return the two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all are zero."""
+    """Return the two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all differences are 0."""
     values = np.asarray(by_seed, dtype=float)
     if len(values) < 2:
         return None

@@ -8,7 +8,7 @@ from attngraft.results.sections import Metric, Section
 FORMAT = 1
 
 Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise": no significant difference
-Curve = dict[str, list[float]]  #: "epoch", and each metric ("train/loss", "val/top1"), with one value per epoch
+Curve = dict[str, list[float]]  #: "epoch", "step" if updates are counted, "train/loss", "val/top1", ...: by evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +213,7 @@ class StudyResult:
     notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
     metrics: dict[str, Metric] = field(default_factory=dict)  #: labels of metrics; the default is their name
     halving: HalvingResult | None = None  #: None: halving was not used
+    steps: int | None = None  #: updates of a run, where the recipe counts them instead of epochs
     judged_weights: Literal["last", "best"] = "last"  #: weights that are compared, of the last or the best epoch
     judged_split: Literal["val", "test"] = "val"  #: split that they are compared on
     light_curves: bool = False  #: whether curves are of a lighter inference than what is compared

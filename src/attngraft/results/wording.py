@@ -83,7 +83,11 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
 
 def judged_text(result: StudyResult) -> str:
     """Return which weights are compared, and on which data: `at the last epoch (30)`."""
-    if result.judged_weights == "last":
+    if result.judged_weights == "last" and stopped_early(result):
+        text = f"at the last epoch of each run (at most {result.epochs})"
+    elif result.judged_weights == "last" and result.steps is not None:
+        text = f"after {result.steps} updates"
+    elif result.judged_weights == "last":
         text = "at the last epoch" if last_epoch(result) == "last epoch" else f"at the last epoch ({result.epochs})"
     elif result.judged_split == "val":
         return "with each run's best weights, chosen and judged on the same validation examples"
@@ -101,6 +105,14 @@ def judged_column(result: StudyResult) -> str:
 def metric_names(result: StudyResult) -> list[str]:
     """Return all metrics reported at the last epoch, the primary one first."""
     return list(dict.fromkeys([result.metric, *(name for variant in result.variants for name in variant.last)]))
+
+
+def is_higher_better(result: StudyResult, name: str) -> bool:
+    """Return the direction of a metric, of the moving average too."""
+    base = name.removeprefix(EMA)
+    if base == result.metric:
+        return result.higher_is_better
+    return result.metrics[base].higher_is_better if base in result.metrics else True
 
 
 def shown(text: object) -> str:
@@ -232,9 +244,23 @@ def epochs_of(variant: VariantResult, result: StudyResult) -> int:
 
 
 def last_epoch(result: StudyResult) -> str:
-    """Return "epoch 30", or "last epoch" if variants have different ones."""
+    """Return "epoch 30", "update 1000", or "last epoch" if runs have different ones."""
+    if result.steps is not None:
+        same = all(variant.recipe.get("schedule.steps", result.steps) == result.steps for variant in result.variants)
+        return f"update {result.steps}" if same else "last update"
+    if stopped_early(result):
+        return "last epoch"
     same = all(epochs_of(variant, result) == result.epochs for variant in result.variants)
     return f"epoch {result.epochs}" if same else "last epoch"
+
+
+def stopped_early(result: StudyResult) -> bool:
+    """Return whether the patience of a stage ended a run before its last epoch."""
+    return result.steps is None and any(
+        run.curve.get("step") and run.curve["epoch"][-1] < epochs_of(variant, result)
+        for variant in result.variants
+        for run in variant.runs
+    )
 
 
 def listed(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraft._version import __version__
-from attngraft.errors import ConfigError, ExportError
+from attngraft.errors import ConfigError, ExportError, UsageError
 from attngraft.files import write_atomically
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
@@ -25,10 +25,10 @@ GRAFTS = "grafts/grafts.safetensors"  #: in a subfolder, because timm 1.0.26 loa
 
 @dataclass(frozen=True, kw_only=True)
 class HostEntry:
-    """The host: a timm model, without pretrained weights."""
+    """The host, without pretrained weights."""
 
-    name: str
-    args: Mapping[str, Any]  #: arguments of timm's factory, including the number of classes
+    name: str  #: as in a recipe, with its scheme
+    args: Mapping[str, Any]  #: arguments of its factory, including the number of classes
     fused: bool = False  #: whether its batch norms are folded into adjacent linear layers, which plain timm cannot load
 
 
@@ -87,7 +87,7 @@ class Manifest:
         if not self.serving.classes:
             raise FieldError("serving.classes", "must name at least one class")
         size = self.serving.input.get("size")
-        if not isinstance(size, list | tuple) or len(size) != 3:
+        if self.serving.kind == "images" and (not isinstance(size, list | tuple) or len(size) != 3):
             raise FieldError("serving.input.size", f"must be channels, height and width, got {size!r}")
 
     @property
@@ -97,7 +97,13 @@ class Manifest:
 
     @property
     def input_size(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
+        """Channels, height, width.
+
+        Raises:
+            UsageError: the model takes no images.
+        """
+        if self.serving.kind != "images":
+            raise UsageError(f"this model takes {self.serving.kind}, not images")
         channels, height, width = self.serving.input["size"]
         return int(channels), int(height), int(width)
 
@@ -135,7 +141,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
     """Parse the text of a manifest.
 
     Raises:
-        ExportError: as `read_manifest`; names `where`.
+        ExportError: see `read_manifest`; the message names `where`.
     """
     try:
         content = json.loads(text)

@@ -24,6 +24,22 @@ from attngraft.training.teacher import check_teacher
 from attngraft.yaml_config import apply_overrides, differing_fields
 
 
+def refuse_counted_updates(study: Study) -> None:
+    """Check that nothing that counts epochs is asked of runs that count updates.
+
+    Raises:
+        UsageError: halving or a time budget, with a recipe that counts updates.
+    """
+    if not any(run.recipe.counts_updates for run in study.runs):
+        return
+    option = "--halving" if study.halving is not None else "--time-budget" if study.time_budget is not None else ""
+    if option:
+        raise UsageError(
+            f"{option} counts epochs, and the recipe counts updates: use --set schedule.steps=null --set "
+            f"train.eval_every=null and no stage with patience, or leave out {option}"
+        )
+
+
 def check_variants(study: Study) -> None:
     """Plan every variant on its host, and check its initial weights.
 
@@ -46,6 +62,8 @@ def check_variants(study: Study) -> None:
             own_host = _check_own_recipe(study, variant, teacher=variant.name in new)
         if variant.host is not None:
             own_host = _check_other_host(study, variant, fetch=variant.name in new)
+        if variant.spec == "none":  # needs no adapter
+            continue
         try:
             plan(own_host, variant.spec)
         except GraftSpecError:
@@ -64,7 +82,7 @@ def _on_meta(recipe: Recipe) -> nn.Module:
     if train.parameters == "grafts" or (train.first is not None and train.first.parameters == "grafts"):
         train = dataclasses.replace(train, parameters="all", first=None)
     with torch.device("meta"):
-        return build_model(dataclasses.replace(recipe, graft=None, train=train), {}, weights=False)
+        return build_model(dataclasses.replace(recipe, graft=None, train=train, stages=()), {}, weights=False)
 
 
 def _refuse_same_model(study: Study, variant: Variant) -> None:
@@ -98,7 +116,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     try:
         host = _on_meta(recipe)
         check_task_host(recipe, host)
-        size = tuple(model_data_config(recipe)["input_size"])
+        own = model_data_config(recipe)
     except AttngraftError as error:
         raise UsageError(f"the variant {variant.name}: {error}") from error
     if fetch:
@@ -109,7 +127,16 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
                 f"the variant {variant.name}: {error}. Give the initial weights of another host next to its name: "
                 "{name: ..., weights: FILE}, or pretrained: false for random values"
             ) from error
-    expected = tuple(model_data_config(study.baseline_recipe)["input_size"])
+    shared = model_data_config(study.baseline_recipe)
+    kind, wanted = (config.get("kind", "images") for config in (own, shared))
+    if kind != wanted:
+        raise UsageError(
+            f"the variant {variant.name} takes {kind}, but the study's host "
+            f"{study.baseline_recipe.host.name} takes {wanted}; all variants use the same data"
+        )
+    if kind != "images":
+        return host
+    size, expected = tuple(own["input_size"]), tuple(shared["input_size"])
     if size != expected:
         raise UsageError(_other_input(variant, study.baseline_recipe.host.name, size, expected))
     return host
@@ -187,6 +214,6 @@ def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:
     if host is None:
         return True
     kept, given = dict(recipe.host.args), dict(host.args)
-    if host.weights is not None:  # a transformers folder also sets arguments
+    if host.weights is not None or recipe.host.name.startswith("hf:"):  # a transformers folder also sets arguments
         kept = {name: value for name, value in kept.items() if name in given}
-    return (recipe.host.name, kept) == (host.name, given)
+    return recipe.host.name in (host.name, f"hf:{host.name}") and kept == given

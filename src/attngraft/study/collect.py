@@ -60,6 +60,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         run.folder: read_statistics(run, task) for of_variant in records.values() for run in of_variant.values()
     }
     differences, incomparable = _differences(config, records, task, statistics, stopped=len(stopped))
+    counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
     settings = {
         variant.name: _changed_settings(variant, list(records[variant.name].values()), first.recipe)
@@ -78,9 +79,9 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             cost=(costs or {}).get(variant.key),
             difference=by_metric.get(task.primary),
             other_differences={name: each for name, each in by_metric.items() if name != task.primary},
-            epochs_to_baseline=epochs_to_baseline(
-                runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better
-            ),
+            epochs_to_baseline=None
+            if counted
+            else epochs_to_baseline(runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better),
             sections=variant_sections(task, list(records[variant.name].values())),
         )
         for variant, by_metric in zip(config.variants, differences, strict=True)
@@ -102,7 +103,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         recipe={name: value for name, value in recipe.items() if name not in ("graft", "seed")},
         environment=dict(first.environment),
         seeds=list(config.seeds),
-        epochs=first.recipe.schedule.epochs,
+        epochs=first.recipe.schedule.epochs if first.recipe.schedule.steps is None else first.epochs_done,
+        steps=first.recipe.schedule.steps,
         variants=variants,
         notes=[
             *([] if halving is None else halving_notes(halving)),
@@ -138,6 +140,8 @@ def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> R
     best = signed.index(max(signed))
     names = [name for name in rows[0] if "/" in name and all(name in row for row in rows)]
     curve: Curve = {"epoch": [float(row["epoch"]) for row in rows]}
+    if all("step" in row for row in rows):
+        curve["step"] = [float(row["step"]) for row in rows]
     curve |= {name: [float(row[name]) for row in rows] for name in names}
     return RunSummary(
         seed=seed,

@@ -94,7 +94,7 @@ class StudyConfig:
             shared["task"]["data"] = {"source": self.data} if isinstance(self.data, str) else dict(self.data)
         epochs = self.fitted_epochs or self.epochs
         if epochs is not None:
-            shared = merge(shared, {"schedule": {"epochs": epochs}})
+            shared = merge(shared, {"schedule": {"epochs": epochs, "steps": None, "warmup_steps": None}})
         shared = apply_overrides(shared, self.overrides)
 
         def recipe_of(variant: Variant, seed: int) -> Recipe:
@@ -109,11 +109,20 @@ class StudyConfig:
 
         return recipe_of
 
+    def host_names(self) -> set[str]:
+        """Return the names of all hosts and teachers, with their schemes.
+
+        Raises:
+            ConfigError: as `recipes`.
+        """
+        recipe_of = self.recipes()
+        return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
+
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
         """Return the resolved recipe of one run. For several runs use `plan.resolve`, which reads the recipe once.
 
         Raises:
-            ConfigError: as `recipes`.
+            ConfigError: see `recipes`.
         """
         return self.recipes()(variant, seed)
 
@@ -199,7 +208,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     return StudyConfig(
         out=Path(file.out),
         variants=variants,
-        host=StudyHost(name=file.host) if isinstance(file.host, str) else file.host,
+        host=StudyHost(name=file.host.removeprefix("timm:")) if isinstance(file.host, str) else file.host,
         data=file.data,
         recipe=file.recipe,
         overrides=tuple(file.set),

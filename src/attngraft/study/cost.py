@@ -106,7 +106,10 @@ def _interval(ratio: PairedRatio | None) -> Interval | None:
 
 def save_costs(folder: Path, recipe: Recipe, costs: Mapping[str, Cost]) -> None:
     """Write `costs`, measured under the study's `recipe`, into the study's folder."""
-    content = {"measured_for": _measured_for(recipe), "costs": {k: dataclasses.asdict(c) for k, c in costs.items()}}
+    content = {
+        "measured_for": _measured_for(recipe_to_dict(recipe)),
+        "costs": {k: dataclasses.asdict(c) for k, c in costs.items()},
+    }
     write_atomically(folder / COST_FILE, json.dumps(content, indent=2) + "\n")
 
 
@@ -118,19 +121,23 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
     try:
         content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
         costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
-        measured_for = content["measured_for"]
-    except (OSError, ValueError, KeyError, AttributeError):  # missing, damaged or of another version: measure again
+        measured_for = _measured_for(content["measured_for"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # missing, damaged or of another version: measure again
         return None
-    if recipe is not None and measured_for != _measured_for(recipe):
+    if recipe is not None and measured_for != _measured_for(recipe_to_dict(recipe)):
         return None
     return costs if all(variant.key in costs for variant in config.variants) else None
 
 
-def _measured_for(recipe: Recipe) -> dict[str, Any]:
-    """Return the sections that costs depend on; seeds, epochs and schedules are not among them."""
-    sections = recipe_to_dict(recipe)
-    kept = {name: sections[name] for name in ("host", "task", "optimizer", "train")}
-    if sections["distill"] is not None:
-        kept["distill"] = sections["distill"]
+def _measured_for(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections that costs depend on; seeds, epochs and schedules are not among them.
+
+    Fields that an older release did not have yet, when it stored the recipe, take their defaults.
+    """
+    defaults = recipe_to_dict(Recipe())
+    kept = {name: {**defaults[name], **recipe[name]} for name in ("host", "optimizer", "train")}
+    kept |= {"task": recipe["task"]} | ({"distill": recipe["distill"]} if recipe.get("distill") else {})
+    kept["train"] = {name: value for name, value in kept["train"].items() if name not in ("judge", "eval_every")}
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain

@@ -69,12 +69,12 @@ def judged_notes(records: Records, metric: str) -> list[str]:
     notes = []
     if len(weights) > 1 or len(splits) > 1:
         notes.append(
-            "The runs are not all judged by the same weights (train.judge) and split, which may cause a difference."
+            "The runs are not all judged by the same weights (train.judge) and split, which may cause part of a difference."
         )
     if "best" in weights and "val" in splits:
         notes.append(
-            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation examples: "
-            "the numbers are slightly optimistic."
+            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation "
+            "examples, so the numbers are slightly optimistic."
         )
     elif "best" in weights:
         notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
@@ -95,13 +95,13 @@ def _same_weights(runs: Iterable[RunRecord]) -> bool:
 
 
 def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
-    """Return notes on variants with another host than the study's."""
+    """Return notes on variants whose host differs from the study's."""
     names = [variant.name for variant in config.variants if variant.host is not None]
     if not names:
         return []
     changed = any(variant.overrides for variant in config.variants if variant.host is not None)
     except_for = " (except for the fields stated beside each)" if changed else ""
-    models = "is another model than the baseline" if len(names) == 1 else "are other models than the baseline"
+    models = "is a different model from the baseline" if len(names) == 1 else "are different models from the baseline"
     notes = [
         f"{listed(names)} {models}: same data, order, augmentation and recipe{except_for}, but different initial values. "
         "One recipe does not suit all models alike."
@@ -125,7 +125,7 @@ def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
         if base and own and (fields := [key.replace("_", " ") for key in own if own[key] != base.get(key)]):
             different.append(f"{name} ({', '.join(fields)})")
     if different:
-        notes.append(f"Images are converted to inputs differently from the baseline's for {'; '.join(different)}.")
+        notes.append(f"Inputs are prepared differently from the baseline's for {'; '.join(different)}.")
     return notes
 
 
@@ -184,7 +184,14 @@ def run_notes(
         if len({json.dumps(run.environment.get(name), sort_keys=True) for run in every}) > 1:
             notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")
     if len({(run.facts.get("check") or {}).get("train_digest") for run in every}) > 1:
-        notes.append("The runs were trained on different images: the data changed during the study.")
+        notes.append("The runs were trained on different examples: the data changed during the study.")
+    stops = {
+        name: sorted({int(run.epochs[-1]["step"]) for run in by_seed.values() if "step" in run.epochs[-1]})
+        for name, by_seed in records.items()
+    }
+    if len({update for updates in stops.values() for update in updates}) > 1:
+        each = [f"{name} {' and '.join(map(str, updates))}" for name, updates in stops.items() if updates]
+        notes.append(f"Runs stopped after different numbers of updates: {'; '.join(each)}.")
     own_cuts = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
     shared = _all_runs({name: by_seed for name, by_seed in records.items() if name not in own_cuts})
     cuts = sorted({run.recipe.train.accumulate for run in shared})
@@ -206,7 +213,7 @@ def run_notes(
             score = run.last[metric] if statistic is None else statistic.point
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(
-                    f"{run.folder}: {metric} of the saved predictions is {score:.6g}, in the run's metrics {run.last[metric]:.6g}; "
-                    "differences are of the predictions."
+                    f"{run.folder}: {metric} is {score:.6g} in the saved predictions and {run.last[metric]:.6g} in the "
+                    "run's metrics; differences are of the predictions."
                 )
     return notes

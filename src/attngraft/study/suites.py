@@ -1,7 +1,8 @@
 """Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
 
-Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as
-examples. Severities are averaged in the same way.
+Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition
+has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples.
+Severities are averaged in the same way.
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     """Check before training that the suites can be evaluated.
 
     Raises:
-        DataError: images must be downloaded, are missing or in another layout, or have other classes.
+        DataError: images are missing, must be downloaded first, or have an unexpected layout or different classes.
         ConfigError: the task does not support suites.
         TrainingError: pyarrow is not installed.
     """
@@ -85,12 +86,10 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     choices, failed = _choices(config), []
     for name, by_seed in finished_runs(config).items():
         for seed, record in by_seed.items():
-            label = f"{name} seed {seed}"
+            label, weights = f"{name} seed {seed}", record.recipe.train.judge
             for choice in choices:  # one at a time, because one may fail
                 try:
-                    evaluate_suites(
-                        record.folder, [choice], weights=record.recipe.train.judge, progress=_Stages(label, progress)
-                    )
+                    evaluate_suites(record.folder, [choice], weights=weights, progress=_Stages(label, progress))
                 except FAILURES as error:
                     failed.append(f"{label}: its evaluation under suite {choice.text} failed: {error}")
     return failed
@@ -135,14 +134,14 @@ class _EvaluatedRun:
             exists = weights_file(folder, weights).is_file()
             checkpoints[folder] = checkpoint_digest(self.record, weights) if exists else result.checkpoint
         if result.checkpoint != checkpoints[folder]:
-            return "its results are of other weights than the run has now"
+            return "its results were computed with different weights from the run's current ones"
         if result.digest and result.digest != digest:
-            return "it was evaluated on other examples than most runs"
+            return "it was evaluated on different examples from most runs"
         if result.digest:
             made = [read_fingerprint(folder / FOLDER / file) for group in result.groups for file in group.files]
             expected = (result.checkpoint, result.digest)
             if any(each is None or (each["checkpoint"], each["data"]) != expected for each in made):
-                return "its files of predictions are not those of its results"
+                return "its prediction files do not belong to its results"
         return ""
 
     def scores(self, name: str) -> RunStatistics:

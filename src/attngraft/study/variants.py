@@ -14,7 +14,7 @@ such an entry. `spec` is the same as `graft`.
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
@@ -223,7 +223,7 @@ def _read_host(given: Any, where: str) -> StudyHost:
     host = StudyHost(name=given) if isinstance(given, str) else read(StudyHost, given, where=where)
     if host.name is None or not host.name.strip():
         raise ConfigError(f"{where}: name the host, as in {ENTRY}")
-    return host
+    return replace(host, name=host.name.strip().removeprefix("timm:"))
 
 
 def entry_graft(text: str) -> Any:

@@ -10,9 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.create import create_model
+from attngraft.models.host_input import other_input
+from attngraft.models.transformers_folder import transformers_folder
 from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
@@ -57,15 +59,17 @@ def open_handle(
     weights: Weights = "last",
     pretrained: bool = False,
     arguments: Mapping[str, Any] | None = None,
+    trust_code: bool = False,
 ) -> ModelHandle:
-    """Open a run's folder, an exported folder, or a timm model.
+    """Open a run's folder, an exported folder, or a host by name.
 
     Args:
-        where: folder or timm name; a folder takes precedence.
-        name: display name; default: the name of the run, the folder or the timm model.
+        where: folder or name of a host; a folder takes precedence.
+        name: display name; default: the name of the run, the folder or the host.
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
-        pretrained: load a timm model's weights; otherwise they are random.
-        arguments: arguments of timm's factory.
+        pretrained: load a host's weights; otherwise they are random.
+        arguments: arguments of the host's factory.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         UsageError: `where` is a study, is neither a folder nor a model name, or its model does not take images.
@@ -74,17 +78,17 @@ def open_handle(
     path = Path(where)
     if (path / RESULT_FILE).is_file() and not (path / "recipe.yaml").is_file():
         raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({where}/runs/...)")
-    if path.is_dir():
+    if path.is_dir() and transformers_folder(path) is None:
         if pretrained or arguments:
-            raise UsageError(f"{where}: --pretrained and --host-arg apply to timm models, not folders; remove them")
+            raise UsageError(f"{where}: --pretrained and --host-arg apply to hosts, not folders; remove them")
         if (path / MANIFEST).is_file():
-            return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
-        opened = open_run(path, weights, unfinished=True)
+            return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
+        opened = open_run(path, weights, unfinished=True, trust_code=trust_code)
         handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
         return replace(handle, record=opened.record, weights=weights)
-    if path.suffix or "/" in where:
+    if ":" not in where and not path.is_dir() and (path.suffix or "/" in where):
         raise UsageError(
-            f"{where}: no such folder; give the folder of a run or an exported model, or the name of a timm model"
+            f"{where}: no such folder; give the folder of a run or an exported model, or the name of a host"
         )
     return model_handle(name or where, create_model(where, pretrained=pretrained, **(arguments or {})))
 
@@ -98,18 +102,31 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
     Raises:
         UsageError: the model does not take images.
-        HostError: no adapter matches it.
+        HostError: no adapter matches it, and it has no configuration of its input.
     """
-    host = find_host(getattr(model, "_orig_mod", model))  # the model inside torch.compile's wrapper
-    example = host.adapter.example_inputs(host.core, batch=1)[0]
-    if example.ndim != 4 or example.shape[1] not in (1, 3):
-        raise UsageError(f"{name}: takes tensors of {tuple(example.shape)}, not images of 1 or 3 channels")
-    config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
-    host_input = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    return ModelHandle(name=name, model=model, preparation=Preprocessor(host_input))
+    core = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
+    if (other := other_input(core)) is not None:
+        raise UsageError(f"{name}: takes {other['kind']}, not images")
+    configured, size = core, (getattr(core, "pretrained_cfg", None) or {}).get("input_size")
+    try:
+        host = find_host(core)
+    except HostError:
+        if size is None:
+            raise
+    else:
+        configured = core if size is not None else host.core
+        size = tuple(host.adapter.example_inputs(host.core, batch=1)[0].shape[1:])
+    if len(size) != 3 or size[0] not in (1, 3):
+        raise UsageError(f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels")
+    config = timm.data.resolve_model_data_config(configured) | dict(expects or {})
+    return ModelHandle(
+        name=name, model=model, preparation=Preprocessor(HostInput.from_model(config | {"input_size": tuple(size)}))
+    )
 
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
+    if serving.kind != "images":
+        raise UsageError(f"{name}: takes {serving.kind}, and this command is for models of images")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ModelHandle(
         name=name,

@@ -24,7 +24,7 @@ class ImageSet:
     source: str  #: name of the data, for messages
     names: Sequence[str]  #: unique
     open: Callable[[int], Image.Image]
-    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabelled
+    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabeled
     classes: tuple[str, ...] = ()
     user_chosen: bool = False  #: whether the user chose the images; False: they are those that a run was validated on
 
@@ -104,7 +104,7 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         DataError: the data cannot be opened.
     """
     section: dict[str, Any] = dict(record.recipe.task.get("data", {}))
-    if not section:
+    if not section or record.facts.get("kind") == "text":
         raise UsageError(f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images")
     saved_split: Path | None = RunFolder(record.folder).split
     if data is not None or split is not None:

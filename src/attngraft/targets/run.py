@@ -9,13 +9,15 @@ from torch import nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.grafting.spec import parse
+from attngraft.models.schemes import split_scheme
+from attngraft.models.trust import trusting
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
 from attngraft.saved.manifest import HostEntry, Manifest, Origin
 from attngraft.tasks.task import Task
-from attngraft.training.build import build_task, model_data_config
+from attngraft.training.build import build_task, host_defaults, model_data_config
 from attngraft.training.evaluate import Weights, trained_model
-from attngraft.training.run_folder import RunRecord, read_run
+from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
 _SHOWN = 3  #: maximum number of a study's runs listed in a message
@@ -31,13 +33,16 @@ class OpenedRun:
     task: Task
 
 
-def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool = False) -> OpenedRun:
+def open_run(
+    folder: Path | str, weights: Weights = "last", *, unfinished: bool = False, trust_code: bool = False
+) -> OpenedRun:
     """Open the model of a run.
 
     Args:
         folder: the run's folder.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         unfinished: accept a run that is not finished.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         UsageError: the folder is a study; the message names its runs.
@@ -58,10 +63,12 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
         )
     recipe = record.recipe
     task = build_task(recipe)
-    serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
-    model = trained_model(record, weights).eval()
+    task.load_files(RunFolder(record.folder).fitted)
+    with trusting(every=trust_code):
+        serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
+        model = trained_model(record, weights).eval()
     manifest = Manifest(
-        host=_host(model, recipe.host.name, {**recipe.host.args, **record.model_args}),
+        host=_host(model, recipe.host.name, {**host_defaults(recipe), **recipe.host.args, **record.model_args}),
         graft=None if recipe.graft is None else str(parse(recipe.graft)),
         task=task.name,
         serving=serving,
@@ -72,8 +79,11 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
 
 
 def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:
-    """Return the host entry, with a folder or hub repository replaced by the registered model name to avoid a download."""
-    if ":" in name:
+    """Return the host entry; timm's folders and hub repositories are replaced by registered names, to avoid downloads."""
+    scheme, rest = split_scheme(name)
+    if scheme == "hf":
+        name = f"hf:{Path(rest).name}"  # the arguments describe the model, and paths of this machine mean nothing elsewhere
+    elif scheme == "timm" and ":" in name:
         known = getattr(model, "pretrained_cfg", None) or {}
         name, arguments = known.get("architecture", name), {**getattr(model, "_model_args", {}), **arguments}
     arguments.pop("pretrained_cfg_overlay", None)  # the manifest holds its input settings

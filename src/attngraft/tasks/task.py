@@ -38,9 +38,11 @@ TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
     "regression": "attngraft.tasks.regression:Regression",
+    "text_classification": "attngraft.tasks.text:TextClassification",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
 SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
+FITTED_FOLDER = "fitted"  #: folder of `Task.save_files` in the folder of a run, a study or an exported model
 ENTRY_POINTS = "attngraft.tasks"  #: entry point group with which installed packages add tasks
 
 #: old -> new names of `Task`'s methods
@@ -78,6 +80,15 @@ class Split(ABC):
         Override this for repeated augmentation or balanced sampling. The order must depend only on (seed, epoch) and have
         the same length in every epoch. Indices may exceed `len(self)` if `self[epoch, index]` and `name` accept them, for
         repeats of an example.
+        """
+        return None
+
+    def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
+        """Return the batches of a training epoch, each the indices of one update's examples; None for `train.batch_size`.
+
+        Override this for batches of a number of tokens, or of examples of similar lengths. Batches must depend only on
+        (seed, epoch); their number may differ between epochs. Each is cut into train.accumulate x processes parts, as even
+        as possible. Called for every epoch before training.
         """
         return None
 
@@ -154,14 +165,17 @@ class StepContext:
     step: int  #: micro-batch of the epoch, from 0
     model: nn.Module  #: the trained model without wrappers
     teacher: StepTeacher | None = None
+    stage: str = "main"  #: name of the recipe's stage
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
     """Description of a trained model's inputs and outputs, for use without its task and data; JSON-ready."""
 
-    kind: Literal["images"]  #: kind of inputs, for `attngraft predict`
-    input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
+    kind: Literal["images", "text"]  #: kind of inputs, for `attngraft predict`
+    #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode; text: tokenizer (a file of the model's folder),
+    #: max_length, vocab_size, column
+    input: Mapping[str, Any]
     #: function that maps the outputs (B, classes) to probabilities; none: numbers are predicted, outputs * scale + offset
     activation: Literal["softmax", "sigmoid", "none"]
     classes: tuple[str, ...]  #: names of the outputs: classes, or the predicted numbers
@@ -244,6 +258,9 @@ class Task(ABC):
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
     default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
+    auto_class: ClassVar[str | None] = (
+        None  #: transformers' class that creates an `hf:` host; None: by its configuration
+    )
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
     #: whether `infer(full=False)` is another inference than `infer(full=True)`: then curves are of the first, and a finished
     #: run is evaluated once more with the second
@@ -314,9 +331,19 @@ class Task(ABC):
         """
         return False
 
-    def host_args(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return arguments of the host's factory that follow from the facts, beside `TaskData.model_args`."""
-        return {}
+    def load_files(self, folder: Path) -> None:
+        """Use the files that `save_files` wrote to `folder`, if they exist, instead of fitting anew; before `load`."""
+        return None
+
+    def save_files(self, folder: Path) -> None:
+        """Write what the task fitted to the training data (a tokenizer) to `folder`, for everything that uses the model.
+
+        Called after `load`, or, to copy the files, after `load_files`.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        return None
 
     def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
         """Return the model that is trained: the grafted host, by default alone.

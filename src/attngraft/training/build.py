@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.data import resolve_model_data_config
 from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
-from attngraft.models.create import create_host
+from attngraft.models.create import start_host
+from attngraft.models.host_input import host_input
+from attngraft.models.schemes import Started
 from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
@@ -65,7 +66,7 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
         return
     if host is None:
         with torch.device("meta"):
-            host = _create_host(recipe, {}, pretrained=False)
+            host = _start_host(recipe, {}, pretrained=False).model
     if reason := task.refusal(host, recipe.host.name):
         raise UsageError(
             f"task {task.name}: cannot use the host {recipe.host.name}: {reason}; use one of {', '.join(task.hosts)}"
@@ -73,19 +74,11 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
 
 
 def model_data_config(recipe: Recipe) -> dict[str, Any]:
-    """Return the host's input configuration (timm: input_size, mean, std, interpolation, crop_pct).
+    """Return the host's input configuration (`host_input`; images: input_size, mean, std, interpolation, crop_pct).
 
-    The task needs it to load the data, and only the data determine the head of the real model, so a host without weights is
-    first built on the meta device. The host arguments `img_size` and `in_chans`, which timm's configuration ignores,
-    determine the input size.
+    The task needs it to load the data, and only the data determine the head of the real model.
     """
-    with torch.device("meta"):
-        probe = _create_host(recipe, {}, pretrained=False)
-    config: dict[str, Any] = resolve_model_data_config(probe)
-    channels, height, width = config["input_size"]
-    size = recipe.host.args.get("img_size", (height, width))
-    height, width = (size, size) if isinstance(size, int) else size
-    return config | {"input_size": (recipe.host.args.get("in_chans", channels), height, width)}
+    return host_input(recipe.host.name, _arguments(recipe, {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +120,7 @@ def build_started_model(
     """Return the model of `build_model` with a description of its initial weights.
 
     Raises:
-        UsageError, HostError, ConfigError: as `build_model`.
+        UsageError, HostError, ConfigError: see `build_model`.
     """
     model, file, start = _started_host(recipe, model_args, weights=weights)
     with seeded("graft", recipe.seed):
@@ -150,7 +143,7 @@ def check_start(recipe: Recipe) -> None:
     """Fetch and load the recipe's initial weights, if any, in order to fail early.
 
     Raises:
-        UsageError, HostError, ConfigError: as `build_model`.
+        UsageError, HostError, ConfigError: see `build_model`.
     """
     if recipe.host.pretrained or recipe.host.weights is not None:
         build_model(recipe, {})
@@ -164,15 +157,21 @@ def _started_host(
     file = read_weights(given, host=recipe.host.name) if given is not None else None
     pretrained = weights and recipe.host.pretrained
     with seeded("host", recipe.seed):
-        model = _create_host(recipe, model_args, pretrained=pretrained)
+        started = _start_host(recipe, model_args, pretrained=pretrained)
+    model = started.model
     if file is not None:
         try:
             fitted = file.fill_host(model)
         except HostError as error:
             raise HostError(f"{error}{_host_of_run(file.path)}") from None
         return model, file, Start(origin=str(fitted), whole=not fitted.new, path=file.path)
+    if started.file is not None and started.fitted is not None:
+        fitted = started.fitted
+        return model, started.file, Start(origin=str(fitted), whole=not fitted.new, path=fitted.path)
     if not pretrained:
         return model, None, Start()
+    if recipe.host.name.startswith("module:"):
+        return model, None, Start(origin=f"the weights that {recipe.host.name} loads", whole=True)
     loaded, built = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
     head = "" if loaded == built else f" (a new head: for {built} classes instead of {loaded})"
     return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=loaded == built)
@@ -199,7 +198,14 @@ def _host_of_run(weights: Path) -> str:
     return f". The weights are from a run with --host {host.name}{''.join(arguments)}"
 
 
-def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+def host_defaults(recipe: Recipe) -> dict[str, Any]:
+    """Return the host's arguments that follow from the task: the class of transformers, for an `hf:` host."""
+    name = load_task(recipe.task["name"]).auto_class
+    return {"auto_class": name} if name is not None and recipe.host.name.startswith("hf:") else {}
+
+
+def _arguments(recipe: Recipe, model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the host's factory: the recipe's and those that the data require."""
     host = recipe.host
     for name in model_args.keys() & host.args.keys():
         if model_args[name] != host.args[name]:
@@ -207,10 +213,15 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
                 f"host.args.{name} is {host.args[name]!r}, but the data require {model_args[name]!r}; "
                 f"leave {name} out, because the data determine it"
             )
-    arguments = {**model_args, **host.args}
+    arguments = {**host_defaults(recipe), **model_args, **host.args}
     if recipe.train.drop_path is not None:
         arguments["drop_path_rate"] = recipe.train.drop_path
+    return arguments
+
+
+def _start_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> Started:
+    host = recipe.host
     try:
-        return create_host(host.name, pretrained=pretrained, **arguments)
+        return start_host(host.name, _arguments(recipe, model_args), pretrained=pretrained)
     except HostError as error:
         raise (no_patch_logits(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attngraft.attention import sites_with_detached
 from attngraft.errors import DataError, TrainingError
 from attngraft.hosts import forget
+from attngraft.models.trust import trusting
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
 from attngraft.tasks.evaluator import Evaluator
@@ -153,7 +154,12 @@ def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mappin
 
 
 def evaluate_run(
-    folder: Path | str, *, data: str | None = None, split: str | None = None, weights: Weights = "last"
+    folder: Path | str,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    weights: Weights = "last",
+    trust_code: bool = False,
 ) -> Evaluation:
     """Evaluate a trained run.
 
@@ -162,15 +168,17 @@ def evaluate_run(
         data: other data of the same kind (`task.data.source`); None: the run's own.
         split: another part of the data (`task.data.val_split`); None: the part that the run is judged on.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         TrainingError: the folder is not a run, or the run has no such weights.
         DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
     record = read_run(folder)
-    recipe, task, examples = open_split(record, data=data, split=split)
-    accelerator = create_accelerator(recipe)
-    model = trained_model(record, weights)
+    with trusting(every=trust_code):
+        recipe, task, examples = open_split(record, data=data, split=split)
+        accelerator = create_accelerator(recipe)
+        model = trained_model(record, weights)
     model = accelerator.prepare_model(model, evaluation_mode=True)
     evaluation = SplitEvaluator(task, examples, recipe, accelerator, facts=record.facts)(model)
     if evaluation is None:
@@ -182,11 +190,12 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
     """Open the split to evaluate a run on, with recipe and task: the one that the run is judged on, or of other data.
 
     Raises:
-        DataError: as `evaluate_run`.
+        DataError: see `evaluate_run`.
     """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)
     task.use_fitted_transform(record.facts)
+    task.load_files(RunFolder(record.folder).fitted)
     if data is None and split is None:
         task.load_split(RunFolder(record.folder).split)
     found = task.load(model_data_config=model_data_config(recipe))

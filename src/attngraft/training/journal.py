@@ -59,8 +59,10 @@ class Journal:
 
 
 def _event(row: Metrics) -> Event:
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name != "epoch"]
-    return Event(summary=Summary(value=values), step=int(row["epoch"]), wall_time=time.time())
+    values = [
+        Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name not in ("epoch", "step")
+    ]
+    return Event(summary=Summary(value=values), step=int(row.get("step", row["epoch"])), wall_time=time.time())
 
 
 def _write(file: IO[bytes], events: list[Event]) -> None:

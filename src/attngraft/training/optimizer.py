@@ -62,14 +62,25 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: 
     It has no state: the rate is a function of the number of updates made.
     """
     config = recipe.schedule
+    epochs: float = config.epochs
+    warmup: float = config.warmup
+    if config.steps is not None:
+        epochs = config.steps / steps
+        warmup = min(5.0, epochs / 10) if config.warmup_epochs is None else config.warmup_epochs
+        warmup = warmup if config.warmup_steps is None else config.warmup_steps / steps
+        if warmup >= epochs - config.cooldown_epochs:
+            raise ConfigError(
+                f"schedule.steps: {config.steps} updates ({epochs:.3g} epochs) leave none after warm-up and cool-down; "
+                "use --set schedule.warmup_steps=N or more steps"
+            )
     options: dict[str, Any] = {
         "sched": "step" if config.name == "constant" else config.name,
-        "num_epochs": config.epochs - config.cooldown_epochs,
-        "decay_epochs": config.decay_epochs or (config.epochs if config.name == "constant" else 90),
+        "num_epochs": epochs - config.cooldown_epochs,
+        "decay_epochs": config.decay_epochs or (epochs if config.name == "constant" else 90),
         "decay_milestones": list(config.decay_milestones),
         "decay_rate": config.decay_rate or (1.0 if config.name in ("constant", "poly") else 0.1),
         "cooldown_epochs": config.cooldown_epochs,
-        "warmup_epochs": config.warmup,
+        "warmup_epochs": warmup,
         "warmup_lr": config.warmup_lr,
         "min_lr": config.min_lr,
     }

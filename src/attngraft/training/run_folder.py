@@ -3,7 +3,8 @@
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
 data.json           facts about the data, and the host arguments that they require
-split.csv           validation images (only if they were drawn at random)
+split.csv           validation examples (only if they were drawn at random)
+fitted/             what the task fitted to the training data, such as a tokenizer (few tasks)
 teacher.json        distillation teacher and the hash of its weights (only with distill)
 start.json          initial weights and their scores (absent for random values)
 metrics.jsonl       one line per finished epoch
@@ -15,6 +16,7 @@ evaluation/         results of suites (attngraft eval --suite)
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,7 +27,7 @@ import numpy as np
 from attngraft.errors import TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
-from attngraft.tasks.task import SPLIT_FILE, Predictions
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
     HARMLESS,
@@ -48,6 +50,7 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.data = path / "data.json"
         self.split = path / SPLIT_FILE
+        self.fitted = path / FITTED_FOLDER
         self.start = path / "start.json"
         self.teacher = path / "teacher.json"
         self.metrics = path / "metrics.jsonl"
@@ -122,9 +125,10 @@ class RunFolder:
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the random split of an earlier attempt with another recipe that saved nothing."""
+        """Remove the random split, and what was fitted, of an earlier attempt with another recipe that saved nothing."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
+            shutil.rmtree(self.fitted, ignore_errors=True)
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
         """Return `recipe` with the sizes that the run chose after an out-of-memory error, if `train.auto_batch` is set."""
@@ -176,10 +180,15 @@ class RunRecord:
     facts: dict[str, Any]  #: facts about the data, from the task
     start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training if the head is not new
     teacher: dict[str, Any] = field(default_factory=dict)  #: `name`, `from`, `sha256`, and `metrics` of the teacher
-    epochs: list[Metrics] = field(default_factory=list)  #: per epoch: epoch (1-based), seconds, train/..., val/...
+    epochs: list[Metrics] = field(default_factory=list)  #: per evaluation: epoch (from 1), seconds, train/..., val/...
     finished: bool = False
     predictions: Path | None = None
     judged: Judged | None = None  #: None: judged by the last epoch's evaluation on the validation split
+
+    @property
+    def epochs_done(self) -> int:
+        """Return the epoch of the last evaluation."""
+        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
 
     @property
     def seconds(self) -> float:

@@ -67,7 +67,8 @@ class Teacher(StepTeacher):
         if config.kind == "token":
             if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
                 raise TrainingError(
-                    "distill.kind: token needs a host that returns two heads in training; this one does not"
+                    "distill.kind: token requires a host that returns the logits of two heads in training (LeViT, distilled "
+                    "DeiT); this one does not, so use --set distill.kind=logits"
                 )
             labeled, distilled = outputs
         losses = task.loss(labeled, batch)
@@ -134,7 +135,7 @@ def check_teacher(recipe: Recipe) -> None:
     """Build the recipe's teacher, if any, without data, in order to fail early.
 
     Raises:
-        ConfigError, UsageError, HostError, ExportError, TrainingError: as `create_teacher`.
+        ConfigError, UsageError, HostError, ExportError, TrainingError: see `create_teacher`.
     """
     if recipe.distill is not None:
         _find_teacher(recipe.distill.teacher, None)
@@ -190,9 +191,8 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
     required = dict(model_args or {}) if from_file else {}  # timm's weights keep their own head
     model, start = build_started_model(recipe, {key: required[key] for key in required if key not in teacher.args})
     if not start.whole and (model_args is not None or not from_file):
-        raise ConfigError(
-            f"{FIELD}: {_missing_head(model, start, host=name)}; use weights that were trained on the student's classes"
-        )
+        reason = _missing_head(model, start, host=name) if from_file else start.origin
+        raise ConfigError(f"{FIELD}: {reason}; use weights that were trained on the student's classes")
     built_for = {"num_classes": getattr(model, "num_classes", None)}
     return _Source(model=model, name=name, origin=start.origin, expects=model_data_config(recipe), built_for=built_for)
 
@@ -269,7 +269,7 @@ def _refuse_other_classes(source: _Source, data: TaskData) -> None:
         return
     if sorted(classes) == sorted(source.classes):
         raise ConfigError(
-            f"{FIELD}: {source.name} has the data's classes in another order; give task.data.classes in the teacher's: "
+            f"{FIELD}: {source.name} has the data's classes in another order; set task.data.classes to the teacher's order: "
             f"{_listed(source.classes)}"
         )
     unknown = [name for name in classes if name not in source.classes]

@@ -13,9 +13,14 @@ from torch import Tensor, nn
 from attngraft.tasks.task import Batch, StepContext, Task
 from attngraft.training.checkpoint import TrainState
 from attngraft.training.inputs import in_memory_format
+from attngraft.training.loading import TrainOrder
+from attngraft.training.optimizer import create_schedule
 from attngraft.training.randomness import reseed, stream_seed
 from attngraft.training.recipe import Recipe
+from attngraft.training.stages import StageContext
 from attngraft.training.teacher import Teacher
+
+_EXAMPLES = ""  #: key of the share of losses without a weight
 
 
 class Update:
@@ -34,14 +39,27 @@ class Update:
         state: TrainState,
         core: nn.Module,
         schedule: Scheduler,
-        steps_per_epoch: int,
+        order: TrainOrder,
         teacher: Teacher | None,
     ) -> None:
         self.recipe, self.task, self.state, self.core, self.teacher = recipe, task, state, core, teacher
-        self._schedule, self._steps_per_epoch = schedule, steps_per_epoch
+        self.order = order
+        self._run_schedule = self._schedule = schedule
+        self._begin = 0  # first epoch of the schedule
+        self._stage = recipe.all_stages[0].name
         self._losses = _LossSums(state.accelerator.device)
         self._called = in_memory_format(state.model, channels_last=recipe.train.channels_last)
         self._has_weight = True  # of the last micro-batches
+
+    def enter(self, context: StageContext, *, begin: int) -> None:
+        """Use a stage's task, batches and schedule, from its first epoch `begin` on."""
+        self.task, self.order, self._stage = context.task, context.order, context.stage.name
+        self._schedule, self._begin = self._run_schedule, 0
+        if context.stage.own_schedule:
+            for group in self.state.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = context.recipe.lr
+            self._schedule = create_schedule(self.state.optimizer, context.recipe, steps=self.order.steps)
+            self._begin = begin
 
     def accumulate_gradients(self, batches: list[Batch], *, epoch: int, step: int) -> dict[str, float]:
         """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
@@ -52,9 +70,9 @@ class Update:
             step: update of the epoch, from 0.
         """
         accelerator, count = self.state.accelerator, self.recipe.train.accumulate
-        self._schedule.step_update(epoch * self._steps_per_epoch + step)
+        self._schedule.step_update(self._position(epoch, step))
         reseed(stream_seed(self.recipe.seed, "step", epoch, step, accelerator.process_index), accelerator.device)
-        shares = self._shares(batches)
+        shares = self._shares(batches, self.order.part_sizes(epoch, step))
         for number in range(count):
             last = number == count - 1
             with nullcontext() if last else accelerator.no_sync(self.state.model):
@@ -80,12 +98,14 @@ class Update:
         if accelerator.device.type != "cpu":
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
         batch = self.task.prepare(batch, epoch=epoch, step=step)
-        at = StepContext(seed=self.recipe.seed, epoch=epoch, step=step, model=self.core, teacher=self.teacher)
+        at = StepContext(
+            seed=self.recipe.seed, epoch=epoch, step=step, model=self.core, teacher=self.teacher, stage=self._stage
+        )
         parts: list[Tensor] = []
         means: dict[str, Tensor] = {}
         with accelerator.autocast():
             for name, loss in self.task.step(self._called, batch, at).items():
-                share = (shares or {}).get(name)
+                share = (shares or {}).get(name, (shares or {}).get(_EXAMPLES))
                 means[name] = loss.mean if share is None else loss.mean * (share * count)
                 if loss.trained:
                     part = loss.mean if loss.factor == 1 else loss.factor * loss.mean
@@ -95,16 +115,35 @@ class Update:
                 means = {"loss": total.detach() * count, **means}
         return total, means
 
-    def _shares(self, batches: list[Batch]) -> list[dict[str, float]]:
+    def _position(self, epoch: int, step: int) -> float:
+        """Return the number of updates made, as the schedule counts them.
+
+        If epochs differ in length, all count as the first one, so that the learning rate follows the epochs.
+        """
+        order = self.order
+        if self.recipe.schedule.steps is not None:
+            return order.updates_before(epoch) + step
+        part = step * order.steps / order.steps_of(epoch) if order.own_batches else step
+        return (epoch - self._begin) * order.steps + part
+
+    def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
         """Return the share of each micro-batch in the weight of the whole update, by loss; {} without weights.
 
         Distributed training averages gradients over processes, so shares are multiplied by their number.
+
+        Args:
+            batches: this process's micro-batches.
+            sizes: numbers of examples in all processes' micro-batches, the weights of losses that have no other.
         """
         weights = [self.task.weights(batch) for batch in batches]
+        accelerator = self.state.accelerator
+        world, first = accelerator.num_processes, accelerator.process_index * len(batches)
+        by_size: list[dict[str, float]] = [{} for _ in batches]
+        if sizes is not None:
+            by_size = [{_EXAMPLES: size * world / sum(sizes)} for size in sizes[first : first + len(batches)]]
         self._has_weight = True
         if not any(weights):
-            return [{}] * len(batches)
-        world = self.state.accelerator.num_processes
+            return by_size
         totals: dict[str, float] = {}
         for each in gather_object([weights]) if world > 1 else [weights]:
             for micro_batch in each:
@@ -112,8 +151,8 @@ class Update:
                     totals[name] = totals.get(name, 0.0) + float(weight)
         self._has_weight = any(totals.values())
         return [
-            {name: weight * world / totals[name] if totals[name] else 0.0 for name, weight in micro_batch.items()}
-            for micro_batch in weights
+            shares | {name: weight * world / totals[name] if totals[name] else 0.0 for name, weight in own.items()}
+            for shares, own in zip(by_size, weights, strict=True)
         ]
 
     def apply(self, *, epoch: int, step: int) -> None:
@@ -127,7 +166,7 @@ class Update:
         state.optimizer.step()
         state.optimizer.zero_grad()
         if state.ema is not None:
-            made = epoch * self._steps_per_epoch + step + 1
+            made = self.order.updates_before(epoch) + step + 1
             state.ema.update(self.core, step=made if train.ema_warmup else None)
 
 

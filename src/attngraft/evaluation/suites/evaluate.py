@@ -39,6 +39,7 @@ from attngraft.evaluation.suites.result import (
     save_suite_run,
 )
 from attngraft.evaluation.suites.throughput import measure_throughput
+from attngraft.models.trust import trusting
 from attngraft.training.evaluate import Weights, weights_file
 from attngraft.training.run_folder import RunRecord, read_run
 from attngraft.training.setup import create_accelerator
@@ -59,6 +60,7 @@ def evaluate_suites(
     weights: Weights = "last",
     limit: int | None = None,
     progress: SuiteProgress | None = None,
+    trust_code: bool = False,
 ) -> list[SuiteRun]:
     """Evaluate a run's trained model under suites, reusing finished conditions.
 
@@ -72,13 +74,14 @@ def evaluate_suites(
         weights: weights of the last checkpoint or of the best epoch, or their moving averages.
         limit: number of examples, evenly spaced.
         progress: progress callbacks; None: log messages.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Returns:
         The results in the order of the suites; they are also written to the run's folder.
 
     Raises:
         TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
-        DataError: as `open_context`; nothing was evaluated.
+        DataError: see `open_context`; nothing was evaluated.
         ConfigError: the task does not support suites that change images; nothing was evaluated.
         SuitesFailed: some of several suites failed, and the others were evaluated. If a single suite was requested, its own
             error is raised.
@@ -87,13 +90,16 @@ def evaluate_suites(
     require_pyarrow()
     record = read_run(folder)
     contexts: dict[tuple[str | None, str], EvaluationContext] = {}
-    for choice in choices:
-        key = (choice.data, choice.suite.test_set)
-        if key not in contexts:
-            contexts[key] = open_context(record, choice, data=data, split=split, limit=limit)
-    evaluator = _RunEvaluator(record, weights, progress or SuiteLog())
-    with StopSignal(evaluator.run.accelerator) as stop:
-        return evaluator.suites([(choice, contexts[choice.data, choice.suite.test_set]) for choice in choices], stop)
+    with trusting(every=trust_code):
+        for choice in choices:
+            key = (choice.data, choice.suite.test_set)
+            if key not in contexts:
+                contexts[key] = open_context(record, choice, data=data, split=split, limit=limit)
+        evaluator = _RunEvaluator(record, weights, progress or SuiteLog())
+        with StopSignal(evaluator.run.accelerator) as stop:
+            return evaluator.suites(
+                [(choice, contexts[choice.data, choice.suite.test_set]) for choice in choices], stop
+            )
 
 
 def checkpoint_digest(record: RunRecord, weights: Weights) -> str:

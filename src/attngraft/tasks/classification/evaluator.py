@@ -1,6 +1,7 @@
 """Evaluation of classification: metrics with each example counted once, and report sections from saved predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,12 +12,34 @@ from attngraft.results.measured import macro_f1 as resampled_macro_f1
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
+from attngraft.tasks.classification.config import LossConfig
+from attngraft.tasks.classification.losses import example_losses
 
 MATRIX_LIMIT = 50  #: largest number of classes for which the report shows the full confusion matrix
 TOP = 5
+LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
 PAIRS = 20  #: number of most frequent confusions listed for more classes
 
 Arrays = Mapping[str, np.ndarray]
+
+
+def records(
+    logits: torch.Tensor, target: torch.Tensor, *, loss: LossConfig, stored: Literal["auto", "logits", "top5"]
+) -> dict[str, torch.Tensor]:
+    """Return the columns of `Task.predict` from `logits` (B, classes): `target`, `predicted`, its `confidence`, and `loss`,
+    (B,) each, the `top5` best classes (B, up to 5), and `logits` if they are stored."""
+    classes = logits.shape[1]
+    top = logits.topk(min(TOP, classes), dim=-1).indices
+    probabilities = logits.sigmoid() if loss.name == "bce" else logits.softmax(dim=-1)
+    keep_logits = stored == "logits" or (stored == "auto" and classes <= LOGITS_LIMIT)
+    return {
+        "target": target,
+        "predicted": top[:, 0],
+        "confidence": probabilities.gather(1, top[:, :1])[:, 0],
+        "loss": example_losses(loss, logits, target),
+        **({"top5": top} if classes > TOP or not keep_logits else {}),
+        **({"logits": logits} if keep_logits else {}),
+    }
 
 
 def measure(table: RecordTable, *, classes: int) -> Measured:
@@ -76,27 +99,30 @@ def _mean_over_classes(
     return float(by_class[np.unique(target)].double().mean())
 
 
-def sections(predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int]) -> list[Section]:
+def sections(
+    predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int], noun: str = "image"
+) -> list[Section]:
     """Return the report sections for each seed's predictions: `target`, `predicted` and `confidence`, (N,) each.
 
-    Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training images.
+    Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training examples.
+    `noun` is what an example is called.
     """
     arrays = [{name: each[name] for name in ("target", "predicted", "confidence")} for each in predictions]
-    result = [_by_class(arrays, classes, counts), _confusion(arrays, classes)]
+    result = [_by_class(arrays, classes, counts, noun), _confusion(arrays, classes, noun)]
     if all(np.isfinite(each["confidence"]).all() for each in arrays):
         result.append(
             reliability_section(
                 [each["confidence"] for each in arrays],
                 [each["predicted"] == each["target"] for each in arrays],
                 title="Calibration",
-                definition="Probability of the predicted class against the share of such images that are of that class. On "
-                "the diagonal a model is correct as often as its confidence states; below it is overconfident.",
+                definition=f"Probability of the predicted class against the share of such {noun}s that are of that class. "
+                "On the diagonal a model is correct as often as its confidence states; below it is overconfident.",
             )
         )
     return result
 
 
-def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int]) -> Section:
+def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int], noun: str) -> Section:
     recalls, precisions, f1s = [], [], []
     support = np.bincount(predictions[0]["target"], minlength=len(classes))
     for each in predictions:
@@ -109,7 +135,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Map
         )
     columns = [
         Column(name="class", kind="text"),
-        Column(name="images", kind="count", role="common"),
+        Column(name=f"{noun}s", kind="count", role="common"),
         Column(name="recall", kind="share"),
         Column(name="precision", kind="share"),
         Column(name="F1", kind="share", role="compared"),
@@ -121,15 +147,15 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Map
     return Section(
         name="classes",
         title="Class by class",
-        note="Means over seeds, on the validation images. Recall: share of the class's images that are predicted as it. "
-        "Precision: share of the images predicted as the class that are of it; empty for classes that no seed predicts. F1: "
-        f"their harmonic mean. For comparison: always predicting {largest}, the class with the most training images, is "
-        f"correct for {100 * share:.2f} % of the images.",
+        note=f"Means over seeds, on the validation {noun}s. Recall: share of the class's {noun}s that are predicted as it. "
+        f"Precision: share of the {noun}s predicted as the class that are of it; empty for classes that no seed predicts. "
+        f"F1: their harmonic mean. For comparison: always predicting {largest}, the class with the most training {noun}s, "
+        f"is correct for {100 * share:.2f} % of the {noun}s.",
         table=Table(columns=columns, rows=rows),
     )
 
 
-def _confusion(predictions: Sequence[Arrays], classes: Sequence[str]) -> Section:
+def _confusion(predictions: Sequence[Arrays], classes: Sequence[str], noun: str) -> Section:
     target = np.concatenate([each["target"] for each in predictions]).astype(np.int64)
     predicted = np.concatenate([each["predicted"] for each in predictions]).astype(np.int64)
     size, title, note = len(classes), "Confusion matrix", "All seeds together."
@@ -153,7 +179,7 @@ def _confusion(predictions: Sequence[Arrays], classes: Sequence[str]) -> Section
     columns = [
         Column(name="true class", kind="text"),
         Column(name="predicted class", kind="text"),
-        Column(name="images", kind="count"),
+        Column(name=f"{noun}s", kind="count"),
         Column(name="share of the class", kind="share"),
     ]
     note += f" The {PAIRS} most frequent confusions; a matrix of {size} classes would be unreadable."

@@ -12,7 +12,7 @@ from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
-from attngraft.tasks.classification.evaluator import TOP, measure, sections
+from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
 from attngraft.tasks.classification.losses import class_weights, example_losses, teacher_loss, training_loss
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
@@ -22,8 +22,6 @@ from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, SplitSettin
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
 from attngraft.tasks.task import Batch, TaskData
-
-LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
 
 
 class Classification(ImageTask):
@@ -76,18 +74,7 @@ class Classification(ImageTask):
         """Return `target`, `predicted`, its `confidence`, and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
         `logits` (B, classes) if they are stored."""
         logits = mean_logits(outputs, classes=self._classes)
-        target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
-        probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)
-        stored = self.config.metrics.predictions
-        keep_logits = stored == "logits" or (stored == "auto" and self._classes <= LOGITS_LIMIT)
-        return {
-            "target": target,
-            "predicted": top[:, 0],
-            "confidence": probabilities.gather(1, top[:, :1])[:, 0],
-            "loss": self.example_losses(logits, target),
-            **({"top5": top} if self._classes > TOP or not keep_logits else {}),
-            **({"logits": logits} if keep_logits else {}),
-        }
+        return records(logits, batch["target"], loss=self.config.loss, stored=self.config.metrics.predictions)
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table, classes=len(facts["classes"]))

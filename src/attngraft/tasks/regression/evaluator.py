@@ -86,7 +86,8 @@ def _against_truth(predicted: Sequence[np.ndarray], target: np.ndarray, names: S
         Column(name="predicted", role="compared"),
         Column(name="RMSE"),
     ]
-    mean, rows = np.mean(predicted, axis=0), []
+    rows: list[list[Cell]] = []
+    mean = np.mean(predicted, axis=0)
     squared = np.mean([(each - target) ** 2 for each in predicted], axis=0)
     for index, name in enumerate(names):
         truth = target[:, index]
