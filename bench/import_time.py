@@ -31,6 +31,8 @@ LARGEST = (
     "swinv2_cr_giant_384",
     "swin_large_patch4_window12_384",
 )
+PLANNED = "vit_large_patch16_224"
+WARMUP = 1  #: imports before the first that is timed
 SPEC = "cb_s + horizontal + vertical"
 
 
@@ -46,8 +48,8 @@ def python(code: str) -> Callable[[], object]:
 
 
 def plan_duration(samples: int) -> Duration:
-    """Time the dry run on an existing ViT-L."""
-    model = timm.create_model("vit_large_patch16_224")
+    """Time the dry run on an existing model."""
+    model = timm.create_model(PLANNED)
     return duration(lambda: attngraft.plan(model, SPEC), samples=samples, clock=time.perf_counter)
 
 
@@ -70,7 +72,7 @@ def main() -> int:
         python("import timm"),
         python("import attngraft.models"),
         pairs=arguments.pairs,
-        warmup=1,
+        warmup=WARMUP,
         clock=children_seconds,
     )
     show_help = python("import sys; sys.argv = ['attngraft', '--help']; from attngraft.cli import main; main()")

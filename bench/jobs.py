@@ -70,7 +70,9 @@ def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[
 
     alone, together = work(Serial()), work(Processes(jobs=JOBS))
     if alone() != together():
-        raise WrongOutputsError("two runs at a time write other metrics or predictions than one after the other")
+        raise WrongOutputsError(
+            "two runs at a time do not write the same metrics and predictions as one after the other"
+        )
     return alone, together
 
 

@@ -125,7 +125,7 @@ def problems_of(
         for number, run in enumerate(victims):
             alone = train(run.recipe, Path(place) / str(number), progress=Silent()).folder
             if outcome(alone) != outcome(run.folder):
-                found.append(f"{run.label}: another outcome than alone")
+                found.append(f"{run.label}: its outcome differs from that of the same run alone")
     return found
 
 

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -47,6 +48,18 @@ def shared() -> Path:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is remembered of images goes to a folder of the tests' own, not to the user's."""
     os.environ["ATTNGRAFT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker processes of a study are forked from one that has imported everything, which spares seconds for each.
+
+    That they start anew, as by themselves, is tested where real runs are made (`test_bitwise.py`).
+    """
+    from attngraft.study.executors import processes
+    from proof.faults.process import forkserver
+
+    monkeypatch.setattr(processes, "multiprocessing", SimpleNamespace(get_context=lambda _: forkserver))
 
 
 @pytest.fixture(autouse=True)

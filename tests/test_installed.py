@@ -95,34 +95,55 @@ def test_it_is_loaded_from_there(installed: Installed) -> None:
     assert installed.run("attngraft", "--version").split() == ["attngraft", attngraft.__version__]
 
 
-def test_its_data_are_found(installed: Installed) -> None:
+#: commands that one process answers one after the other, which spares the imports
+ASKED = {
+    "recipes": ["list", "recipes", "--json"],
+    "papers": ["list", "papers", "--json"],
+    "grafts": ["list"],
+    "table": ["paper", "bisa", "table4"],
+    "doctor": ["doctor", "--json"],
+    "hosts": ["list", "hosts", "--json"],
+    "t2t_vit": ["doctor", "--host", "t2t_vit_14", "--host-arg", "depth=2", "--json"],
+    "local": ["plan", "swin_tiny_patch4_window7_224", "elsa@layers.0", "--json"],
+}
+ASKING = """
+import contextlib, io, json, sys
+from attngraft.cli import main
+from attngraft.results.coverage import measured_coverage
+
+def answer(command):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        try:
+            main(command)
+        except SystemExit as ended:
+            assert not ended.code, (command, ended.code)
+    return said.getvalue()
+
+answers = {name: answer(command) for name, command in json.loads(sys.argv[1]).items()}
+print(json.dumps(answers | {"coverage": len(measured_coverage().measured)}))
+"""
+
+
+def test_it_answers(installed: Installed) -> None:
+    """About its data, its hosts, and the environment that it is in."""
+    said = json.loads(installed.run("python", "-c", ASKING, json.dumps(ASKED)))
     for what, folder in (("recipes", "training/recipes"), ("papers", "papers")):
-        listed = {entry["name"] for entry in json.loads(installed.run("attngraft", "list", what, "--json"))}
+        listed = {entry["name"] for entry in json.loads(said[what])}
         assert listed == {path.stem for path in (SOURCE / folder).glob("*.yaml")}
         assert listed
-    assert "bisa" in installed.run("attngraft", "list")
-    assert "7.777" in installed.run("attngraft", "paper", "bisa", "table4")
-    code = "from attngraft.results.coverage import measured_coverage as m; print(len(m().measured))"
-    assert int(installed.python(code)) > 0
-
-
-def test_the_doctor_sees_it(installed: Installed) -> None:
-    found = json.loads(installed.run("attngraft", "doctor", "--json"))
+    assert "bisa" in said["grafts"]
+    assert "7.777" in said["table"]
+    assert said["coverage"] > 0
+    found = json.loads(said["doctor"])
     assert found["versions"]["attngraft"] == attngraft.__version__
     assert found["backends"]
-
-
-def test_its_hosts_are_there(installed: Installed) -> None:
-    listed = {entry["name"] for entry in json.loads(installed.run("attngraft", "list", "hosts", "--json"))}
+    listed = {entry["name"] for entry in json.loads(said["hosts"])}
     assert {"timm.vit", "timm.xcit", "t2t_vit", "torch.nn", "torchvision.vit", "hf.vit", "hf.t5"} <= listed
-    found = json.loads(installed.run("attngraft", "doctor", "--host", "t2t_vit_14", "--host-arg", "depth=2", "--json"))
+    found = json.loads(said["t2t_vit"])
     assert found["adapter"] == "t2t_vit"
     assert found["sites"]
-
-
-def test_local_attention_is_planned(installed: Installed) -> None:
-    command = ("attngraft", "plan", "swin_tiny_patch4_window7_224", "elsa@layers.0", "--json")
-    found = json.loads(installed.run(*command))
+    found = json.loads(said["local"])
     assert [entry["site"] for entry in found["entries"]] == ["layers.0.blocks.0.attn", "layers.0.blocks.1.attn"]
     assert {entry["stage"] for entry in found["entries"]} == {"space"}
 

@@ -11,18 +11,18 @@ COUNT = Path(__file__).parents[2] / "benchmarks" / "coverage.json"
 
 _OPENING = """# Which of timm's models
 
-Counted by name: every model of timm {timm} that computes torch's scaled dot product attention or a softmax over tokens in
-one forward pass ({names} names; created on the meta device, nothing is downloaded or computed). A model takes a graft if at
-least one of its sites does. {shares}.
+This page shows how many of timm's models can be grafted. It counts the {names} model names of timm {timm} whose forward
+pass computes torch's scaled dot product attention or a softmax over tokens. (The models are created on the meta device, so
+nothing is downloaded or computed.) A model takes a graft if at least one of its sites does. The shares are {shares}.
 
-The families are timm's files. This command prints the table:
+Each family is a file of timm. This command prints the table:
 
 ```console
 $ attngraft list hosts --coverage
 ```
 
-`attngraft doctor --host NAME` lists the sites of one model, and attention without a site. Unsupported families can be added
-without a change of attngraft: see [Writing a host](../extend/host.md).
+`attngraft doctor --host NAME` lists the sites of one model, and any attention modules that are not sites. You can add a
+family without changing attngraft: see [Writing a host](../extend/host.md).
 """
 
 
@@ -41,5 +41,5 @@ def coverage_table() -> str:
         ]
         for family in count["families"]
     ]
-    header = ["family", "names", *(f"`{graft}`" for graft in grafts), "read by", "refused, and why"]
+    header = ["family", "names", *(f"`{graft}`" for graft in grafts), "adapter", "refused, and why"]
     return _OPENING.format(timm=count["timm"], names=count["names"], shares=shares) + "\n" + table(header, rows)

@@ -10,8 +10,9 @@ from docs.generate.markdown import table
 
 _OPENING = """# Grafts and hosts
 
-This page is generated from the registered grafts and hosts. A specification is `name(option=value)@where`, joined by
-`+`; see [Specifications](../guide/specifications.md). `attngraft plan HOST SPEC` shows its effect on your model.
+This page lists the hosts that can be grafted, and all grafts with their options and costs. It is generated from the
+registered grafts and hosts. [Specifications](../guide/specifications.md) describes how to write a specification, and
+`attngraft plan HOST SPEC` shows its effect on your model.
 
 ## Hosts
 """
@@ -20,10 +21,11 @@ EXAMPLE = "vit_small_patch16_224"
 
 WITH_MAPS = "swin_tiny_patch4_window7_224"  #: for grafts that replace an attention on a map
 
-_COST = f"""Cost of each graft on `{EXAMPLE}`, at all its sites, with default options. One multiply-add is one MAC.
+_COST = f"""The table shows what each graft adds to `{EXAMPLE}` at all its sites, with default options.
+One multiply-add is one MAC.
 """
-_REPLACEMENTS = f"""Grafts that replace a block's whole attention, on `{WITH_MAPS}`, at all its sites: parameters and MACs
-relative to the attention that they replace.
+_REPLACEMENTS = f"""The following grafts replace a block's whole attention. The table shows parameters and MACs relative
+to the replaced attention, on `{WITH_MAPS}` at all its sites.
 """
 
 
@@ -43,7 +45,7 @@ def _section(info: GraftInfo) -> list[str]:
     start = "starts as the identity" if info.identity else "does not start as the identity"
     points = ", ".join(f"`{point}`" for point in info.hook_points)
     parts = [f"### {info.name}\n", f"{info.summary[0].upper()}{info.summary[1:]}.\n", f"Source: {info.source}.\n"]
-    parts.append(f"Hook points: {points}; with default options it {start}.\n")
+    parts.append(f"Hook points: {points}; with default options the graft {start}.\n")
     if info.options:
         rows = ((f"`{doc.name}`", doc.kind, doc.default, doc.comment) for doc in fields_of(options))
         parts.append(table(("option", "values", "default", "description"), rows))

@@ -7,8 +7,8 @@ from docs.generate.markdown import table
 
 _OPENING = """# The papers' numbers
 
-This page is generated from the tables as printed. They are claims of the papers, not our measurements; known errors in them
-are noted. `attngraft paper ID TABLE` shows our own counts next to them, and with `--runs DIR` your own accuracies.
+This page reproduces the tables as printed in the papers. The numbers are the papers' claims, not our measurements; known
+errors are noted. `attngraft paper ID TABLE` shows our own counts next to them, and with `--runs DIR` your own accuracies.
 """
 
 

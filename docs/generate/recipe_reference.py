@@ -18,9 +18,10 @@ _HEADER = ("field", "type", "default", "description")
 
 _OPENING = """# Recipe reference
 
-This page is generated from the source. A recipe is a YAML file; every field has a default, so a recipe contains only the
-changes. `base: deit` starts from another recipe, `--set optimizer.lr=1e-3` changes one field on the command line. An unknown
-field or a value of the wrong type is an error that names the nearest field.
+This page lists all fields of a recipe; it is generated from the source. A recipe is a YAML file. Every field has a default,
+so a recipe contains only the fields that differ. `base: deit` starts from another recipe, and `--set optimizer.lr=1e-3`
+changes a field on the command line. Unknown fields and values of the wrong type raise an error; for an unknown field, it
+names the nearest one.
 """
 
 
@@ -28,7 +29,7 @@ def recipe_reference() -> str:
     """Return the page."""
     parts = [_OPENING, *_section(Recipe, "", depth=2)]
     for name in packaged_tasks():
-        parts += [f"## task: {name}\n", f"Fields of `task:` with `name: {name}`.\n"]
+        parts += [f"## task: {name}\n", f"These are the fields of `task:` with `name: {name}`.\n"]
         parts += _section(task_config(name), "task", depth=3)
     parts += [_packaged(), _study_file()]
     return "\n".join(parts)
@@ -70,7 +71,7 @@ def _section(cls: type, prefix: str, *, depth: int) -> Iterator[str]:
         doc for doc in docs if doc.section is None or doc.default == "`null`"
     ]  # a section that may be absent has both
     if prefix != "task":  # whose heading names the task
-        yield f"{'#' * depth} {prefix or 'The whole'}\n"
+        yield f"{'#' * depth} {prefix or 'Top level'}\n"
     yield docstring(cls) + "\n"
     if plain:
         yield table(_HEADER, (_row(doc, prefix) for doc in plain))
@@ -86,7 +87,7 @@ def _row(doc: FieldDoc, prefix: str) -> tuple[str, str, str, str]:
 
 def _packaged() -> str:
     """Return the built-in recipes as YAML."""
-    parts = ["## Packaged recipes\n", "`--recipe NAME` takes one of these, or the path of a file.\n"]
+    parts = ["## Packaged recipes\n", "`--recipe` takes the name of one of these, or the path of a file.\n"]
     for name in packaged_recipes():
         parts += [f"### {name}\n", f"```yaml\n{(RECIPES / f'{name}.yaml').read_text(encoding='utf-8').rstrip()}\n```\n"]
     return "\n".join(parts)

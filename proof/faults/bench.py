@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.results.study import Cost
+from attngraft.files import write_atomically
+from attngraft.results.study import Cost, StudyResult
 from proof.faults.case import NotHere
 from proof.faults.harm import Harm, WithTools
 from proof.faults.outcome import STEPS, differences, study_differences, updates
@@ -50,6 +51,16 @@ def _no_costs(*args: object, **options: object) -> dict[str, Cost]:
 NO_COSTS = WithTools({"measure_costs": _no_costs})
 
 
+def _page_alone(result: StudyResult, folder: Path) -> Path:
+    """The report without its plots as files, whose drawing takes longest."""
+    from attngraft.report.page import report_html
+
+    return write_atomically(folder / "report.html", report_html(result))
+
+
+NO_PLOTS = WithTools({"write_report": _page_alone})
+
+
 class Bench:
     """Creates folders under `place` and processes; undisturbed runs are made once."""
 
@@ -77,7 +88,7 @@ class Bench:
         key = tuple(arguments)
         if key not in self._whole:
             out = self.folder("whole")
-            ended = self.run(arguments, out, NO_COSTS)
+            ended = self.run(arguments, out, NO_COSTS, NO_PLOTS)
             assert ended.code == 0, ended.text
             self._whole[key] = out
         return self._whole[key]
@@ -106,20 +117,21 @@ class Bench:
             assert begin in ended.text, ended.text
         found = differences(self.whole(whole or arguments), out)
         assert not found, found
-        return f"{saved} of {total} updates kept, the end bit-identical"
+        return f"{saved} of {total} updates kept, final result bit-identical"
 
     def study_goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] = STUDY) -> str:
-        """The same for a study, whose finished runs must not be repeated."""
+        """The same for a study, whose finished runs must not be repeated; its plots are drawn if its results were there."""
+        harms = () if (out / "results.json").exists() else (NO_PLOTS,)
         done = [path.parent for path in sorted((out / "runs").rglob("finished.json"))]
         saved = sum(updates(path.parent.parent) for path in (out / "runs").rglob("last.pt"))
         stamps = [(run / "finished.json").stat().st_mtime_ns for run in done]
-        ended = self.run(arguments, out)
+        ended = self.run(arguments, out, *harms)
         assert ended.code == 0, ended.text
         assert stamps == [(run / "finished.json").stat().st_mtime_ns for run in done]
         found = study_differences(self.whole(whole), out)
         assert not found, found
         runs = len(STUDY_RUNS)
-        return f"{len(done)} of {runs} runs and {saved} of {runs * 2 * STEPS} updates kept, the end bit-identical"
+        return f"{len(done)} of {runs} runs and {saved} of {runs * 2 * STEPS} updates kept, final result bit-identical"
 
     @contextmanager
     def small_disk(self, megabytes: int) -> Iterator[Path]:

@@ -21,8 +21,8 @@ import psutil
 
 from proof.faults.harm import Harm
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["proof.faults.imports"])
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(["proof.faults.imports"])
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Running:
     def __init__(
         self, arguments: Sequence[str], *, harms: Sequence[Harm] = (), environment: Mapping[str, str] | None = None
     ) -> None:
-        ours, theirs = _context.Pipe(duplex=False)
-        self._process = _context.Process(
+        ours, theirs = forkserver.Pipe(duplex=False)
+        self._process = forkserver.Process(
             target=_main, args=(list(arguments), list(harms), dict(environment or {}), theirs)
         )
         self._begun = time.monotonic()
@@ -132,6 +132,7 @@ def _main(arguments: list[str], harms: list[Harm], environment: dict[str, str], 
     output.close()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
     multiprocessing.set_start_method("fork", force=True)  # for loading processes; else they would inherit forkserver
     sys.argv = ["attngraft", *arguments]
     import torch

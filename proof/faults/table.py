@@ -12,37 +12,40 @@ COMMAND = "python -m proof.faults --write docs/faults.md"
 
 _HEAD = f"""# Faults
 
-This page lists what happens to a run or a study when something breaks. Three promises hold:
+This page lists what happens to a run or a study when something breaks. In all of these cases:
 
 - nothing that was saved is lost;
 - the same command resumes;
-- the final result is bit-identical to that of an undisturbed run: weights, their moving average, optimizer, metrics,
-  predictions.
+- the final result is bit-identical to that of an undisturbed run. This includes weights, their moving average, optimizer
+  state, metrics and predictions.
 
 A run saves after every epoch, and with `--save-every N` also after every N updates. A checkpoint is written to a temporary
-file, flushed to disk, then renamed; the one before it stays as `previous.pt`, which is used if the last one is damaged.
-Everything else in a run's folder (metrics.jsonl, TensorBoard events) is written again from the checkpoint when the run
-resumes. Weights, order, augmentation and dropout are functions of the seed and the step, so a run can start at any update.
+file, flushed to disk and then renamed. The previous checkpoint is kept as `previous.pt`, which is used if the last one is
+damaged. Everything else in a run's folder (metrics.jsonl, TensorBoard events) is written again from the checkpoint when the
+run resumes. Initialization, order, augmentation and dropout depend only on the seed and the step, so a run can resume at any
+update.
 
-Exit codes: 0 finished, 1 failed (the message names file, reason and remedy), 2 wrong usage, 130 stopped and saved.
+The exit codes are 0 (finished), 1 (failed; the message names file, reason and remedy), 2 (invalid command) and 130 (stopped
+and saved).
 
 ## Measurements
 
-The last column is the result of `{COMMAND}` on one machine. For each line it starts the
-command in its own process, causes the fault, repeats the command without it, and compares. The runs make {UPDATES} updates
-in {EPOCHS} epochs on the embedded digits and save after every {SAVE_EVERY}th update; the studies are {len(STUDY_RUNS)} runs
-of {2 * STEPS} updates. Three things are simulated: a device that runs out of memory (the host refuses large batches; in one
-line the memory is really limited), the clock (a process sees it run backwards), and a file system without locks.
+The last column was written by `{COMMAND}` on one machine. For each row,
+this program starts a command in its own process, causes the fault, repeats the command without the fault, and compares
+the results with those of an undisturbed run. Each run makes {UPDATES} updates in {EPOCHS} epochs on the included digits and
+saves after every {SAVE_EVERY}th update; each study has {len(STUDY_RUNS)} runs of {2 * STEPS} updates. Three faults are
+simulated: a device that runs out of memory (the host refuses large batches; in one row the memory is really limited), a
+clock that runs backwards, and a file system without locks.
 """
 
 _FOOT = """
 ## Limits
 
-- A power cut was not tried. Files are flushed to disk before they are renamed, so the result should be that of `kill -9`,
-  on a disk that does not lose confirmed writes.
-- In runs of several processes (`torchrun`, `accelerate launch`), a killed process leaves the others waiting until their
-  launcher ends them; the same command then resumes. SIGTERM to one of them stops all after the same update, but does not
-  end a wait for slow data. Batch sizes that fit are not tried.
+- Power cuts were not tested. Files are flushed to disk before they are renamed, so on a disk that does not lose confirmed
+  writes the result should be the same as that of `kill -9`.
+- In runs of several processes (`torchrun`, `accelerate launch`), the others wait for a killed process until their launcher
+  ends them; the same command then resumes. SIGTERM to one of them stops all after the same update, but does not interrupt a
+  wait for slow data. After an out-of-memory error, smaller batch sizes are not tried.
 """
 
 

@@ -36,7 +36,7 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing that replaces `path` when the block ends without an error.
 
     Raises:
-        StorageError: as `write_atomically`. Errors of the block itself are raised unchanged.
+        StorageError: see `write_atomically`. Errors of the block itself are raised unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     raw, in_block = None, False
@@ -72,7 +72,7 @@ def share(path: Path, at: Path) -> None:
     Sharing is safe because writers replace files and never change them in place.
 
     Raises:
-        StorageError: as `write_atomically`.
+        StorageError: see `write_atomically`.
     """
     temporary = at.with_name(f".{at.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:

@@ -239,7 +239,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_what_cannot_be_shown() -> None:
-    with pytest.raises(UsageError, match="give one image"):
+    with pytest.raises(UsageError, match="image must have shape"):
         explorer_data(vit(), torch.randn(2, 3, 32, 32))
     with pytest.raises(
         RecordError, match="no chosen site attends to positions of the image: none of them is an attention"

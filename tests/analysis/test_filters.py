@@ -90,6 +90,6 @@ def test_places_beyond_the_map(at: tuple[int, int]) -> None:
     model = swin()
     attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0")
     with pytest.raises(
-        RecordError, match=rf"--at {at[0]},{at[1]}: the map of {SITE.format(0)} is 8 x 8: rows go from 0 to 7"
+        RecordError, match=rf"--at {at[0]},{at[1]}: outside of the map of {SITE.format(0)}, which has rows 0 to 7"
     ):
         filters.ANALYSIS(make_request(model, positions=(at,)))

@@ -79,7 +79,7 @@ def test_latents_that_were_named(heads: bool) -> None:
     expected = [f"latent {i}, head {head}" for i in (6, 1) for head in (0, 1)] if heads else ["latent 6", "latent 1"]
     assert [row.name for row in result.panels[0].rows[1:]] == expected
     assert {row["latent"] for row in rows_of(result)} == {1, 6}
-    with pytest.raises(RecordError, match=r"--latent 8: blocks.0.\S+ has 8 latents, 0 to 7"):
+    with pytest.raises(RecordError, match=r"--latent 8: out of range; the latents of blocks.0.\S+ are 0 to 7"):
         latents.ANALYSIS(make_request(bixt(), latents=(3, 8)))
 
 

@@ -132,7 +132,7 @@ def test_layers_without_a_map_are_named(analysis: Analysis) -> None:
     result = analysis(make_request(model))
     assert {row["layer"] for row in rows_of(result)} == {"blocks.0.attn", "blocks.2.attn"}
     assert list(result.left_out) == ["a, blocks.1.attn"]
-    assert "makes no attention map" in result.left_out["a, blocks.1.attn"]
+    assert "has no attention map" in result.left_out["a, blocks.1.attn"]
 
 
 def test_the_models_last_layer_is_not_drawn_whichever_were_chosen() -> None:

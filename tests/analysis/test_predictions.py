@@ -56,7 +56,7 @@ def test_of_a_run_and_of_an_exported_folder(insects: Path, tmp_path: Path) -> No
         assert each.target.tolist() == [0] * 6 + [1] * 6
         assert each.classes == DATA
         assert each.names == tuple(given.images.names[place] for place in places)
-    assert "12 labelled images" in described
+    assert "12 labeled images" in described
 
 
 def test_saved_answers_are_those_of_the_own_images_and_the_last_weights(insects: Path, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_pictures_are_those_of_the_images_by_their_names() -> None:
         ({"labels": None}, "noise: these images have no labels.*--data"),
         ({"classes": ()}, "noise: these images have no labels.*--data"),
         ({"labels": np.eye(10)}, "several labels"),
-        ({"classes": ("even", "odd", "none")}, "a: has 2 classes without names, and noise has 3"),
+        ({"classes": ("even", "odd", "none")}, "a: has 2 classes without names, but noise has 3"),
     ],
 )
 def test_images_that_do_not_fit(changes: dict[str, object], message: str) -> None:
@@ -123,7 +123,7 @@ def test_images_that_do_not_fit(changes: dict[str, object], message: str) -> Non
 
 def test_a_model_of_other_classes(tmp_path: Path) -> None:
     subject: ModelHandle = open_handle(str(make_run(tmp_path / "run", classes=("even", "cat"))))
-    with pytest.raises(UsageError, match="run: has no class odd of noise; its classes are even, cat: give data"):
+    with pytest.raises(UsageError, match=r"run: class odd of noise is not among .*even, cat\); use data"):
         confusion.ANALYSIS(make_request(subject))
 
 

@@ -87,7 +87,7 @@ def test_area_that_holds_a_share() -> None:
 @pytest.mark.parametrize(
     ("features", "message"),
     [
-        (lambda x: x.mean((2, 3)), "are not a map"),
+        (lambda x: x.mean((2, 3)), "must be a map"),
         (lambda x: x.movedim(1, -1)[:, :2], "outside the map"),
         (lambda x: x.detach().movedim(1, -1), "detach=False"),
     ],

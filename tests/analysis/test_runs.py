@@ -134,5 +134,5 @@ def test_runs_that_cannot_be_compared(runs: tuple[ModelHandle, ModelHandle], tmp
     with pytest.raises(TrainingError, match="predictions.npz"):
         confusion.ANALYSIS(make_request(first, second))
     second.record.predictions.unlink()
-    with pytest.raises(UsageError, match="needs images"):
+    with pytest.raises(UsageError, match="requires images"):
         confusion.ANALYSIS(make_request(first, open_handle(str(tmp_path / "second")), image_set=None))

@@ -28,5 +28,5 @@ def test_other_images_are_refused() -> None:
     yes = np.ones(3, dtype=bool)
     with pytest.raises(UsageError, match="the same images"):
         changed_sides(yes, yes[:2], labels=np.zeros(3, dtype=int), names=("a",))
-    with pytest.raises(UsageError, match="labels go up to 1, and 1 classes have names"):
+    with pytest.raises(UsageError, match="labels must be less than the number of class names, 1; got 1"):
         changed_sides(yes, yes, labels=np.array([0, 1, 0]), names=("a",))

@@ -77,10 +77,10 @@ def test_all_layers_against_all_over_batches() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     found = CentredKernelAlignment()
-    with pytest.raises(UsageError, match="no batch was added"):
+    with pytest.raises(UsageError, match="no features were added"):
         found.matrix()
     for first, second in ((3, 3), (5, 6)):
-        with pytest.raises(UsageError, match="the same images, four or more in a batch"):
+        with pytest.raises(UsageError, match="at least four images per batch"):
             found.add({"a": features(first, 2, 0)}, {"b": features(second, 2, 1)})
     with pytest.raises(UsageError, match="the same images"):
         found.add({"a": features(5, 2, 0), "b": features(6, 2, 0)}, {"b": features(5, 2, 1)})
@@ -133,9 +133,9 @@ def test_two_models_against_the_formula(tmp_path: Path) -> None:
 
 
 def test_too_few_images() -> None:
-    with pytest.raises(UsageError, match="needs 4 images in a batch, got 3"):
+    with pytest.raises(UsageError, match="requires at least 4 images in a batch, got 3"):
         ANALYSIS(make_request(vit(), limit=3))
-    with pytest.raises(UsageError, match="takes 1 to 2 models, not 3"):
+    with pytest.raises(UsageError, match="requires 1 to 2 models, got 3"):
         ANALYSIS(make_request(vit(), vit(), vit()))
 
 

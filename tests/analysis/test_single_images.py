@@ -56,7 +56,7 @@ def test_rollout(tmp_path: Path) -> None:
     assert shares[1, 2] == pytest.approx(float(through[0, 1 + 6]), rel=1e-4)
     without = rows_of(result, model="none", image="noise/0")
     assert sum(row["share"] for row in without) == pytest.approx(1, rel=1e-4)
-    with pytest.raises(RecordError, match="not windows"):
+    with pytest.raises(RecordError, match="without windows"):
         rollout.ANALYSIS(make_request(swin()))
 
 
@@ -64,11 +64,11 @@ def test_layers_whose_map_a_graft_replaced_are_named(tmp_path: Path) -> None:
     model = vit()
     attngraft.graft(model, "misa@blocks.1")
     with pytest.raises(
-        RecordError, match="blocks.1.attn: no attention map, .* cannot pass through all layers; .*--sites"
+        RecordError, match="blocks.1.attn: no attention map, which rollout requires of all layers; .*--sites"
     ):
         rollout.ANALYSIS(make_request(model))
     assert rollout.ANALYSIS(make_request(model, sites="blocks.2")).table.rows
     result = run_and_check(class_token.ANALYSIS, make_request(model), tmp_path)
     assert {row["layer"] for row in rows_of(result)} == {"blocks.0.attn", "blocks.2.attn"}
     assert list(result.left_out) == ["a, blocks.1.attn"]
-    assert "makes no attention map; available: values" in result.left_out["a, blocks.1.attn"]
+    assert "has no attention map; available: values" in result.left_out["a, blocks.1.attn"]

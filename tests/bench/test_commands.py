@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 import sys
+from contextlib import redirect_stdout, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attngraft.attention import GraftedModule
 from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, read_benchmark
+from attngraft.cli import main
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
+from attngraft.timing.memory import in_fresh_process
 from tests.slow import product_but
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -235,10 +241,31 @@ def test_the_check_of_report_size_detects_a_missing_run(tmp_path: Path):
 
 #: values of a command's module that make it quick, besides its options
 SMALL: dict[str, dict[str, Any]] = {
-    "import_time": {"LARGEST": ("swin_large_patch4_window12_384",)},
+    "import_time": {"LARGEST": ("swin_tiny_patch4_window7_224",), "PLANNED": "vit_tiny_patch16_224", "WARMUP": 0},
+    "report_size": {"GRAFTS": ("cb", "cb_s")},
+    "recording": {"SMALL": "vit_tiny_patch16_224"},
     "local_filter": {"PIXELS": 14, "IMAGES": 1, "SECONDS": 0.01},
     "elsa_models": {"SMALL": 64, "LARGE": (128,)},
 }
+
+
+def report_only(out: Path) -> None:
+    with suppress(SystemExit), redirect_stdout(io.StringIO()):
+        main(["compare", "--report-only", "--out", str(out)])
+
+
+def printed_bytes(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """What the script prints with these options, here instead of in a process of its own."""
+    with monkeypatch.context() as patch, redirect_stdout(io.StringIO()) as said:
+        patch.setattr(sys, "argv", ["script", *words])
+        assert script.main() == 0
+    return max(int(said.getvalue()), 1)
+
+
+def test_memory_is_measured_by_a_new_process(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print(len(sys.argv) if os.environ['MALLOC_TRIM_THRESHOLD_'] == '0' else 0)")
+    assert in_fresh_process(str(script), "this", "that", threads=1) == 6
 
 
 # `jobs` compares bits that `test_bitwise.py` compares
@@ -253,6 +280,14 @@ def test_every_command_runs(
     monkeypatch.chdir(tmp_path)
     if name == "loop_overhead":
         monkeypatch.setitem(script.RECIPE["host"]["args"], "img_size", 8)
+    if name == "report_size":
+        monkeypatch.setattr(script, "report", report_only)
+    if name in ("local_filter", "recording"):
+        here = partial(printed_bytes, script, monkeypatch)
+        monkeypatch.setattr(script, "in_fresh_process", lambda _, *what, threads: here("--bytes-here", *what))
+    if name == "bisa_layer":
+        monkeypatch.setattr(script, "LONG_SHAPE", replace(script.LONG_SHAPE, size=(1, 256, 384)))
+        monkeypatch.setattr(script, "long_bytes", lambda threads: printed_bytes(script, monkeypatch, "--long-here"))
     options = ["--pairs", "1", "--json", "--out", str(out), *COMMANDS[name]]
     monkeypatch.setattr(sys, "argv", [str(BENCH / f"{name}.py"), *options])
     assert script.main() in (0, 1)  # with one pair a bar may be missed by chance

@@ -52,7 +52,7 @@ def test_a_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     assert "Attention entropy (entropy)" in told.out
     assert "baseline: mean over layers, part of the ceiling: " in told.out
-    assert "left out: baseline: it has no cb_s" in told.out
+    assert "left out: baseline: the model has no cb_s" in told.out
     folder = study / "analysis"
     assert str(folder / "analysis.html") in told.out
     names = {path.name for path in folder.iterdir()}
@@ -71,7 +71,7 @@ def test_all_that_fit(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = capsys.readouterr()
     found = [each["name"] for each in json.loads(told.out)]
     assert {"entropy", "distance", "scaling", "class-token", "curves", "gates", "cka", "rollout"} <= set(found)
-    assert "confusion left out: baseline: has no class daisy, tulip of " in told.err
+    assert "confusion left out: baseline: class daisy, tulip of " in told.err
 
 
 def test_models_of_timm_and_files(flowers: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
         (["entropy", "--study", study, "--variant", "cb"], 2, "did you mean cb_s?"),
         (["entropy", "--run", one, "--run", one], 2, "two models are called"),
         (["entropy", "--run", one, "--name", "a", "--name", "b"], 2, "2 --name for 1 --model"),
-        (["entropy", "--model", "vit_tiny_patch16_224", *TINY], 2, "needs images"),
+        (["entropy", "--model", "vit_tiny_patch16_224", *TINY], 2, "requires images"),
         (["entropy", "--run", one, "--image", "x.png", "--data", flowers], 2, "pass either --image, or --data"),
         (["class-token", "--run", one, "--image", tmp_path / "x.png"], 1, "x.png"),
         (["gates", "--run", study / "runs" / "baseline" / "seed0"], 1, "gates"),
@@ -107,7 +107,7 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
         (["filters", "--run", one, "--at", "3"], 2, "--at 3: give a row and a column"),
         (["entropy", "--run", one, "--at", "3,1"], 2, "--at is an option of filters; add filters"),
         (["entropy", "--run", one, "--latent", 0], 2, "--latent is an option of latents"),
-        (["structure", "--run", one, "--run", other, "--label-maps", tmp_path / "no"], 2, "there is no such folder"),
+        (["structure", "--run", one, "--run", other, "--label-maps", tmp_path / "no"], 2, "the folder does not exist"),
     ]:
         assert run("analyze", *arguments) == code, arguments
         shown = capsys.readouterr()

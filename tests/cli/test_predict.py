@@ -76,7 +76,7 @@ def test_mistakes(model: Path, photos: Path, tmp_path: Path, capsys: pytest.Capt
     assert run("predict", model, photos, "--out", tmp_path / "answers.xml") == 2
     assert "--format" in capsys.readouterr().err
     assert run("predict", tmp_path / "nothing", photos) == 2
-    assert "no such model" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert run("predict", model, tmp_path / "*.jpg") == 2
     assert "no image matches" in capsys.readouterr().err
     assert run("predict", model, photos, "--device", "abacus") == 2

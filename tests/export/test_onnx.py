@@ -64,5 +64,5 @@ def test_of_a_long_message_one_line_is_told(
 
     manifest, model = open_run(make_run(tmp_path / "run")).manifest, FiveAxes()
     monkeypatch.setattr(torch.onnx, "export", fails)
-    with pytest.raises(ExportError, match=rf"cannot be translated to ONNX \({expected}\);"):
+    with pytest.raises(ExportError, match=rf"cannot be converted to ONNX \({expected}\);"):
         write_onnx(export_program(model, manifest), model, manifest, tmp_path)

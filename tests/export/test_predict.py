@@ -96,7 +96,7 @@ def test_unreadable_images_say_why_and_do_not_stop_the_others(tmp_path: Path) ->
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "weights.pth").touch()
-    for name, message in [("nothing", "no such model"), ("weights.pth", "not a model")]:
+    for name, message in [("nothing", "does not exist"), ("weights.pth", "not a model")]:
         with pytest.raises(UsageError, match=message):
             open_model(tmp_path / name)
     with pytest.raises(ExportError, match="not an exported model"):
@@ -106,7 +106,7 @@ def test_what_is_no_model_is_named(tmp_path: Path) -> None:
 def test_a_program_of_somebody_else_is_refused(tmp_path: Path) -> None:
     exported = torch.export.export(torch.nn.Linear(3, 2), (torch.randn(2, 3),))
     torch.export.save(exported, tmp_path / "other.pt2")
-    with pytest.raises(ExportError, match="how images are prepared"):
+    with pytest.raises(ExportError, match="classes and preprocessing are unknown"):
         open_model(tmp_path / "other.pt2")
 
 
@@ -125,7 +125,7 @@ def test_finding_images(tmp_path: Path) -> None:
     for argument, message in [(f"{here}/none", "no images in this folder"), (f"{here}/*.bmp", "no image matches")]:
         with pytest.raises(UsageError, match=message):
             find_images([argument])
-    with pytest.raises(UsageError, match="no names"):
+    with pytest.raises(UsageError, match="standard input is empty"):
         find_images(["-"], stdin=io.BytesIO(b"\n"))
 
 

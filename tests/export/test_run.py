@@ -84,7 +84,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, content: str) -> N
         out.mkdir()
         (out / "notes.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    with pytest.raises(UsageError, match="holds"):
+    with pytest.raises(UsageError, match="contains"):
         export_run(run, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     if content == "model":

@@ -13,6 +13,7 @@ from attngraft.dispatch.triton import INTERPRETING
 from attngraft.mechanisms.bisa import ops, reference
 from tests.mechanisms.op_tester import as_good_as_plain
 from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
+from tests.slow import product_but
 
 INFINITY = float("inf")
 
@@ -330,15 +331,9 @@ def test_compiles_whole() -> None:
 @pytest.mark.slow
 @installed
 def test_the_kernels_in_the_interpreter() -> None:
-    run_inside(Path(__file__))
-
-
-@outside
-@pytest.mark.slow
-@installed
-def test_the_kernels_keep_what_every_op_promises() -> None:
-    testers = "TestTwoWayMasked or (TestHyper and not TestHyperInChunks)"
-    run_inside(Path(__file__).with_name("test_bisa_ops.py"), marks="not slow", only=testers)
+    """The tests of this file, and what every operation promises, in one process."""
+    chosen = "test_bisa_triton or TestTwoWayMasked or (TestHyper and not TestHyperInChunks)"
+    run_inside(Path(__file__), Path(__file__).with_name("test_bisa_ops.py"), only=chosen)
 
 
 @outside
@@ -370,10 +365,13 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "have 129" in ops.hyper_transform.explain(wide, wide, matrix).verdicts["triton"]
 
 
+#: for a GPU that is not here: its capability, and cases of `compile_bisa_kernels.py`
+COMPILED = [(90, ["odd-inverse", "float32"]), (80, ["narrow", "middle"])]
+
+
 @outside
-@pytest.mark.slow
 @compiler
-@pytest.mark.parametrize(("capability", "cases"), [(80, ["middle", "odd-inverse"]), (90, ["narrow", "float32"])])
+@pytest.mark.parametrize(("capability", "cases"), product_but(COMPILED, COMPILED[:1]))
 def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int, cases: list[str], tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_bisa_kernels.py")
     assert compiled_kernels(script, capability, cases, tmp_path) == {

@@ -13,6 +13,7 @@ from attngraft.dispatch.triton import INTERPRETING
 from attngraft.mechanisms.bixt import ops, reference
 from tests.mechanisms.op_tester import as_good_as_plain
 from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
+from tests.slow import product_but
 
 
 @dataclass(frozen=True)
@@ -249,14 +250,9 @@ def test_compiles_whole() -> None:
 @installed
 @pytest.mark.slow
 def test_the_kernels_in_the_interpreter() -> None:
-    run_inside(Path(__file__))
-
-
-@outside
-@installed
-@pytest.mark.slow
-def test_the_kernels_keep_what_every_op_promises() -> None:
-    run_inside(Path(__file__).with_name("test_bixt_ops.py"), marks="not slow", only="TestBidirectionalShared")
+    """The tests of this file, and what every operation promises, in one process."""
+    chosen = "test_bixt_triton or TestBidirectionalShared"
+    run_inside(Path(__file__), Path(__file__).with_name("test_bixt_ops.py"), only=chosen)
 
 
 @outside
@@ -278,12 +274,13 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "have no dropout" in verdict(x, x, x, x, dropout=0.1)
 
 
+#: for a GPU that is not here: its capability, and cases of `compile_bixt_kernels.py`
+COMPILED = [(90, ["paper", "float32-most"]), (80, ["published", "most", "float32"])]
+
+
 @outside
-@pytest.mark.slow
 @compiler
-@pytest.mark.parametrize(
-    ("capability", "cases"), [(80, ["published", "most", "float32"]), (90, ["paper", "float32-most"])]
-)
+@pytest.mark.parametrize(("capability", "cases"), product_but(COMPILED, COMPILED[:1]))
 def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int, cases: list[str], tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_bixt_kernels.py")
     assert compiled_kernels(script, capability, cases, tmp_path) == {"forward_kernel", "backward_kernel"}

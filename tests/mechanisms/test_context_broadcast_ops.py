@@ -286,4 +286,4 @@ def test_the_custom_op_is_registered_properly(scaled: bool) -> None:
 def test_the_triton_kernel() -> None:
     """The promises above, with the kernel running in Triton's interpreter."""
     chosen = "TestContextBroadcast or TestScaledContextBroadcast or custom_op"
-    run_inside(Path(__file__), marks="not slow", only=chosen)
+    run_inside(Path(__file__), only=chosen)

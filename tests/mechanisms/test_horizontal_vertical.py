@@ -179,7 +179,7 @@ def test_decoder_layer_looks_back_and_at_memory() -> None:
     padding[0, 4:] += 1
     assert torch.equal(layer(later, memory, memory_visible=visible, causal=True)[:, :3], out[:, :3])
     torch.testing.assert_close(layer(x, padding, memory_visible=visible, causal=True), out)
-    with pytest.raises(UsageError, match="a decoder layer requires memory"):
+    with pytest.raises(UsageError, match="a layer with cross-attention requires `memory`"):
         layer(x)
 
 

@@ -29,9 +29,9 @@ def _assembler_is_there() -> bool:
 compiler = pytest.mark.skipif(not _assembler_is_there(), reason="Triton's compiler for NVIDIA GPUs is not installed")
 
 
-def run_inside(*tests: Path | str, marks: str = "not product", only: str = "") -> None:
-    """These tests, files or single ones, in Triton's interpreter; `marks` and `only` are pytest's -m and -k."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, "-k", only]
+def run_inside(*tests: Path | str, only: str = "") -> None:
+    """These tests, files or single ones, but no slow ones, in Triton's interpreter; `only` is pytest's -k."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", only]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     result = subprocess.run([*command, *map(str, tests)], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:]

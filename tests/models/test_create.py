@@ -17,6 +17,7 @@ import torch
 from timm.data import resolve_model_data_config
 
 import attngraft
+from attngraft.cli import main
 from attngraft.errors import HostError, UsageError
 from attngraft.models.create import why_no_weights
 from tests.models.hub_cache import fill
@@ -171,6 +172,17 @@ def test_a_name_without_a_tag_takes_timms_first_one(home: Path) -> None:
         attngraft.create_model(f"{VIT}.augreg_in21k", pretrained=True, **TAGS[first])
 
 
+def test_without_the_weights_nothing_is_begun(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tag = f"{VIT}.augreg_in21k_ft_in1k"
+    words = ["--host", tag, "--pretrained", "--data", "digits", "--recipe", "graft-only", "--graft", "cb_s"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *words, "--epochs", "1", "--out", str(home / "study")])
+    assert ended.value.code == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"the weights of {tag} are not in the cache and cannot be downloaded" in said
+    assert not (home / "study" / "runs").exists()
+
+
 @pytest.mark.slow
 def test_a_copied_cache_is_all_that_training_needs(tmp_path: Path) -> None:
     """As someone without a network does it: HF_HOME set to a copy, the tag as --host."""
@@ -186,19 +198,12 @@ def test_a_copied_cache_is_all_that_training_needs(tmp_path: Path) -> None:
     arguments += ["--host", tag, "--pretrained", "--data", "digits", "--recipe", "graft-only", "--graft", "cb_s"]
     arguments += ["--epochs", "1", "--set", "train.batch_size=512"]
 
-    def attngraft_away(command: str, home: str) -> subprocess.CompletedProcess[str]:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
-        environment |= {"HF_HOME": str(tmp_path / home), "HF_HUB_OFFLINE": "1"}
-        whole = [sys.executable, "-m", "attngraft", command, *arguments, "--out", str(tmp_path / f"{command}-{home}")]
-        return subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=200, check=False)
-
-    told = attngraft_away("compare", "empty")
-    assert told.returncode == 1
-    assert f"the weights of {tag} are not in the cache and cannot be downloaded" in told.stderr
-    assert not (tmp_path / "compare-empty" / "runs").exists()
-    told = attngraft_away("train", "home")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "attngraft", "train", *arguments, "--out", str(run)]
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert told.returncode == 0, told.stderr
-    run = tmp_path / "train-home"
     assert tag in json.loads((run / "start.json").read_text())["from"]
     last = torch.load(run / "checkpoints" / "last.pt", weights_only=True)["model"]
     for name, value in model.state_dict().items():

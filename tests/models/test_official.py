@@ -209,7 +209,7 @@ def test_weights_come_before_grafts(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"without grafts; load first, then call attngraft\.graft"):
         load_official(grafted, path)
     safetensors.torch.save_file(grafted.state_dict(), tmp_path / "grafted.safetensors")
-    with pytest.raises(HostError, match="trained with other grafts"):
+    with pytest.raises(HostError, match="trained with different grafts"):
         load_official(make(), tmp_path / "grafted.safetensors")
 
 

@@ -233,7 +233,7 @@ def test_a_grafted_folder_fills_the_grafts(tmp_path: Path) -> None:
     attngraft.save_pretrained(model, tmp_path)
     made = attngraft.create_model("transformers_classifier", "cb_s@layers.1", weights=tmp_path)
     assert torch.equal(made.eval()(IMAGES), model(IMAGES).logits)
-    with pytest.raises(attngraft.HostError, match="trained with other grafts than this model's"):
+    with pytest.raises(attngraft.HostError, match="trained with different grafts from this model's"):
         attngraft.create_model("transformers_classifier", "horizontal", weights=tmp_path)
     model.save_pretrained(tmp_path)  # which puts them among the host's weights
     (tmp_path / "grafts.safetensors").unlink()

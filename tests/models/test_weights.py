@@ -238,7 +238,7 @@ def test_grafts_in_a_file_must_match(tmp_path: Path) -> None:
     path = saved(model, tmp_path / "a.safetensors")
     assert_same(load(path, graft="cb_s + vertical"), model.state_dict())
     for other in (None, "cb_s", "cb_s@blocks.0 + vertical"):
-        with pytest.raises(HostError, match=r"trained with other grafts than this model's: unexpected:"):
+        with pytest.raises(HostError, match=r"trained with different grafts from this model's: unexpected:"):
             load(path, graft=other)
     only = {name: value for name, value in model.state_dict().items() if ".grafts." in name}
     safetensors.torch.save_file(only, tmp_path / "grafts.safetensors")

@@ -79,7 +79,7 @@ def test_bixt_trains_against_all_of_them(
         assert variant.cost.macs_ratio == pytest.approx(1, abs=0.03)
         assert variant.is_baseline or variant.difference is not None
     page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
-    assert "ViT, iterative and sequential are other models than the baseline" in page
+    assert "ViT, iterative and sequential are different models from the baseline" in page
 
 
 def few_images(name: str, data: Path, out: Path) -> Path:

@@ -93,7 +93,7 @@ def test_the_result_says_what_the_runs_start_from_and_what_that_scores(tmp_path:
     compared(tmp_path / "first", weights, "linear-probe")
     own = next((tmp_path / "first" / "runs").glob("cb/seed0"))
     known = read_run(own).epochs
-    with pytest.raises(HostError, match="trained with other grafts"):  # of CB_S, which the baseline has not
+    with pytest.raises(HostError, match="trained with different grafts"):  # of CB_S, which the baseline has not
         compared(tmp_path / "refused", next((tmp_path / "first" / "runs").glob("cb_s/seed0")), "graft-only")
     compared(tmp_path / "second", own, "graft-only")
     notes = load_result(tmp_path / "second").notes
@@ -123,7 +123,7 @@ def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weight
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [
-        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file of weights"),
+        (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file; pass a weights file"),
         (
             ("--weights", "{weights}", "--host-arg", "mlp_ratio=2"),
             1,

@@ -129,7 +129,7 @@ def test_without_the_file_it_is_decided_by_the_runs(whole: tuple[StudyConfig, St
     assert {name for name, epoch in epochs(config).items() if epoch == {9}} == {"baseline", "cb_s@blocks.0"}
     assert names_compared(again) == names_compared(first)
     (tmp_path / HALVING_FILE).write_text("{")
-    with pytest.raises(ConfigError, match="delete it to repeat the decisions"):
+    with pytest.raises(ConfigError, match="delete the file to repeat the decisions"):
         compare(config, tools=tools(FakeTrainer(GAINS)))
 
 

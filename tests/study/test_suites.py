@@ -283,7 +283,10 @@ def test_results_of_other_weights_are_left_out(copied: Path) -> None:
     path = weights_file(folder, "last")
     path.write_bytes(path.read_bytes() + b" ")
     result = of_copy(copied, "fgsm")
-    assert "cb seed 1 is left out: its results are of other weights than the run has now" in " ".join(result.notes)
+    assert (
+        "cb seed 1 is left out: its results were computed with different weights from the run's current ones"
+        in " ".join(result.notes)
+    )
     value = result.conditions[0].variants[1].value
     assert value is not None
     assert value.deviation is None, "one seed is left"
@@ -295,7 +298,9 @@ def test_results_on_other_examples_are_left_out(copied: Path) -> None:
     assert found["digest"]
     path.write_text(json.dumps(found | {"digest": "0" * 64}))
     result = of_copy(copied, "fgsm")
-    assert "baseline seed 0 is left out: it was evaluated on other examples than most runs" in " ".join(result.notes)
+    assert "baseline seed 0 is left out: it was evaluated on different examples from most runs" in " ".join(
+        result.notes
+    )
 
 
 def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(copied: Path) -> None:
@@ -306,7 +311,7 @@ def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(co
     shutil.copy(other, folder / "baseline/seed1/evaluation/last/fgsm/fgsm-2.parquet")
     notes = " ".join(of_copy(copied, "fgsm").notes)
     for name in ("cb seed 0", "baseline seed 1"):
-        assert f"{name} is left out: its files of predictions are not those" in notes
+        assert f"{name} is left out: its prediction files do not belong" in notes
     assert evaluate_finished(replace(small(copied), suites=("fgsm",)), progress=StudyLog()) == []
     assert not any("left out" in note for note in of_copy(copied, "fgsm").notes)
 

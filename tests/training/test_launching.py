@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attngraft.cli import main
 from attngraft.errors import ConfigError
 from attngraft.training import setup
 from attngraft.training.build import build_model
@@ -33,10 +34,15 @@ LAUNCHERS = {
 }
 
 
+def write_recipe(folder: Path) -> Path:
+    recipe = folder / "tiny.yaml"
+    recipe.write_text(TINY)
+    return recipe
+
+
 def train(folder: Path, *launcher: str) -> Path:
     """The command, which must succeed; returns the run's folder."""
-    recipe, out = folder / "tiny.yaml", folder / "run"
-    recipe.write_text(TINY)
+    recipe, out = write_recipe(folder), folder / "run"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     environment |= {"HF_HOME": str(folder / "hf")}  # no configuration of accelerate's of whoever runs the tests
     command = ["-m", "attngraft", "train", "--recipe", str(recipe), "--graft", "cb_s", "--out", str(out)]
@@ -47,8 +53,13 @@ def train(folder: Path, *launcher: str) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
-    return train(tmp_path_factory.mktemp("alone"))
+    """The run of one process: this one."""
+    folder = tmp_path_factory.mktemp("alone")
+    recipe = write_recipe(folder)
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--recipe", str(recipe), "--graft", "cb_s", "--out", str(folder / "run")])
+    assert not ended.value.code
+    return folder / "run"
 
 
 @pytest.mark.parametrize("launcher", product_but(LAUNCHERS, ["torchrun"]))

@@ -178,7 +178,11 @@ def test_heads_of_all_variants_start_alike(tmp_path: Path) -> None:
     [
         ({"host": {"weights": "{missing}"}}, AttngraftError, "no such file; pass a weights file"),
         ({"host": {"name": "toy_vit", "args": {"depth": 3}, "weights": "{good}"}}, HostError, r"lacks blocks\.2\."),
-        ({"host": {"name": "toy_vit", "weights": "{grafted}"}}, HostError, "trained with other grafts.*without grafts"),
+        (
+            {"host": {"name": "toy_vit", "weights": "{grafted}"}},
+            HostError,
+            "trained with different grafts.*without grafts",
+        ),
         (
             {"set": ["train.parameters=grafts"]},
             ConfigError,

@@ -263,7 +263,7 @@ def test_classes_of_a_run_are_the_datas_in_the_same_order(teacher: Path, tmp_pat
     classes = [str(digit) for digit in range(10)]
     for number, (others, message) in enumerate(
         [
-            (classes[::-1], "another order; give task.data.classes in the teacher's: 9, 8"),
+            (classes[::-1], "another order; set task.data.classes to the teacher's order: 9, 8"),
             (["x", *classes[1:]], "it lacks 0$"),
         ]
     ):
@@ -302,7 +302,7 @@ def test_the_second_head_of_a_distilled_host_follows_the_teacher(teacher: Path, 
     assert torch.equal(losses["label_loss"], task.loss(own, batch)["loss"])
     best = found(batch).argmax(-1)
     assert torch.allclose(losses["teacher_loss"], torch.nn.functional.cross_entropy(second, best))
-    with pytest.raises(TrainingError, match="token needs a host that returns two heads"):
+    with pytest.raises(TrainingError, match="token requires a host that returns the logits of two heads"):
         step_losses(task, own, batch, teacher=found, teacher_outputs=found(batch))
 
 

@@ -36,17 +36,17 @@ CASES = (
     Case(
         name="nan",
         fault="The loss is NaN or infinite",
-        happens="the run fails before the optimizer step; names step, examples, gradients, and remedies",
+        happens="the run fails before the optimizer step and names step, examples, gradients and remedies",
         kept="everything up to the last checkpoint, which is intact",
-        remedy="a lower rate, `train.clip_grad`, another `train.amp`, in another folder; or remove broken data",
+        remedy="in a new folder, a lower learning rate, `train.clip_grad` or a different `train.amp`; or remove broken data",
         run=_run,
     ),
     Case(
         name="nan-in-a-study",
         fault="The same in one run of a study",
-        happens="the run is noted as failed, the others are trained, results and report are written, exit code 1",
-        kept="finished runs, and the failed one up to its last checkpoint",
-        remedy="as above; the same command retries missing runs",
+        happens="the run is marked as failed, the others are trained, results and report are written; the exit code is 1",
+        kept="finished runs, and the failed run up to its last checkpoint",
+        remedy="the same; repeating the command retries the failed run",
         run=_study,
     ),
 )

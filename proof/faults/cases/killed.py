@@ -51,7 +51,7 @@ def _scan(bench: Bench) -> str:
 
     found = differences(bench.whole(arguments), out)
     assert not found, found
-    return f"{ended}; nothing was begun, the end bit-identical"
+    return f"{ended}; nothing was started, final result bit-identical"
 
 
 CASES = (
@@ -59,22 +59,22 @@ CASES = (
         name="killed-in-scan",
         fault="While images are checked, before training",
         happens="nothing was started",
-        kept="the data, unchanged",
+        kept="the data is unchanged",
         remedy=AGAIN,
         run=_scan,
     ),
     Case(
         name="killed-in-loading",
         fault="While an image is loaded",
-        happens="the update is lost",
+        happens="the current update is lost",
         kept="everything up to the last checkpoint",
         remedy=AGAIN,
         run=_run(OnCall(target="attngraft.tasks.images.splits:PixelSplit.__getitem__", call=900, action=kill), saved=4),
     ),
     Case(
         name="killed-in-step",
-        fault="In the middle of an update, gradients made, weights not yet moved",
-        happens="the update is lost",
+        fault="In the middle of an update, after the backward pass and before the optimizer step",
+        happens="the current update is lost",
         kept="everything up to the last checkpoint",
         remedy=AGAIN,
         run=_run(OnCall(target="attngraft.training.loop:all_finite", call=18, action=kill), saved=16),
@@ -82,7 +82,7 @@ CASES = (
     Case(
         name="killed-in-checkpoint",
         fault="With half of a checkpoint written",
-        happens="a temporary file is left; the next start deletes it",
+        happens="a temporary file is left behind; the next start deletes it",
         kept="the previous checkpoint",
         remedy=AGAIN,
         run=_run(OnWrite(name="last.pt", moment="half", time=4, action=kill), saved=11),
@@ -90,7 +90,7 @@ CASES = (
     Case(
         name="killed-before-rename",
         fault="Between writing a checkpoint's temporary file and renaming it",
-        happens="a temporary file is left; the next start deletes it",
+        happens="a temporary file is left behind; the next start deletes it",
         kept="the previous checkpoint",
         remedy=AGAIN,
         run=_run(OnWrite(name="last.pt", moment="rename", time=3, action=kill), saved=8),
@@ -131,7 +131,7 @@ CASES = (
         name="killed-in-a-run",
         fault="A study, in its second run",
         happens="the study ends",
-        kept="finished runs, and the second up to its last checkpoint",
+        kept="finished runs, and the second run up to its last checkpoint",
         remedy=AGAIN,
         run=_study(OnCall(target="attngraft.training.loop:all_finite", call=40, action=kill)),
     ),

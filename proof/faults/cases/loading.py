@@ -31,7 +31,7 @@ CASES = (
         fault="A process that loads data is killed (usually out of memory)",
         happens="the run fails with an error that names the likely cause",
         kept="everything up to the last checkpoint",
-        remedy="repeat the command, with fewer `train.workers` if needed: their number changes no result",
+        remedy="repeat the command, with fewer `train.workers` if needed; their number does not affect the results",
         run=_killed,
         quick=True,
     ),

@@ -29,7 +29,7 @@ def _training(bench: Bench) -> str:
     ended = bench.run(RUN, out, FromTheStart(action=LackOfMemory(training=40)))
     expect(ended, code=1, says=r"a batch of 128 examples does not fit .* 32 fit: use --set train.accumulate=4")
     assert updates(out) == 0
-    return f"{ended}; the advice taken: {bench.goes_on(CUT, out)}"
+    return f"{ended}; with the suggested settings: {bench.goes_on(CUT, out)}"
 
 
 def _real(bench: Bench) -> str:
@@ -51,7 +51,7 @@ def _real(bench: Bench) -> str:
     assert f"accumulate: {count}" in (auto / "recipe.yaml").read_text()
     found_too = differences(bench.whole(cut), auto)
     assert not found_too, found_too
-    return f"{ended}; {size} of 128 fit; the advice taken: {words}; `--auto-batch`: {chosen}, the same bits"
+    return f"{ended}; {size} of 128 fit; with the suggested settings: {words}; `--auto-batch`: {chosen}, bit-identical"
 
 
 def _evaluation(bench: Bench) -> str:
@@ -62,7 +62,7 @@ def _evaluation(bench: Bench) -> str:
         ended, code=1, says=r"a batch of 360 examples .* evaluation .* 90 fit .*: rerun the command with --auto-batch"
     )
     assert updates(out) == 8
-    return f"{ended}; the advice taken: {bench.goes_on(AUTO, out, lack, whole=EVALUATED_BY_90)}"
+    return f"{ended}; with the suggested settings: {bench.goes_on(AUTO, out, lack, whole=EVALUATED_BY_90)}"
 
 
 def _auto(bench: Bench) -> str:
@@ -79,7 +79,7 @@ def _auto(bench: Bench) -> str:
     assert "accumulate: 4" in (out / "recipe.yaml").read_text()
     found = differences(bench.whole(CUT), out)
     assert not found, found
-    return f"32 of 128 chosen; killed on the way: 16 of {UPDATES} updates kept, the end bit-identical to train.accumulate=4"
+    return f"32 of 128 chosen; killed midway: 16 of {UPDATES} updates kept, final result bit-identical to train.accumulate=4"
 
 
 def _auto_evaluation(bench: Bench) -> str:
@@ -88,7 +88,7 @@ def _auto_evaluation(bench: Bench) -> str:
     expect(ended, code=0, says=f"90 fit.*resuming after step 8 of {UPDATES}")
     found = differences(bench.whole(EVALUATED_BY_90), out)
     assert not found, found
-    return f"{ended}: 90 of 360 chosen after 8 of {UPDATES} updates; the end bit-identical to train.eval_batch_size=90"
+    return f"{ended}: 90 of 360 chosen after 8 of {UPDATES} updates; final result bit-identical to train.eval_batch_size=90"
 
 
 def _study(bench: Bench) -> str:
@@ -106,17 +106,17 @@ CASES = (
     Case(
         name="memory",
         fault="A batch does not fit into memory during an update",
-        happens="the run fails and names the largest micro-batch that fits, found by trying",
+        happens="the run tries smaller micro-batches, then fails and names the largest one that fits",
         kept="everything up to the last checkpoint",
-        remedy="as the message says: more `train.accumulate`, or `--auto-batch`",
+        remedy="follow the message: raise `train.accumulate`, or use `--auto-batch`",
         run=_training,
     ),
     Case(
         name="memory-real",
-        fault="The same without simulation: the process may allocate no more memory (`ulimit -v`), and the allocator fails",
-        happens="as above; memory is freed before smaller batches are tried",
+        fault="The same, with a real memory limit (`ulimit -v`) instead of a simulation",
+        happens="the same; memory is freed before smaller batches are tried",
         kept="everything up to the last checkpoint",
-        remedy="as above",
+        remedy="the same",
         run=_real,
     ),
     Case(
@@ -129,8 +129,8 @@ CASES = (
     ),
     Case(
         name="auto-batch",
-        fault="A batch does not fit, with `--auto-batch`",
-        happens="`train.accumulate` is raised until it fits, recorded in the run, and kept when it resumes",
+        fault="A batch does not fit into memory, with `--auto-batch`",
+        happens="`train.accumulate` is raised until the batch fits; the run stores the value and keeps it when it resumes",
         kept="everything",
         remedy="nothing to do",
         run=_auto,
@@ -138,7 +138,7 @@ CASES = (
     Case(
         name="auto-batch-evaluation",
         fault="The same during an evaluation",
-        happens="`train.eval_batch_size` is lowered, and the run resumes from its last checkpoint",
+        happens="`train.eval_batch_size` is lowered, and the run continues from its last checkpoint",
         kept="everything up to the last checkpoint",
         remedy="nothing to do",
         run=_auto_evaluation,
@@ -146,7 +146,7 @@ CASES = (
     Case(
         name="auto-batch-study",
         fault="The same in a study",
-        happens="each run finds its own; updates see the same examples",
+        happens="each run finds its own value; each update still uses the same examples",
         kept="everything",
         remedy="nothing to do",
         run=_study,

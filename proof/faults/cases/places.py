@@ -25,7 +25,7 @@ def _clock(bench: Bench) -> str:
     assert all(each > 0 for each in seconds(out)), seconds(out)
     events = list((out / "tensorboard").iterdir())
     assert len(events) == 1, events
-    return "16 of 33 updates kept, no negative duration, the end bit-identical"
+    return "16 of 33 updates kept, no negative duration, final result bit-identical"
 
 
 def _moved_run(bench: Bench) -> str:
@@ -53,8 +53,8 @@ def _moved_study(bench: Bench) -> str:
 CASES = (
     Case(
         name="clock",
-        fault="The clock is set back repeatedly; files' times are in the wrong order",
-        happens="nothing: durations come from a monotonic clock, order from numbers",
+        fault="The clock is set back repeatedly, so that file times are in the wrong order",
+        happens="none: durations come from a monotonic clock, and the order of files from their numbers",
         kept="everything",
         remedy="nothing to do",
         run=_clock,
@@ -62,17 +62,17 @@ CASES = (
     Case(
         name="moved-run",
         fault="The folder of an unfinished run is moved or renamed",
-        happens="nothing: the folder does not contain its own path",
+        happens="none: the folder does not contain its own path",
         kept="everything",
-        remedy="the same command with the new `--out`",
+        remedy="repeat the command with the new `--out`",
         run=_moved_run,
     ),
     Case(
         name="moved-study",
-        fault="The same of a study",
-        happens="nothing: the study does not depend on its own path",
+        fault="The folder of an unfinished study is moved or renamed",
+        happens="none: the study does not depend on its own path",
         kept="everything",
-        remedy="the same command with the new `--out`",
+        remedy="repeat the command with the new `--out`",
         run=_moved_study,
     ),
 )

@@ -10,8 +10,8 @@ from proof.faults.case import Case
 from proof.faults.harm import FillDisk, LimitFiles, OnWrite
 from proof.faults.outcome import updates
 
-ROOM = "free some space, repeat the command"
-LIMIT = "raise the limit, repeat the command"
+ROOM = "free some space and repeat the command"
+LIMIT = "raise the limit and repeat the command"
 
 
 def _limit(name: str, *, time: int, size: int, saved: int) -> Callable[[Bench], str]:
@@ -80,7 +80,7 @@ CASES = (
     ),
     Case(
         name="limit-metrics",
-        fault="The same of metrics.jsonl",
+        fault="The same for metrics.jsonl",
         happens="the run fails and names file, reason and remedy",
         kept="everything up to the last checkpoint; the old metrics.jsonl is intact",
         remedy=LIMIT,
@@ -88,7 +88,7 @@ CASES = (
     ),
     Case(
         name="limit-predictions",
-        fault="The same of predictions.npz",
+        fault="The same for predictions.npz",
         happens="the run fails and names file, reason and remedy",
         kept="everything up to the last checkpoint",
         remedy=LIMIT,
@@ -113,7 +113,7 @@ CASES = (
     Case(
         name="full-metrics",
         fault="The same when metrics.jsonl is written",
-        happens="as above",
+        happens="the same",
         kept="everything up to the last checkpoint; the old metrics.jsonl is intact",
         remedy=ROOM,
         run=_full("metrics.jsonl", time=3, saved=20),
@@ -121,7 +121,7 @@ CASES = (
     Case(
         name="full-predictions",
         fault="The same when predictions.npz is written",
-        happens="as above",
+        happens="the same",
         kept="everything up to the last checkpoint",
         remedy=ROOM,
         run=_full("predictions.npz", time=1, saved=32),

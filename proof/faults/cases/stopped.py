@@ -112,7 +112,7 @@ def _jobs(bench: Bench) -> str:
     assert not left(offspring), left(offspring)
     saved = [updates(out / "runs" / name / "seed0") for name in STUDY_RUNS]
     assert saved == [7, 7, 0], saved
-    return f"{ended} after {ended.seconds:.1f} s, no process left; {bench.study_goes_on(jobs, out)}"
+    return f"{ended} after {ended.seconds:.1f} s, no process left; {bench.study_goes_on(STUDY, out)}"
 
 
 SAVES = "the run saves after the current update and exits with 130"
@@ -121,9 +121,9 @@ STEP = "attngraft.training.loop:all_finite"
 CASES = (
     Case(
         name="sigterm-before",
-        fault="SIGTERM before training, while data are opened and the model is built",
+        fault="SIGTERM before training, while data is opened and the model is built",
         happens="the run ends at once",
-        kept="nothing was started; earlier checkpoints stay",
+        kept="earlier checkpoints; nothing was started",
         remedy=AGAIN,
         run=_before,
     ),
@@ -137,8 +137,8 @@ CASES = (
     ),
     Case(
         name="sigterm-program",
-        fault="The same at any moment, until the program has exited",
-        happens="the run saves, and the program exits without Python's regular shutdown, which takes seconds",
+        fault="SIGTERM at any time until the program has exited",
+        happens="the run saves, and the program exits without Python's regular shutdown, which would take seconds",
         kept="everything",
         remedy=AGAIN,
         run=_program,
@@ -146,7 +146,7 @@ CASES = (
     Case(
         name="sigterm-slow-data",
         fault="SIGTERM while training waits for an image that takes a minute",
-        happens="the run does not wait, saves and exits with 130",
+        happens="the run saves without waiting and exits with 130",
         kept="everything",
         remedy=AGAIN,
         run=_stopped(signal.SIGTERM, target=LOAD, call=900, seconds=60, saved=7),
@@ -154,8 +154,8 @@ CASES = (
     ),
     Case(
         name="sigterm-slow-workers",
-        fault="The same with two loading processes",
-        happens="the run does not wait, ends them, saves and exits with 130",
+        fault="SIGTERM while training waits for an image from one of two loading processes",
+        happens="the run ends these processes without waiting, saves and exits with 130",
         kept="everything",
         remedy=AGAIN,
         run=_stopped(
@@ -164,8 +164,8 @@ CASES = (
     ),
     Case(
         name="sigterm-slow-evaluation",
-        fault="The same during an evaluation",
-        happens="the run saves without the evaluation, which is repeated, and exits with 130",
+        fault="SIGTERM while an evaluation waits for an image",
+        happens="the run saves without the evaluation and exits with 130; the evaluation is repeated",
         kept="everything",
         remedy=AGAIN,
         run=_stopped(signal.SIGTERM, target=LOAD, call=1500, seconds=60, saved=11),
@@ -204,7 +204,7 @@ CASES = (
     ),
     Case(
         name="sigterm-jobs",
-        fault="SIGTERM to a study with `--jobs 2`, to the command alone",
+        fault="SIGTERM to the command of a study with `--jobs 2`, but not to its processes",
         happens="each active run saves, its processes exit, and the study exits with 130",
         kept="everything",
         remedy=AGAIN,

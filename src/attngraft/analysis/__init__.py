@@ -1,5 +1,5 @@
-"""Analyses of attention and of trained models: a file each, from models and images to an `AnalysisResult`.
+"""Analyses of attention and of trained models, one file each, which compute an `AnalysisResult`.
 
-`catalog.py` lists them by name, `request.py` holds their input, and `report` draws their results. To add one, write a file
-with an `ANALYSIS` and list it in the catalog.
+`catalog.py` lists the analyses by name, `request.py` defines their input, and `report` draws their results. To add an
+analysis, write a file that defines `ANALYSIS` and add it to the catalog.
 """

@@ -1,4 +1,4 @@
-"""Analyses by name, and their results as files."""
+"""Catalog of analyses by name, and saving and loading of their results."""
 
 import dataclasses
 import json
@@ -12,9 +12,9 @@ from attngraft.results.analysis import FORMAT, AnalysisResult
 from attngraft.strict import read
 from attngraft.suggest import did_you_mean
 
-FOLDER = "analysis"  #: of results, in a study's or a run's folder
+FOLDER = "analysis"  #: name of the folder of results in the folder of a study or run
 
-#: name -> module that defines it as ANALYSIS, in the order in which they are listed
+#: name -> module that defines it as ANALYSIS, in the order of listing
 ANALYSES = {
     "entropy": "entropy",
     "entropy-maps": "entropy_maps",
@@ -38,10 +38,10 @@ ANALYSES = {
 
 
 def analysis(name: str) -> Analysis:
-    """Return the analysis of this name.
+    """Return the analysis with this name.
 
     Raises:
-        UsageError: unknown name.
+        UsageError: the name is unknown.
     """
     if name not in ANALYSES:
         raise UsageError(f"unknown analysis {name!r}{did_you_mean(name, ANALYSES)}; available: {', '.join(ANALYSES)}")
@@ -50,15 +50,15 @@ def analysis(name: str) -> Analysis:
 
 
 def analyses() -> list[Analysis]:
-    """All analyses."""
+    """Return all analyses."""
     return [analysis(name) for name in ANALYSES]
 
 
 def save_analysis(result: AnalysisResult, folder: Path) -> Path:
-    """Write `<name>.json`, from which the other files are drawn.
+    """Save a result to `<name>.json`, from which the other files are generated, and return the path.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     text = json.dumps(dataclasses.asdict(result), ensure_ascii=False, allow_nan=False)
     return write_atomically(folder / f"{result.name}.json", text + "\n")
@@ -68,21 +68,21 @@ def load_analysis(path: Path) -> AnalysisResult:
     """Read a result written by `save_analysis`.
 
     Raises:
-        ConfigError: the file is damaged, or of a newer format.
+        ConfigError: the file is damaged or has a newer format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as an analysis ({error}); repeat the analysis") from None
+        raise ConfigError(f"{path}: cannot be read as an analysis result ({error}); repeat the analysis") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
         raise ConfigError(
-            f"{path}: has format {content['format']}, this version reads up to {FORMAT}; update attngraft"
+            f"{path}: has format {content['format']}, but this version reads formats up to {FORMAT}; update attngraft"
         )
     return read(AnalysisResult, content, where=str(path))
 
 
 def load_analyses(folder: Path) -> list[AnalysisResult]:
-    """All results in a folder, in the order of the catalog; empty if there is no such folder."""
+    """Return all results in a folder, in the order of the catalog; none if the folder does not exist."""
     order = {name: index for index, name in enumerate(ANALYSES)}
     results = [load_analysis(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
     return sorted(results, key=lambda each: (order.get(each.name, len(order)), each.name))

@@ -1,4 +1,4 @@
-"""Attention of the class token by layer, image by image (CB, Fig. 10)."""
+"""Attention of the class token by layer, for single images (CB, Fig. 10)."""
 
 import math
 import warnings
@@ -14,20 +14,20 @@ from attngraft.recording.recording import Recording
 from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
-_LEAST = math.log(1e-8)  #: lower limit of the colors
+_LEAST = math.log(1e-8)  #: lower limit of the color scale
 
 
 def class_token_attention(recording: Recording) -> Tensor:
-    """Class token's row of every recorded map, mean over heads, (B, layers, tokens): depth down, tokens across.
+    """Return the class token's row of every recorded map, averaged over heads, (B, layers, tokens).
 
-    The paper shows its logarithm, image by image.
+    The paper shows its logarithm for single images:
 
         with torch.no_grad(), attngraft.record(model, "weights") as recording:
             model(images)
         pictures = class_token_attention(recording).log()
 
     Raises:
-        RecordError: a layer has no class token, or other tokens than the layer before it.
+        RecordError: a layer has no class token, or a different number of tokens than the layer before it.
     """
     rows = []
     for site in recording:
@@ -38,8 +38,8 @@ def class_token_attention(recording: Recording) -> Tensor:
         rows.append(weights[:, :, prefix.index("class")].mean(1))
         if rows[-1].shape != rows[0].shape:
             raise RecordError(
-                f"{site!r} has {rows[-1].shape[1]} tokens and earlier layers have {rows[0].shape[1]}: choose sites with the "
-                "same number of tokens"
+                f"{site!r} has {rows[-1].shape[1]} tokens, but earlier layers have {rows[0].shape[1]}; choose sites with "
+                "the same number of tokens"
             )
     if not rows:
         raise RecordError("nothing was recorded; run the model inside the with-block")
@@ -57,7 +57,7 @@ class _Image(NamedTuple):
     name: str
     pixels: str
     sites: list[str]
-    logs: Values  #: log attention, a row for each site
+    logs: Values  #: log attention, one row per site
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:

@@ -1,4 +1,4 @@
-"""Confusion matrices, and their difference from the first model's (HV, Fig. 4)."""
+"""Confusion matrices, and their differences from the first model's (HV, Fig. 4)."""
 
 import numpy as np
 
@@ -15,8 +15,9 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     shares = [_shares(each, len(classes)) for each in predictions]
     return ANALYSIS.result(
         request,
-        note=f"Share of each true class that is predicted as each class, on {images}. Further models as their difference "
-        f"from {names[0]}: red more often, blue less often. With one model of each, some of many cells differ by chance.",
+        note=f"Share of each true class that is predicted as each class, on {images}. Other models are shown as their "
+        f"difference from {names[0]}: red is more often, blue less often. With one model of each, some of "
+        "many cells differ by chance.",
         panels=[
             _grid(names[0], shares[0], classes, diverging=False),
             *(

@@ -1,5 +1,4 @@
-"""Learning curves: loss and primary metric by epoch (CB, Fig. 9; HV, Figs. 2 and 3), and the epochs until a model reaches
-the baseline's best (BiSA, Fig. 3)."""
+"""Learning curves, and epochs until a model reaches the baseline's best (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from attngraft.training.run_folder import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """A run as the input of `epochs_to_baseline`."""
+    """A run in the form that `epochs_to_baseline` takes."""
 
     seed: int
     curve: Mapping[str, Sequence[float]]
@@ -40,10 +39,10 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     labels = {f"val/{name}": metric.label for name, metric in task.metrics.items()}
     return ANALYSIS.result(
         request,
-        note="After each epoch, on the validation part. The training loss is the mean over the epoch with augmentation, and "
-        "therefore above the validation loss. One run of each model: for the spread over seeds see a study's report. Epochs "
-        f"to the baseline's best: the first epoch after which a model's {labels.get(primary, task.primary)} is at least as "
-        f"good as the best of {baseline}; empty if it never is.",
+        note="After each epoch, on the validation split. The training loss is the mean over the epoch, with augmentation, "
+        "and so is higher than the validation loss. One run per model; for the spread over seeds see a study's report. "
+        f"Epochs to the baseline's best: the first epoch after which a model's {labels.get(primary, task.primary)} is at "
+        f"least as good as the best of {baseline}; empty if it never is.",
         panels=[
             Curves(
                 title=_title(key, labels),

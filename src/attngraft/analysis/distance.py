@@ -10,7 +10,7 @@ from attngraft.targets.handle import ModelHandle
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Distances by site, of the mean and of each head."""
+    """Return the distances by site and head, including the mean over heads."""
     with record(model.model, "weights", sites=request.sites) as recording:
         recording.reduce("distance")
         for images in request.batches(model):
@@ -37,9 +37,10 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     ]
     return ANALYSIS.result(
         request,
-        note="Mean over images, heads and spatial tokens of the attention distance, sum a |p - p'|, with positions as "
-        "fractions of the map's height and width, so that 2 is from corner to corner; without prefix tokens, rows "
-        "normalized to sum to 1. This is the expected distance of a query; the paper does not state its scale.",
+        note="Attention distance, sum a |p - p'|, averaged over images, heads and spatial tokens. Positions are "
+        "fractions of the map's height and width, so the distance between opposite corners is 2. Prefix tokens are "
+        "excluded, and rows normalized to sum to 1. This is the expected distance of a query; the paper does not state its "
+        "scale.",
         panels=[
             Curves(
                 title="attention distance (fraction of the sides)",

@@ -1,4 +1,4 @@
-"""Distributions of values that are too many to keep, such as head weights and gates over a data set (HV)."""
+"""Distributions of more values than fit in memory, such as head weights and gates over a data set (HV)."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from attngraft.errors import UsageError
 
 
 class Distribution:
-    """A histogram that grows batch by batch, with mean, extremes and quantiles.
+    """Histogram with mean, extremes and quantiles, updated batch by batch.
 
         by_layer = {site: Distribution(0, 1) for site in sites}
         for images in loader:
@@ -17,34 +17,36 @@ class Distribution:
                 by_layer[site].add(recording[site]["horizontal.alpha"])
         by_layer[site].quantile(0.5)
 
-    The mean and the extremes are exact; quantiles are accurate to the width of a bin, between `low` and `high`.
+    Mean and extremes are exact. Quantiles between `low` and `high` are accurate to the width of a bin.
 
     Args:
-        low: start of the bins.
-        high: end of the bins. Values outside count in the outermost bins, whose quantiles are then less accurate.
-        bins: number of bins, equally wide.
+        low: lower end of the bins.
+        high: upper end of the bins. Values outside are counted in the outermost bins, where quantiles are less accurate.
+        bins: number of bins of equal width.
 
     Raises:
-        UsageError: no bins, or `high` is not above `low`.
+        UsageError: `bins` is less than 1, or `high` is not greater than `low`.
     """
 
     def __init__(self, low: float, high: float, *, bins: int = 200) -> None:
         if bins < 1 or not low < high:
-            raise UsageError(f"{bins} bins from {low} to {high}: give one or more, and a high above the low")
+            raise UsageError(
+                f"bins must be at least 1 and high greater than low, got bins={bins}, low={low}, high={high}"
+            )
         self.low, self.high = low, high
         self.counts = torch.zeros(bins, dtype=torch.int64)
         self.least, self.largest = float("inf"), float("-inf")
         self._sum = 0.0
 
     def add(self, numbers: Tensor) -> None:
-        """Count all values of a tensor of any shape.
+        """Add all values of a tensor of any shape.
 
         Raises:
-            UsageError: some are NaN or infinite.
+            UsageError: some values are NaN or infinite.
         """
         flat = numbers.detach().flatten().double().cpu()
         if not flat.isfinite().all():
-            raise UsageError(f"{int((~flat.isfinite()).sum())} of {len(flat)} numbers are NaN or infinite")
+            raise UsageError(f"{int((~flat.isfinite()).sum())} of {len(flat)} values are NaN or infinite")
         if len(flat) == 0:
             return
         bins = len(self.counts)
@@ -60,24 +62,25 @@ class Distribution:
 
     @property
     def mean(self) -> float:
-        """
+        """Mean of all values.
+
         Raises:
             UsageError: nothing was added.
         """
         return self._sum / self._nonzero_total()
 
     def quantile(self, share: float) -> float:
-        """Quantile, by linear interpolation within its bin, between the smallest and the largest value.
+        """Return a quantile, interpolated linearly within its bin and limited to the smallest and largest value.
 
         Raises:
-            UsageError: nothing was added, or the share is not between 0 and 1.
+            UsageError: nothing was added, or `share` is not between 0 and 1.
         """
         if not 0 <= share <= 1:
-            raise UsageError(f"share={share}: give a number between 0 and 1")
+            raise UsageError(f"share must be between 0 and 1, got {share}")
         rank = share * self._nonzero_total()
         below = torch.cat([torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)]).double()
         bin_ = min(int(torch.searchsorted(below, rank, right=True)) - 1, len(self.counts) - 1)
-        while self.counts[bin_] == 0:  # the share ends where a full bin ends
+        while self.counts[bin_] == 0:  # `share` falls on the end of a non-empty bin
             bin_ -= 1
         inside = (rank - float(below[bin_])) / int(self.counts[bin_])
         value = self.low + (bin_ + min(max(inside, 0.0), 1.0)) * (self.high - self.low) / len(self.counts)
@@ -85,5 +88,5 @@ class Distribution:
 
     def _nonzero_total(self) -> int:
         if not self.total:
-            raise UsageError("nothing was added")
+            raise UsageError("the distribution is empty; add values first")
         return self.total

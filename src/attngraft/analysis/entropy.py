@@ -1,4 +1,4 @@
-"""Attention entropy by layer, with its maximum (CB, Figs. 3a and 5a)."""
+"""Attention entropy by layer, with its upper bound (CB, Figs. 3a and 5a)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from attngraft.recording.record import record
 from attngraft.results.analysis import AnalysisResult, Curves
 from attngraft.targets.handle import ModelHandle
 
-_Layer = dict[str, float | None]  #: means over images, heads and rows by column, in nats; None where undefined
+_Layer = dict[str, float | None]  #: column -> mean over images, heads and rows, in nats; None where undefined
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
     layers: dict[str, _Layer]  #: by site
-    last: str  #: the model's last attention layer, chosen or not
+    last: str  #: the model's last attention layer, whether or not it was chosen
 
     def drawn(self, column: str) -> dict[str, _Layer]:
-        """Layers with this column; among patches as in the paper without the last layer, unless it is the only one."""
+        """Return layers that have this column; among patches, as in the paper, without the last one unless it is alone."""
         found = {site: each for site, each in self.layers.items() if each[column] is not None}
         if column == "among patches":
             return {site: each for site, each in found.items() if site != self.last} or found
@@ -79,10 +79,10 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     }
     return ANALYSIS.result(
         request,
-        note="Mean over images, heads and rows of -sum a ln a, in nats; dotted: its maximum, ln N (in windows: of their "
-        "tokens). Among patches: without prefix tokens, rows normalized to sum to 1; as in the paper, without the model's "
-        "last layer (the table has it). Steepness is sum (a - a^2), the nuclear norm of the softmax's Jacobian (CB, "
-        "Sec. 2.1), and evenness is steepness over its maximum, 1 - 1/N.",
+        note="Entropy -sum a ln a in nats, averaged over images, heads and rows. Dotted: its maximum ln N for N tokens (in "
+        "windows: of the window). Among patches: prefix tokens are excluded and rows normalized to sum to 1; as in the "
+        "paper, the model's last layer is omitted (it is in the table). Steepness is sum (a - a^2), the nuclear norm of the "
+        "softmax's Jacobian (CB, Sec. 2.1), and evenness is steepness divided by its maximum, 1 - 1/N.",
         panels=[
             *curves("entropy among patches (nats)", "among patches", "ceiling among patches"),
             *curves("entropy of the class token's rows (nats)", "class token", "ceiling"),

@@ -1,4 +1,4 @@
-"""Attention entropy of each patch on the image, layer by layer (CB, Fig. 3b)."""
+"""Maps of the attention entropy of each patch, layer by layer (CB, Fig. 3b)."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class _Image(NamedTuple):
     name: str
     pixels: str
     backdrop: str
-    maps: dict[str, list[tuple[str, Values]]]  #: by site: head (or "mean") and its map in nats
+    maps: dict[str, list[tuple[str, Values]]]  #: site -> head (or "mean") and its map in nats
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
@@ -43,10 +43,10 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _entropy_on_map(recording: Recording, site: str) -> Tensor:
-    """(H, rows, columns) of a single image: entropies of the rows among spatial tokens, windows mapped back to the image.
+    """Return the entropy of each row among spatial tokens of a single image, (H, rows, columns); windows are merged.
 
     Raises:
-        RecordError: the positions of the tokens are unknown, or their number does not match.
+        RecordError: the positions of the tokens are unknown, or their number does not match the map.
     """
     indices, prefix = recording.token_indices(site), len(recording.prefix(site))
     weights = recording[site]["weights"].float()
@@ -54,10 +54,10 @@ def _entropy_on_map(recording: Recording, site: str) -> Tensor:
     if queries != keys or (windows == 1 and queries != prefix + indices.numel()):
         raise RecordError(
             f"{site!r} has maps of {queries} x {keys} tokens for {indices.numel()} positions of the image; entropy maps "
-            "need tokens that all attend to each other"
+            "require that all tokens attend to each other"
         )
     rows = entropy(without_prefix(weights, prefix) if prefix else weights)  # (W, H, N), without the prefix
-    tokens = torch.nn.functional.pad(rows, (prefix, 0)).transpose(1, 2)  # token indices count the prefix too
+    tokens = torch.nn.functional.pad(rows, (prefix, 0)).transpose(1, 2)  # token indices include the prefix
     return tokens_to_map(tokens, indices.to(tokens.device))[0].movedim(2, 0).cpu()
 
 
@@ -74,11 +74,11 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     low, high = (extreme(row[-1] for row in rows) for extreme in (min, max))
     return ANALYSIS.result(
         request,
-        note="Over the image, the entropy -sum a ln a of each patch's row of the map, in nats, "
+        note="Entropy -sum a ln a of each patch's row of the attention map, in nats, "
         + ("by head" if request.heads else "mean over heads (--heads shows them separately)")
-        + ": light is spread attention, dark is focused attention. Among patches: without prefix tokens, rows normalized to "
-        "sum to 1. All pictures share one color scale, from the smallest value to the largest. In windows a row has only "
-        "their tokens, and at most the entropy ln of their number.",
+        + ". Light is spread attention, dark is focused attention. Prefix tokens are excluded, and rows normalized to "
+        "sum to 1. All pictures share one color scale, from the smallest value to the largest. In a window of N tokens, the "
+        "entropy of a row is at most ln N.",
         panels=[_panel(name, image, request, low, high) for _, name, images in models for image in images],
         table=table(["model", "image", "layer", "head", "row", "column", "entropy"], 4, rows),
         left_out=left_out,
@@ -86,7 +86,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _panel(name: str, image: _Image, request: AnalysisRequest, low: float, high: float) -> Pictures:
-    """The image, then its layers side by side; by head a layer per row."""
+    """Return a panel with the image and its layers side by side, or, if by head, with one layer per row."""
     rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
     layers = list(zip(captions(list(image.maps)), image.maps.values(), strict=True))
     if request.heads:

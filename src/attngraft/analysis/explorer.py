@@ -1,4 +1,4 @@
-"""Attention of one image at every position and layer, quantized for the explorer page."""
+"""Attention within one image at every position and layer, quantized for the explorer page."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from attngraft.recording.reductions import REDUCTIONS, TokenLayout
 
 Kind = Literal["maps", "filters", "latents"]  #: see `ExplorerLayer.numbers`
 
-_MAPS = frozenset({"weights", "inverse_weights"})  #: names of square maps, behind a graft's prefix if any
+_MAPS = frozenset({"weights", "inverse_weights"})  #: names of square maps, possibly after a graft's prefix
 _LATENTS = ("latents_to_tokens", "tokens_to_latents")
 
-STEPS = 127  #: of a signed byte
+STEPS = 127  #: largest value of a signed byte
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTensor:
-    """Values as signed bytes b for sign(b) (b / 127)^2 `largest`, which keeps the precision of small values."""
+    """Quantized values: a signed byte b stands for sign(b) (b / 127)^2 `largest`, with higher precision near 0."""
 
     bytes: Tensor  #: int8
     largest: float
 
     @classmethod
     def of(cls, numbers: Tensor, site: str) -> QuantizedTensor:
-        """
+        """Quantize a tensor.
+
         Raises:
-            RecordError: some are NaN or infinite; names the site.
+            RecordError: some values are NaN or infinite; the message contains the site.
         """
         largest = float(numbers.abs().max()) if numbers.numel() else 0.0
         if not math.isfinite(largest):
@@ -59,22 +60,22 @@ class ExplorerLayer:
 
     | kind | `numbers`, shapes | |
     |---|---|---|
-    | maps | (W, H, N, N) | maps of each window; W = 1 without windows |
-    | filters | (H, K, rows, columns) | filter of each position over its k x k neighborhood, offsets row by row |
-    | latents | (H, M, N), (H, N, M) | attention of latents to tokens, and of tokens to latents; None: there is none |
+    | maps | (W, H, N, N) | attention map of each window; W = 1 without windows |
+    | filters | (H, K, rows, columns) | filter at each position over its k x k neighborhood, offsets row by row |
+    | latents | (H, M, N), (H, N, M) | attention of latents to tokens, and of tokens to latents; None if missing |
     """
 
-    site: str  #: with the tensor's name behind a colon unless it is the attention map
+    site: str  #: site, followed by a colon and the tensor's name unless it is the attention map
     kind: Kind
     numbers: tuple[QuantizedTensor | None, ...]
     heads: int
-    token_indices: Tensor  #: (rows, columns): index of the token at each map position, counted over windows
+    token_indices: Tensor  #: index of the token at each map position, counted over all windows, (rows, columns)
     prefix: tuple[str, ...]  #: names of the prefix tokens
     entropy: tuple[
         float, ...
-    ]  #: by head, mean over the rows, nats, without padding; empty unless rows are distributions
-    ceiling: float  #: maximum of the entropy, mean over the rows
-    distance: tuple[float, ...]  #: by head, as fractions of the map's sides; empty for latents
+    ]  #: entropy of each head in nats, mean over the rows without padding; empty unless rows are distributions
+    ceiling: float  #: upper bound of the entropy, mean over the rows
+    distance: tuple[float, ...]  #: attention distance of each head, as a fraction of the map's sides; empty for latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +87,18 @@ class ExplorerData:
 
 
 def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> ExplorerData:
-    """Attention of `model` on the input `image` (1, channels, H, W).
+    """Compute the attention of `model` on the input `image` (1, channels, H, W).
 
-    The model runs once, in eval mode, and is not changed.
+    The model is run once in eval mode and is not modified.
 
     Raises:
-        UsageError: not one image.
-        RecordError: no chosen site attends to positions of the image, or its numbers are not finite.
-        HostError, GraftSpecError: as `attngraft.record`.
+        UsageError: `image` is not a single image.
+        RecordError: no chosen site attends to positions of the image, or values are not finite.
+        HostError, GraftSpecError: see `attngraft.record`.
     """
     if image.ndim != 4 or len(image) != 1:
-        raise UsageError(f"give one image (1, channels, H, W), not a tensor of {tuple(image.shape)}")
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
+        raise UsageError(f"image must have shape (1, channels, H, W), got {tuple(image.shape)}")
+    model = getattr(model, "_orig_mod", model)  # unwrap torch.compile's module
     geometries = {site.path: site.geometry for site in find_host(model).sites}
     training = [module for module in model.modules() if module.training]
     model.eval()
@@ -119,13 +120,13 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
             except RecordError as error:
                 skipped[site] = str(error)
     if not layers:
-        why = "; ".join(skipped.values()) or "none of them is an attention"
+        why = "; ".join(skipped.values()) or "none of them is an attention module"
         raise RecordError(f"no chosen site attends to positions of the image: {why}")
     return ExplorerData(layers=layers, skipped=skipped)
 
 
 def _tensors(recording: Recording, site: str) -> Iterator[tuple[Kind, str]]:
-    """Kind and name of the site's tensors that the page can show."""
+    """Yield kind and name of the site's tensors that the page can show."""
     names = list(recording[site])
     through_latents = [name for name in _LATENTS if name in names]
     if through_latents:
@@ -144,16 +145,14 @@ def _title(site: str, name: str) -> str:
 
 
 def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
-    recording.attention_map_for_query(site, (0, 0), name)  # raises if these are not the tokens of the map
+    recording.attention_map_for_query(site, (0, 0), name)  # raises an error if these are not the map's tokens
     maps, indices = recording[site][name].float().cpu(), recording.token_indices(site).cpu()
     windows, heads, tokens = maps.shape[:3]
     expected = int(indices.max()) // tokens + 1
     if windows != expected:
-        raise RecordError(
-            f"{site}: has {windows} sequences of {tokens} tokens, but one map of the image has {expected}"
-        )
+        raise RecordError(f"{site}: has {windows} sequences of {tokens} tokens, but a map of the image has {expected}")
     prefix = recording.prefix(site)
-    # without prefix tokens only windows differ: their padding is not on the map
+    # without prefix tokens, this only affects windows: their padding is not on the map
     layout, among = TokenLayout(len(prefix), token_indices=indices), "" if prefix else "patch_"
     spread, ceiling = (REDUCTIONS[f"{among}{each}"](maps, layout).mean((0, 2)) for each in ("entropy", "ceiling"))
     distance = windowed_distance(maps, normalized_coordinates(indices, tokens))  # (W, H, N)
@@ -182,7 +181,7 @@ def _filters_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
     spread: tuple[float, ...] = ()
     distances: tuple[float, ...] = ()
     sums = filters.sum(1)
-    if bool((filters >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):  # distributions
+    if bool((filters >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):  # rows are distributions
         shares = filters * inside
         shares = shares / shares.sum(1, keepdim=True).clamp_min(_TINY)
         distance = (down.abs() / rows + across.abs() / columns)[:, None, None]

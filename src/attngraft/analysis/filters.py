@@ -1,4 +1,4 @@
-"""Local filters of neighborhoods at some positions of an image (ELSA)."""
+"""Local filters (attention over neighborhoods) at some positions of an image (ELSA)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from attngraft.targets.handle import ModelHandle
 
 Positions = Sequence[tuple[float, float]]  #: (row, column) as fractions of the map's sides
 
-#: default positions: the middle, then row by row
+#: default positions: the center, then row by row
 POSITIONS: Positions = ((1 / 2, 1 / 2), *((y / 6, x / 6) for y in (1, 3, 5) for x in (1, 3, 5) if (y, x) != (3, 3)))
 
 
@@ -25,15 +25,15 @@ POSITIONS: Positions = ((1 / 2, 1 / 2), *((y / 6, x / 6) for y in (1, 3, 5) for 
 class _Filters:
     """Filters of one layer at some positions of one image."""
 
-    at: list[tuple[int, int]]  #: row and column on the layer's map
-    by_head: list[tuple[str, Tensor]]  #: head (or "mean") and its filters (positions, k, k)
-    center: float  #: weight of the position itself, mean over the whole map and heads
+    at: list[tuple[int, int]]  #: row and column of each position on the layer's map
+    by_head: list[tuple[str, Tensor]]  #: head (or "mean"), and its filters (positions, k, k)
+    center: float  #: weight of the center, averaged over the map and the heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Image:
     name: str
-    pixels: str  #: with the positions marked
+    pixels: str  #: the image with the positions marked
     layers: dict[str, _Filters] = field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
             found = find_tensors(model, inputs, ("local_filters",), sites=request.sites)
             if not found:
                 raise RecordError(
-                    "no chosen layer has filters of neighborhoods; elsa, lsa(area=neighborhood) and others do"
+                    "no chosen layer has filters over neighborhoods; elsa, lsa(area=neighborhood) and others have"
                 )
             names = {site: tensors[0] for site, tensors in found.items()}
         recording = recorded(model, inputs, sorted(set(names.values())), sites=request.sites)
@@ -55,7 +55,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
             if recording[site][name].ndim == FILTER_NDIM
         }
         if not filters:
-            raise RecordError("its filters are the same at every position of an image; those of elsa differ")
+            raise RecordError("the filters are the same at every position of an image; those of elsa differ")
         positions = _positions(request.positions, filters)
         layers = {site: _at_positions(each, positions, heads=request.heads) for site, each in filters.items()}
         images.append(_Image(name=image, pixels=marked(view, positions), layers=layers))
@@ -63,7 +63,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _positions(chosen: Sequence[tuple[int, int]], filters: Mapping[str, Tensor]) -> Positions:
-    """Centers of the chosen positions on the map of the first layer; default: `POSITIONS`."""
+    """Return the chosen positions on the map of the first layer as fractions of its sides; default: `POSITIONS`."""
     if not chosen:
         return POSITIONS
     site, first = next(iter(filters.items()))
@@ -71,14 +71,14 @@ def _positions(chosen: Sequence[tuple[int, int]], filters: Mapping[str, Tensor])
     for row, column in chosen:
         if not (0 <= row < rows and 0 <= column < columns):
             raise RecordError(
-                f"--at {row},{column}: the map of {site} is {rows} x {columns}: rows go from 0 to {rows - 1}, columns from "
-                f"0 to {columns - 1}"
+                f"--at {row},{column}: outside of the map of {site}, which has rows 0 to {rows - 1} and columns 0 to "
+                f"{columns - 1}"
             )
     return [((row + 0.5) / rows, (column + 0.5) / columns) for row, column in dict.fromkeys(chosen)]
 
 
 def _at_positions(filters: Tensor, positions: Positions, *, heads: bool) -> _Filters:
-    """From (H, K, rows, columns)."""
+    """Extract the filters at some positions from filters (H, K, rows, columns)."""
     rows, columns = filters.shape[2:]
     at = [(int(y * rows), int(x * columns)) for y, x in positions]
     side = math.isqrt(filters.shape[1])
@@ -94,13 +94,13 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         note=(
             "At the chosen positions on the map of the first layer with filters,"
             if request.positions
-            else f"At {len(POSITIONS)} positions, the middle first (--at chooses others),"
+            else f"At {len(POSITIONS)} positions, the center first (--at chooses others),"
         )
-        + " the weights over a neighborhood of k x k with the position itself in the "
-        + ("middle; by head" if request.heads else "middle, mean over heads (--heads shows them separately)")
-        + ". ELSA: after the softmax and before the ghost head. Each picture has its own color scale, light is much: the "
-        "table has the weights. Weights of neighbors beyond the map's border count in the softmax and are shown. A position "
-        "of the image is mapped to the map of each layer.",
+        + " the weights over the surrounding neighborhood of k x k, "
+        + ("by head" if request.heads else "mean over heads (--heads shows them separately)")
+        + ". ELSA: after the softmax and before the ghost head. Each picture has its own color scale, with light for large "
+        "weights; the table has the weights. Weights of neighbors beyond the map's border are part of the softmax and are "
+        "shown. A position in the image is mapped to the map of each layer.",
         panels=[_panel(name, image, heads=request.heads) for _, name, images in models for image in images],
         table=table(
             ["model", "image", "layer", "head", "row", "column", "down", "right", "weight"],
@@ -126,7 +126,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
-    """The image with its positions, then a layer (and head) per row and a position per column."""
+    """Return a panel with the image and its positions, then one row per layer (and head) and one column per position."""
     rows = [PictureRow(name="positions", pictures=[Picture(image=image.pixels)])]
     signed = False
     for caption, layer in zip(captions(list(image.layers)), image.layers.values(), strict=True):

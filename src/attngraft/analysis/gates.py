@@ -1,4 +1,4 @@
-"""Distributions of head weights and gates over images, layer by layer (HV's, and other gates)."""
+"""Distributions of head weights and channel gates (HV and others) over images, layer by layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ _BINS = 2000
 class _Spread:
     """Distribution of the finite values of one gate at one site."""
 
-    values: Distribution | None = None  #: None: there are none
-    not_finite: int = 0  #: number of NaN and infinite values, as of a statistic over a single head
+    values: Distribution | None = None  #: None: no finite values
+    not_finite: int = 0  #: number of NaN and infinite values, which occur for statistics over a single head
 
     def add(self, values: Tensor) -> None:
         finite = values[values.isfinite()]
@@ -44,7 +44,7 @@ class _Spread:
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, dict[str, _Spread]]:
-    """By gate's name (`horizontal.alpha`) and site."""
+    """Return the distributions by name of the gate (`horizontal.alpha`) and site."""
     gates: dict[str, dict[str, _Spread]] = {}
     for images in request.batches(model):
         recording = recorded(model, images, "gates", sites=request.sites)
@@ -52,11 +52,11 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
             for gate in recording[site]:
                 gates.setdefault(gate, {}).setdefault(site, _Spread()).add(recording.without_padding(site, gate))
     if all(each.values is None for by_site in gates.values() for each in by_site.values()):
-        raise RecordError("all of its gates are NaN or infinite: the model diverged in training, or overflows")
+        raise RecordError("all gates are NaN or infinite: the model diverged in training, or its activations overflow")
     for gate, by_site in gates.items():
         for site, each in by_site.items():
             if each.not_finite:
-                left_out[f"{site}: {gate}"] = f"{each.not_finite} of its numbers are NaN or infinite and are left out"
+                left_out[f"{site}: {gate}"] = f"{each.not_finite} values are NaN or infinite and are left out"
     return gates
 
 
@@ -65,9 +65,9 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     gates = dict.fromkeys(gate for _, _, by_gate in models for gate in by_gate)
     return ANALYSIS.result(
         request,
-        note="Over images, tokens, heads and channels: the box holds the middle half, the line 5 to 95 percent; the bar is "
-        "the median and the dot the mean. horizontal.alpha weights heads and vertical.beta channels; their initial values "
-        "follow from their form (identity: 1). Without padding tokens of windows.",
+        note="Distributions over images, tokens, heads and channels: the box spans the middle half, the line 5 to 95 "
+        "percent; the bar is the median and the dot the mean. horizontal.alpha weights heads, and vertical.beta channels; "
+        "their initial values depend on their form (identity: 1). Padding tokens of windows are excluded.",
         panels=[
             _boxes(gate, {index: by_gate[gate] for index, _, by_gate in models if gate in by_gate}) for gate in gates
         ],

@@ -1,4 +1,4 @@
-"""Static matrices of the ghost head, layer by layer (ELSA, Eq. 8)."""
+"""Learned static matrices of the ghost head, layer by layer (ELSA, Eq. 8)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
 _KINDS = {"ghost_mul": "multiplier", "ghost_add": "addend"}
-_FEW = 10  #: channels of a layer shown beside their mean
-_MOST = 64  #: channels with --heads
+_FEW = 10  #: number of channels of a layer to show next to their mean
+_MOST = 64  #: number of channels to show with --heads
 _PER_ROW = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Matrices:
-    """Matrices of one layer by the offset of the key from the query: (channels or ghost heads, rows, columns)."""
+    """Matrices of one layer, indexed by the key's offset from the query: (channels or ghost heads, rows, columns)."""
 
     site: str
     kind: str
@@ -32,7 +32,7 @@ class _Matrices:
     values: Tensor
 
     def pictures(self, most: int) -> list[Picture]:
-        """At most `most` of them, evenly spaced."""
+        """Return pictures of at most `most` matrices, evenly spaced."""
         count = len(self.values)
         chosen = sorted({int(index) for index in np.linspace(0, count - 1, min(most, count)).round()})
         return [Picture(values=map_values(self.values[index]), caption=f"{self.unit} {index}") for index in chosen]
@@ -59,10 +59,13 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _by_offset(site: str, values: Tensor, geometry: Geometry) -> Tensor:
-    """Matrices of neighborhoods (channels, k, k) unchanged; those of whole grids (H, N, N), which repeat the same numbers
-    for every query, as (H, 2 rows - 1, 2 columns - 1)."""
+    """Return matrices indexed by the key's offset from the query.
+
+    Matrices of neighborhoods (channels, k, k) are returned unchanged. Those of whole grids (H, N, N), which depend only on
+    the offset, become (H, 2 rows - 1, 2 columns - 1).
+    """
     if not bool(values.isfinite().all()):
-        raise RecordError(f"{site}: its ghost head contains NaN or infinity: the model diverged in training")
+        raise RecordError(f"{site}: the ghost head contains NaN or infinity: the model diverged in training")
     window = geometry.window if isinstance(geometry, AttentionGeometry) else None
     rows, columns = window or geometry.grid or (0, 0)
     if values.shape[1] != rows * columns:
@@ -80,11 +83,11 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     return ANALYSIS.result(
         request,
         note="Factors of the attention (raised to lam) and terms added to it (times gamma), for each channel of elsa's "
-        "values or each ghost head of the graft ghost, by the offset of the neighbor from the position in the middle. They "
+        "values or each ghost head of the graft ghost, by the offset of the neighbor from the central position. They "
         "are the same for every image. Red is above 0, blue below; each picture has its own color scale. "
         + (f"At most {_MOST} channels of a layer, evenly spaced. " if request.heads else "")
-        + "The table has the mean and the deviation over channels, of all offsets and of each. The multiplier is "
-        "initialized from a normal distribution of deviation 1, the addend of 0.02 (identity: 1 and 0).",
+        + "The table has the mean and standard deviation over channels, over all offsets and for each. The multiplier is "
+        "initialized from a normal distribution with standard deviation 1, the addend with 0.02 (identity: 1 and 0).",
         panels=[panel for _, name, layers in models for panel in panels(name, layers)],
         table=table(
             ["model", "layer", "matrix", "down", "right", "mean", "deviation", "least", "largest"],
@@ -101,7 +104,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _by_layer(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
-    """A panel for each kind with a layer per row: the mean over channels, then some of them."""
+    """Yield a panel per kind with one row per layer: the mean over channels, then some channels."""
     for kind in dict.fromkeys(each.kind for each in layers):
         of_kind = [each for each in layers if each.kind == kind]
         rows = []
@@ -112,7 +115,7 @@ def _by_layer(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
 
 
 def _by_channel(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
-    """A panel for each layer."""
+    """Yield one panel per layer."""
     for each in layers:
         pictures = each.pictures(_MOST)
         rows = [
@@ -123,7 +126,7 @@ def _by_channel(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
 
 
 def _rows(name: str, layers: Sequence[_Matrices]) -> Iterator[list[Cell]]:
-    """Statistics of all offsets first, then of each."""
+    """Yield table rows with statistics over all offsets, then for each offset."""
     for each in layers:
         yield [name, each.site, each.kind, None, None, *_statistics(each.values)]
     for each in layers:

@@ -1,4 +1,4 @@
-"""Importance maps of BiSA's inverse branch on the image, and the magnitude of both branches (BiSA, Fig. 2)."""
+"""Importance maps of BiSA's inverse branch, and the magnitude of both branches (BiSA, Fig. 2)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _BRANCHES = ("self", "inverse")
 
 
 def importance(inverse_weights: Tensor) -> Tensor:
-    """Largest inverse attention of each query over the keys, max_j L_ij: (..., Nq, Nk) to (..., Nq).
+    """Return the largest inverse attention of each query over the keys, max_j L_ij: (..., Nq, Nk) to (..., Nq).
 
     L sums to 1 over the queries of each key, so queries that many keys attend to stand out.
     """
@@ -28,22 +28,24 @@ def importance(inverse_weights: Tensor) -> Tensor:
 
 
 def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_weights") -> Tensor:
-    """Importance on the image as in Fig. 2, scaled to 0 to 1 within each window, (B, H, rows, columns).
+    """Return the importance map as in Fig. 2, scaled to the range 0 to 1 within each window, (B, H, rows, columns).
 
         with torch.no_grad(), attngraft.record(model, "bisa") as recording:
             model(images)
         importance_map(recording, "layers.0.blocks.1.attn")
 
-    Prefix and padding tokens are not on the map and do not affect the scale. A window whose tokens are all equally important
-    is 0.
+    Prefix and padding tokens are not on the map and do not affect the scale. If all tokens of a window have the same
+    importance, the window is 0.
 
     Args:
-        name: of the recorded weights; `misa.inverse_weights` for `misa`.
+        recording: recording of the model's forward pass.
+        site: site of the graft.
+        name: name of the recorded weights; `misa.inverse_weights` for `misa`.
 
     Raises:
-        RecordError: nothing of this name was recorded there, or the positions of its tokens are unknown.
+        RecordError: no tensor of this name was recorded at the site, or the positions of its tokens are unknown.
     """
-    recording.attention_map_for_query(site, (0, 0), name)  # raises if these are not the tokens of the map
+    recording.attention_map_for_query(site, (0, 0), name)  # raises an error if these are not the map's tokens
     indices, found = recording.token_indices(site), importance(recording[site][name]).movedim(1, 2)  # (B * W, N, H)
     tokens = found.shape[1]
     windows = int(indices.max()) // tokens + 1
@@ -59,7 +61,7 @@ def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_we
 
 @dataclass(kw_only=True)
 class _Model:
-    images: dict[str, str] = field(default_factory=dict)  #: name to PNG
+    images: dict[str, str] = field(default_factory=dict)  #: name -> PNG
     maps: dict[str, dict[str, dict[str, Values]]] = field(default_factory=dict)  #: by site, image and head
     sizes: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: by site and branch, one per image
 
@@ -69,7 +71,7 @@ class _Model:
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Model:
     found = _Model()
-    grafts: dict[str, str] = {}  # site to the name of its graft
+    grafts: dict[str, str] = {}  # site -> name of its graft
     for image, view, inputs in request.pictures(model):
         if not grafts:
             tensors = find_tensors(model, inputs, ("inverse_weights",), sites=request.sites)
@@ -107,11 +109,11 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     return ANALYSIS.result(
         request,
         note="The largest inverse attention of each position as a query (the largest weight of its row after the softmax "
-        "over queries), scaled to 0 to 1 within each window (without windows: within the image), windows mapped back to "
-        "the image: light is important. Shifted windows at the map's border hold parts that do not attend to each other; "
-        "weights sum to 1 over the queries of a part and are therefore larger in small parts. "
+        "over queries), scaled to the range 0 to 1 within each window (without windows: within the image). Light is "
+        "important. Shifted windows at the map's border consist of parts that do not attend to each other; weights sum to 1 "
+        "over the queries of a part and are therefore larger in small parts. "
         + ("By head. " if request.heads else "Mean over heads; --heads shows them separately. ")
-        + "Magnitude of the branches: mean absolute value of their heads before both are weighted and added, over the "
+        + "Magnitude of a branch: mean absolute value of its heads before both branches are weighted and added, over the "
         "tokens of the map and the shown images.",
         panels=[*(panel for _, name, model in models for panel in panels(name, model)), *_sizes(models)],
         table=table(["model", "layer", "what", "image", "head", "row", "column", "value"], 5, _rows(models)),
@@ -121,7 +123,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _by_layer(name: str, model: _Model) -> Iterator[Pictures]:
-    """An image per row, a layer per column."""
+    """Yield a panel with one row per image and one column per layer."""
     layers = list(zip(model.maps, captions(list(model.maps)), strict=True))
     rows = []
     for image, pixels in model.images.items():
@@ -135,7 +137,7 @@ def _by_layer(name: str, model: _Model) -> Iterator[Pictures]:
 
 
 def _by_head(name: str, model: _Model) -> Iterator[Pictures]:
-    """A panel for each layer: an image per row, a head per column."""
+    """Yield a panel per layer, with one row per image and one column per head."""
     for site, images in model.maps.items():
         rows = []
         for image, by_head in images.items():
@@ -145,7 +147,7 @@ def _by_head(name: str, model: _Model) -> Iterator[Pictures]:
 
 
 def _sizes(models: Sequence[tuple[int, str, _Model]]) -> list[Curves]:
-    """Over the layers that the models share."""
+    """Return curves of the magnitudes over the shared axis of layers."""
     axis = LayerAxis.of(list(model.maps) for _, _, model in models)
     lines: list[Line] = []
     for index, name, model in models:

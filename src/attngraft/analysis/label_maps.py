@@ -16,37 +16,37 @@ from attngraft.targets.images import ImageSet
 from attngraft.tasks.images.boundaries import boundary
 from attngraft.tasks.images.transforms import eval_transform
 
-RADIUS = 2  #: of boundaries, in pixels of the model's input
+RADIUS = 2  #: radius of boundaries in pixels of the model's input
 
 
 class LabelMaps:
-    """A folder of images of class indices (PNG, one channel), each named like its image.
+    """A folder of label maps: images of class indices (PNG, one channel), named like the images.
 
-    The map of `a/1.jpg` is `a/1.png`, or `1.png` if no other image has this stem.
+    The label map of `a/1.jpg` is `a/1.png`, or `1.png` if no other image has this stem.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: the folder does not exist.
     """
 
     def __init__(self, folder: Path, images: ImageSet) -> None:
         if not folder.is_dir():
-            raise UsageError(f"--label-maps {folder}: there is no such folder")
+            raise UsageError(f"--label-maps {folder}: the folder does not exist")
         self._folder, self._images = folder, images
         self._stems = Counter(PurePosixPath(name).stem for name in images.names)
 
     def boundaries(self, indices: Sequence[int], model: ModelHandle, size: tuple[int, int]) -> Tensor:
-        """Share of boundary pixels at each position of a map of `size` (rows, columns), (B, rows, columns) from 0 to 1.
+        """Return the share of boundary pixels at each position of a map of `size` (rows, columns): (B, rows, columns).
 
-        Labels are resized and cropped like the model's images, by nearest neighbor.
+        Labels are resized (nearest neighbor) and cropped like the model's images.
 
         Raises:
-            DataError: an image has no label map, or one that does not match it; names the file.
+            DataError: an image has no label map, or one of another size; the message contains the file.
         """
         labels = torch.stack([self._labels(index, model) for index in indices])
         return adaptive_avg_pool2d(boundary(labels, radius=RADIUS).float(), size)
 
     def _labels(self, index: int, model: ModelHandle) -> Tensor:
-        """(H, W) at the model's input size."""
+        """Return the labels at the model's input size, (H, W)."""
         file = self._file(self._images.names[index])
         try:
             with Image.open(file) as opened:
@@ -57,18 +57,18 @@ class LabelMaps:
             ) from None
         if labels.ndim != 2 or labels.dtype.kind not in "biu":
             raise DataError(
-                f"{file}: not a label map: give a PNG of one channel (or a palette), a class index per pixel"
+                f"{file}: not a label map; use a PNG with one channel (or a palette) and a class index per pixel"
             )
         width, height = self._images.open(index).size
         if labels.shape != (height, width):
             raise DataError(
-                f"{file}: has {labels.shape[1]} x {labels.shape[0]} labels for an image of {width} x {height} pixels; give "
-                "a label for each pixel"
+                f"{file}: has {labels.shape[1]} x {labels.shape[0]} labels for an image of {width} x {height} pixels; the "
+                "sizes must be the same"
             )
         host = model.preparation.host
         transforms = eval_transform(host, crop_pct=host.crop_pct, interpolation="nearest").transforms
         image = Image.fromarray(labels.astype(np.int32))
-        for transform in transforms[:-1]:  # the last one makes a tensor
+        for transform in transforms[:-1]:  # the last one converts to a tensor
             image = transform(image)
         return torch.from_numpy(np.array(image))
 
@@ -79,5 +79,5 @@ class LabelMaps:
         for file in (by_path, by_stem) if unique else (by_path,):
             if file.is_file():
                 return file
-        other = f", nor {by_stem}" if unique and by_stem != by_path else ""
-        raise DataError(f"{by_path}: there is no label map for {name}{other}; give one for each image")
+        other = f" (nor {by_stem})" if unique and by_stem != by_path else ""
+        raise DataError(f"{by_path}: label map of {name} not found{other}; each image must have one")

@@ -1,4 +1,4 @@
-"""Attention of the latents over the image, through the layers (BiXT, Figs. 1 and A1 to A3)."""
+"""Attention of the latents to positions of the image, layer by layer (BiXT, Figs. 1 and A1 to A3)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
 _ATTENTION = "latents_to_tokens"
-_CHOSEN = 4  #: latents shown through the layers by default
+_CHOSEN = 4  #: number of latents shown layer by layer by default
 _PER_ROW = 8
 
 
@@ -26,14 +26,14 @@ class _Image:
     name: str
     pixels: str
     backdrop: str
-    maps: dict[str, Tensor]  #: site to (H, M, rows, columns)
+    maps: dict[str, Tensor]  #: site -> maps (H, M, rows, columns)
 
     @property
     def last(self) -> str:
         return list(self.maps)[-1]
 
     def map(self, site: str, latent: int, head: int | None) -> Values:
-        """Map of one head, or the mean of all."""
+        """Return the map of one head, or the mean over all heads."""
         of_latent = self.maps[site][:, latent]
         return map_values(of_latent.mean(0) if head is None else of_latent[head])
 
@@ -42,21 +42,21 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     images: list[_Image] = []
     for name, view, inputs in request.pictures(model):
         if not images and not find_tensors(model, inputs, (_ATTENTION,), sites=request.sites):
-            raise RecordError("no chosen layer has latents that attend to tokens; BiXT's cross-attention layers have")
+            raise RecordError("no chosen layer has latents that attend to tokens; choose BiXT's cross-attention layers")
         recording = recorded(model, inputs, _ATTENTION, sites=request.sites)
         maps = {site: recording.keys_on_map(site, _ATTENTION)[0].float().cpu() for site in recording}
         for site, each in maps.items():
             for latent in request.latents:
                 if not 0 <= latent < each.shape[1]:
                     raise RecordError(
-                        f"--latent {latent}: {site} has {each.shape[1]} latents, 0 to {each.shape[1] - 1}"
+                        f"--latent {latent}: out of range; the latents of {site} are 0 to {each.shape[1] - 1}"
                     )
         images.append(_Image(name=name, pixels=png(view), backdrop=backdrop(view), maps=maps))
     return images
 
 
 def _chosen(maps: Tensor, request: AnalysisRequest) -> list[int]:
-    """The requested latents; by default some, evenly spaced."""
+    """Return the requested latents; by default `_CHOSEN` of them, evenly spaced."""
     if request.latents:
         return list(dict.fromkeys(request.latents))
     count = maps.shape[1]
@@ -77,16 +77,16 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             panels += [_all_of_last(name, images[0], head) for head in heads]
     return ANALYSIS.result(
         request,
-        note="Over the image, attention of the latents over its tokens, "
+        note="Attention of the latents to the tokens, shown on the image, "
         + ("by head" if request.heads else "mean over heads (--heads shows them separately)")
-        + ": light is much. "
+        + ". Light is much attention. "
         + (
             "The requested latents, through the layers. "
             if request.latents
             else f"{_CHOSEN} latents, evenly spaced by index, through the layers (--latent chooses others); and all latents "
             "of the last chosen layer on the first image. "
         )
-        + "Each picture has its own color scale, so small differences look large for a latent with near-uniform attention: "
+        + "Each picture has its own color scale, so small differences look large for a latent with near-uniform attention; "
         "the table has the shares.",
         panels=panels,
         table=table(
@@ -99,7 +99,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _by_layer(name: str, image: _Image, request: AnalysisRequest) -> Pictures:
-    """A latent (and head) per row, a layer per column."""
+    """Return a panel with one row per latent (and head) and one column per layer."""
     sites = list(image.maps)
     first = image.maps[sites[0]]
     rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
@@ -116,7 +116,7 @@ def _by_layer(name: str, image: _Image, request: AnalysisRequest) -> Pictures:
 
 
 def _all_of_last(name: str, image: _Image, head: int | None) -> Pictures:
-    """All latents of the last layer."""
+    """Return a panel with all latents of the last layer."""
     count = image.maps[image.last].shape[1]
     rows = []
     for start in range(0, count, _PER_ROW):
@@ -128,7 +128,7 @@ def _all_of_last(name: str, image: _Image, head: int | None) -> Pictures:
 
 
 def _rows(name: str, image: _Image, first: _Image, request: AnalysisRequest) -> Iterator[list[Cell]]:
-    """Rows of all maps that are shown."""
+    """Yield table rows of all maps that are shown."""
     for site, maps in image.maps.items():
         every = not request.latents and image is first and site == image.last
         for latent in range(maps.shape[1]) if every else _chosen(maps, request):

@@ -1,4 +1,4 @@
-"""The axis of layers that several models share, and the names of layers on it."""
+"""The axis of layers shared by several models, and the names of layers on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attngraft.results.analysis import Line
 
 
 def ticks(sites: Sequence[str]) -> list[str]:
-    """Tick labels of sites, without common prefix and suffix (`blocks.3.attn`: `3`)."""
+    """Return tick labels of sites, without their common prefix and suffix (`3` for `blocks.3.attn`)."""
     parts = [site.split(".") for site in sites]
     if len(parts) < 2:
         return list(sites)
@@ -23,12 +23,12 @@ def ticks(sites: Sequence[str]) -> list[str]:
 
 
 def captions(sites: Sequence[str]) -> list[str]:
-    """Sites as captions of pictures and rows, `layer 3`; a single one by its full name."""
+    """Return captions of sites for pictures and rows, such as `layer 3`; for a single site, its full name."""
     return list(sites) if len(sites) < 2 else [f"layer {tick}" for tick in ticks(sites)]
 
 
 def _common_prefix(parts: Sequence[Sequence[str]]) -> int:
-    """Number of leading words that all sites share, excluding the last word."""
+    """Return the number of leading words that all sites share, excluding the last word."""
     count = 0
     for words in zip(*parts, strict=False):
         if len(set(words)) > 1:
@@ -39,11 +39,11 @@ def _common_prefix(parts: Sequence[Sequence[str]]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerAxis:
-    """The axis of layers that several models share, by site name.
+    """The axis of layers shared by several models.
 
-    Models whose site names differ only in numbers (`blocks.0.attn`, `blocks.3.attn`) share positions by name: a model
-    without one of the sites has a gap there. Models with other names (`blocks.3.attn`, `layers.0.blocks.1.attn`) are aligned
-    by position, and the tick labels are those of the models with most layers.
+    If the site names of all models differ only in numbers (`blocks.0.attn`, `blocks.3.attn`), they are aligned by name, and
+    a model without one of the sites has a gap there. Otherwise (`blocks.3.attn`, `layers.0.blocks.1.attn`) they are aligned
+    by position, with the tick labels of the models with the most layers.
     """
 
     positions: Mapping[str, int]  #: site -> position on the axis
@@ -51,7 +51,7 @@ class LayerAxis:
 
     @classmethod
     def of(cls, models: Iterable[Sequence[str]]) -> LayerAxis:
-        """Axis for the sites of each model, in the model's order."""
+        """Return the axis for the sites of each model, given in the model's order."""
         groups: list[list[Sequence[str]]] = []
         for sites in models:
             alike = [group for group in groups if any(_patterns(sites) & _patterns(each) for each in group)]
@@ -72,7 +72,7 @@ class LayerAxis:
         band: Mapping[str, tuple[float, float]] | None = None,
         dashed: bool = False,
     ) -> Line:
-        """Curve of values by site, None where the model has no such site; `band` holds its low and high by site."""
+        """Return a curve of values by site, None where the model has no such site; `band` has the bounds (low, high)."""
         by_position = {self.positions[site]: value for site, value in values.items()}
         x = list(range(min(by_position, default=0), max(by_position, default=-1) + 1))
         bands = {self.positions[site]: each for site, each in (band or {}).items()}
@@ -88,7 +88,7 @@ class LayerAxis:
         )
 
     def bounds(self, name: str, models: Iterable[Mapping[str, float | None]]) -> list[Line]:
-        """One dotted line for each distinct course of a bound over the models' layers."""
+        """Return reference lines (drawn dotted) of a bound by site, one per model; models with equal bounds share a line."""
         lines = [self.line(name, None, values) for values in models]
         return [line for index, line in enumerate(lines) if line not in lines[:index]]
 
@@ -98,7 +98,7 @@ def _patterns(sites: Iterable[str]) -> set[str]:
 
 
 def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
-    """Merge the sites of all models without duplicates, in model order and by number within a pattern."""
+    """Merge the sites of all models without duplicates, in the models' order and by number within a pattern."""
     axis: list[str] = []
     for order in sorted(orders, key=len, reverse=True):
         at = 0

@@ -1,4 +1,4 @@
-"""Predictions of models on labelled images, saved by their runs or computed on request."""
+"""Predictions of models on labeled images, saved by their runs or computed."""
 
 from dataclasses import dataclass
 
@@ -15,38 +15,40 @@ from attngraft.tasks.images.heads import mean_logits
 
 @dataclass(frozen=True, kw_only=True)
 class LabelPredictions:
-    """One model's predictions, one label per image."""
+    """Predictions of one model, with one label per image."""
 
     names: tuple[str, ...]
-    target: np.ndarray  #: (N,)
-    predicted: np.ndarray  #: (N,)
+    target: np.ndarray  #: class indices, (N,)
+    predicted: np.ndarray  #: class indices, (N,)
     classes: tuple[str, ...]
 
 
 def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions], str]:
-    """Predictions of all models on the same images, in the order of the models, and a description of these images.
+    """Return the predictions of all models on the same images, and a description of the images.
 
-    Reads predictions.npz where all models are runs that saved it and the user chose no other images; otherwise runs the
-    models on up to `limit` labelled images. A model with more classes than the data chooses among the data's.
+    If all models are runs with a saved predictions.npz, and the user did not choose other images, the files are read.
+    Otherwise the models are run on up to `limit` labeled images, choosing only among the classes of the data.
 
     Raises:
-        UsageError: images without one label each, a model of other classes, or runs with other validation images.
+        UsageError: images do not have one label each, a model has other classes, or runs have different validation images.
         TrainingError: a file is damaged.
     """
     if not request.use_saved_predictions:
         predictions = [_predict(request, model) for model in request.models]
         count = len(predictions[0].names)
-        return predictions, f"{count} labelled images of {request.images.source}, choosing among its classes"
+        return predictions, f"{count} labeled images of {request.images.source}, choosing among its classes"
     predictions = [_saved(model) for model in request.models]
     first = predictions[0]
     for name, each in zip(request.names[1:], predictions[1:], strict=True):
         both = f"{name} and {request.names[0]}"
         if each.classes != first.classes:
             raise UsageError(
-                f"{both} were trained for different classes; give labelled images of classes that both have with --data"
+                f"{both} were trained for different classes; use --data with labeled images of classes that both have"
             )
         if each.names != first.names or (each.target != first.target).any():
-            raise UsageError(f"{both} were validated on different images; evaluate both on the same images with --data")
+            raise UsageError(
+                f"{both} were validated on different images; use --data to evaluate both on the same images"
+            )
     return predictions, "the validation images at the last epoch"
 
 
@@ -75,8 +77,7 @@ def _predict(request: AnalysisRequest, model: ModelHandle) -> LabelPredictions:
     images = request.images
     if images.labels is None or not images.classes:
         raise UsageError(
-            f"{images.source}: these images have no labels; give labelled images with --data (a folder with a folder per "
-            "class, a table, ...)"
+            f"{images.source}: these images have no labels; use --data with labeled images (class folders, a table, ...)"
         )
     if images.labels.ndim != 1:
         raise UsageError(f"{images.source}: expected one label per image; its images have several labels, or none")
@@ -101,9 +102,10 @@ def _predict(request: AnalysisRequest, model: ModelHandle) -> LabelPredictions:
 
 
 def _columns(model: ModelHandle, images: ImageSet, outputs: int) -> list[int]:
-    """Index of the model's output for each of the data's classes.
+    """Return the index of the model's output for each class of the data.
 
-    By class name. A model without class names has ImageNet's if it has 1000, or the data's if it has as many.
+    Classes are matched by name. A model without class names is assumed to have those of ImageNet if it has 1000 outputs, or
+    those of the data if it has as many outputs.
     """
     known = model.classes
     if not known and outputs == CLASSES and set(images.classes) <= set(synsets()):
@@ -112,14 +114,14 @@ def _columns(model: ModelHandle, images: ImageSet, outputs: int) -> list[int]:
         return list(range(outputs))
     if not known:
         raise UsageError(
-            f"{model.name}: has {outputs} classes without names, and {images.source} has {len(images.classes)}; give a run "
+            f"{model.name}: has {outputs} classes without names, but {images.source} has {len(images.classes)}; use a run "
             "or an exported folder that was trained for these classes"
         )
     missing = [name for name in images.classes if name not in known]
     if missing:
         raise UsageError(
-            f"{model.name}: has no class {_first(missing)} of {images.source}; its classes are {_first(known)}: give data "
-            "with classes that it was trained for"
+            f"{model.name}: class {_first(missing)} of {images.source} is not among the model's classes ({_first(known)}); "
+            "use data with classes that the model was trained for"
         )
     return [known.index(name) for name in images.classes]
 

@@ -1,4 +1,4 @@
-"""Effective receptive fields: gradient of features at one map position by the pixels (Luo et al. 2016)."""
+"""Effective receptive fields: gradient of the features at a map position with respect to the pixels (Luo et al. 2016)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,10 +20,10 @@ from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, Pi
 from attngraft.targets.handle import ModelHandle
 
 _HOOK_POINTS = ("attn.end", "mlp.end")
-_SHARES = (0.2, 0.3, 0.5, 0.99)  #: as in Ding et al.
+_SHARES = (0.2, 0.3, 0.5, 0.99)  #: shares of the field, as in Ding et al.
 _CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-_LEAST = -4.0  #: lower limit of the colors, log10
-_BATCH = 8  #: largest batch for gradients
+_LEAST = -4.0  #: lower limit of the color scale (log10)
+_BATCH = 8  #: largest batch size for gradients
 
 
 def receptive_field(
@@ -32,11 +32,11 @@ def receptive_field(
     *,
     place: tuple[int, int] | None = None,
 ) -> Tensor:
-    """Effect of each pixel on the features at one position of the map: (H, W), largest 1.
+    """Return the effect of each pixel on the features at one position of the map, (H, W), scaled to a maximum of 1.
 
-    Per image, the sum over channels of the rectified features at `place`, differentiated by the pixels; negative values
-    count as 0; summed over color channels and averaged over images (Ding et al. 2022, "Scaling up your kernels to 31x31",
-    Appendix; with ReLU where features are signed, so that channels do not cancel).
+    For each image, the rectified features at `place` are summed over channels, and the gradient of the sum with respect to
+    the pixels is computed. Negative values are set to 0, color channels summed and images averaged (Ding et al. 2022,
+    "Scaling up your kernels to 31x31", Appendix; with an additional ReLU, since channels of signed features would cancel).
 
         def features(images):
             with attngraft.record(model, "mlp.end", detach=False) as recording:
@@ -44,12 +44,12 @@ def receptive_field(
             return recording.on_map("blocks.11.mlp", "mlp.end")
 
     Args:
-        features: from images (B, channels, H, W) to a map (B, rows, columns, C), with gradients.
+        features: function of images (B, channels, H, W) that returns a map (B, rows, columns, C) with gradients.
         images: (B, channels, H, W).
-        place: (row, column) on that map; default: its middle.
+        place: (row, column) on that map; default: the center.
 
     Raises:
-        UsageError: the features are not a map, have no gradient, or `place` is outside of it.
+        UsageError: the features are not a map or have no gradient, or `place` is outside of the map.
     """
     field = pixel_gradient(features, images, place=place)
     return field / field.max().clamp_min(torch.finfo(field.dtype).tiny)
@@ -61,39 +61,39 @@ def pixel_gradient(
     *,
     place: tuple[int, int] | None = None,
 ) -> Tensor:
-    """`receptive_field` before scaling, (H, W), for means over several batches.
+    """Return `receptive_field` before scaling, (H, W), for averaging over several batches.
 
     Raises:
-        UsageError: as `receptive_field`.
+        UsageError: see `receptive_field`.
     """
     with torch.enable_grad():
         pixels = images.detach().clone().requires_grad_()
         found = features(pixels)
         if found.ndim != 4 or len(found) != len(images):
             raise UsageError(
-                f"features of {tuple(found.shape)} are not a map (B, rows, columns, C) of {len(images)} images"
+                f"features must be a map (B, rows, columns, C) of {len(images)} images, got {tuple(found.shape)}"
             )
         rows, columns = found.shape[1:3]
         row, column = place or (rows // 2, columns // 2)
         if not (0 <= row < rows and 0 <= column < columns):
             raise UsageError(f"position ({row}, {column}) is outside the map of {rows} x {columns}")
         if not found.requires_grad:
-            raise UsageError("the features have no gradient: record with detach=False, and not under torch.no_grad()")
+            raise UsageError("the features have no gradient; record with detach=False, outside of torch.no_grad()")
         (gradient,) = torch.autograd.grad(found[:, row, column].relu().sum(), pixels)
     return gradient.clamp_min(0).sum(1).mean(0)
 
 
 def area_holding(field: Tensor, share: float) -> float:
-    """Area of the smallest centered rectangle that holds `share` of the field, as a fraction of the field's area.
+    """Return the area of the smallest centered rectangle with `share` of the field, as a fraction of the field's area.
 
-    Its sides grow by a pixel at both ends, the shorter one in proportion. Ding et al. (2022) report it for shares of 20%,
-    30%, 50% and 99%: it is large where far pixels count as much as near ones.
+    The rectangle grows by a pixel at both ends of its longer side, and proportionally on the shorter one. Ding et al. (2022)
+    report the area for shares of 20%, 30%, 50% and 99%. It is large if distant pixels have as much effect as near ones.
 
     Raises:
-        UsageError: the field is 0 everywhere, or the share is not between 0 and 1.
+        UsageError: the field is 0 everywhere, or `share` is not between 0 and 1.
     """
     if not 0 < share <= 1:
-        raise UsageError(f"share={share}: give a number between 0 and 1")
+        raise UsageError(f"share must be between 0 and 1, got {share}")
     field = field.double()
     total = float(field.sum())
     if total <= 0:
@@ -105,7 +105,7 @@ def area_holding(field: Tensor, share: float) -> float:
             for size, reach in ((size, radius * size // longer) for size in field.shape)
         )
         inside = field[rows, columns]
-        if float(inside.sum()) >= share * total * (1 - 1e-12):  # sums of the same numbers may round differently
+        if float(inside.sum()) >= share * total * (1 - 1e-12):  # sums may round differently
             return inside.numel() / field.numel()
     return 1.0
 
@@ -116,8 +116,8 @@ class _Field:
 
     site: str
     hook_point: str
-    values: Tensor  #: (H, W), largest 1
-    areas: dict[float, float]  #: share to the fraction of the image that holds it
+    values: Tensor  #: (H, W), scaled to a maximum of 1
+    areas: dict[float, float]  #: share of the field -> fraction of the image that contains it
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Field:
@@ -139,7 +139,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _last_map(request: AnalysisRequest, model: ModelHandle) -> tuple[str, str]:
-    """Site and hook point of the last layer whose output is a map."""
+    """Return the site and hook point of the last layer whose output is a map."""
     _, _, inputs = next(request.pictures(model))
     hook_points = find_tensors(model, inputs, _HOOK_POINTS, sites=request.sites)
     recording = recorded(model, inputs, {name for names in hook_points.values() for name in names}, sites=request.sites)
@@ -166,12 +166,12 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     ]
     return ANALYSIS.result(
         request,
-        note="Effect of each pixel on the features in the middle of the last layer's map (inside its residual branch): the "
-        "gradient of the sum of the rectified channels, negative values set to 0, summed over colors, mean over images, as "
-        "in Ding et al. except for the rectification. In maps with an even number of rows or columns the middle is the "
-        f"position below and right of it. Colors: its decimal logarithm from {_LEAST:g} to 0, the largest. Area: the "
-        "smallest centered rectangle that holds a share of the field, as a fraction of the image; large where far pixels "
-        "count as much as near ones. Dotted: a uniform field.",
+        note="Effect of each pixel on the features at the center of the last layer's map (inside its residual branch): the "
+        "gradient of the sum of the rectified channels, with negative values set to 0, summed over colors and averaged over "
+        "images, as in Ding et al. except for the rectification. For an even number of rows or columns, the center is the "
+        f"position below and right of the middle. Colors: decimal logarithm from {_LEAST:g} to 0, the maximum. Area: the "
+        "smallest centered rectangle that contains a share of the field, as a fraction of the image; it is large if distant "
+        "pixels have as much effect as near ones. Dotted: a uniform field.",
         panels=[
             Pictures(title="log10 of the field", rows=[PictureRow(name="", pictures=pictures)], low=_LEAST, high=0.0),
             Curves(

@@ -1,4 +1,4 @@
-"""Input of an analysis: models, images and options, and running it model by model."""
+"""Input of an analysis (models, images and options), and functions to run it model by model."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,18 +26,16 @@ class AnalysisRequest:
 
     models: tuple[ModelHandle, ...]
     image_set: ImageSet | None = None  #: None: the analysis needs no images
-    baseline: int | None = None  #: index of the model that the others are compared with, if any
-    left_out: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: requested models that could not be opened, with the reason
+    baseline: int | None = None  #: index of the model that others are compared with, if any
+    left_out: Mapping[str, str] = field(default_factory=dict)  #: requested models that could not be opened -> reason
     sites: str = "all"
-    limit: int = 500  #: images for means
-    shown: int = 4  #: images shown one by one
+    limit: int = 500  #: largest number of images for means
+    shown: int = 4  #: largest number of images shown one by one
     batch: int = 32
     heads: bool = False  #: show heads separately instead of their mean
-    latents: tuple[int, ...] = ()  #: indices of the latents to show; empty: some, and all of the last layer
-    positions: tuple[tuple[int, int], ...] = ()  #: (row, column) of the filters to show; empty: nine positions
-    label_maps: Path | None = None  #: folder of label images, one class index per pixel
+    latents: tuple[int, ...] = ()  #: indices of the latents to show; empty: a few, and all of the last layer
+    positions: tuple[tuple[int, int], ...] = ()  #: (row, column) of the filters to show; empty: nine default positions
+    label_maps: Path | None = None  #: folder of label maps with a class index per pixel
     progress: Callable[[int], None] = lambda images: None  #: called with the number of images just processed
 
     @property
@@ -46,22 +44,23 @@ class AnalysisRequest:
 
     @property
     def images(self) -> ImageSet:
-        """
+        """The images.
+
         Raises:
             UsageError: there are no images.
         """
         if self.image_set is None:
-            raise UsageError("no images: give some with --image, or data with --data")
+            raise UsageError("no images; add --image FILE or --data SOURCE")
         return self.image_set
 
     @property
     def use_saved_predictions(self) -> bool:
-        """Return whether all runs saved their predictions and the user chose no other images."""
+        """Whether all models are runs with saved predictions and the user did not choose other images."""
         chosen = self.image_set is not None and self.image_set.user_chosen
         return not chosen and all(model.has_predictions for model in self.models)
 
     def batches(self, model: ModelHandle, *, least: int = 1) -> Iterator[Tensor]:
-        """Up to `limit` images as input batches, the same ones for every model; skips a last batch smaller than `least`."""
+        """Yield input batches of up to `limit` images, the same for every model; skip a last batch smaller than `least`."""
         indices = self.images.sample(self.limit)
         for start in range(0, len(indices), self.batch):
             part = indices[start : start + self.batch]
@@ -70,7 +69,7 @@ class AnalysisRequest:
             self.progress(len(part))
 
     def pictures(self, model: ModelHandle) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Up to `shown` images: name, view as bytes (C, H, W), and model input (1, C, H, W)."""
+        """Yield name, view (C, H, W) as uint8, and model input (1, C, H, W) of up to `shown` images."""
         for index in self.images.sample(self.shown):
             view = model.view(self.images.open(index))
             yield self.images.names[index], view, model.inputs([view])
@@ -79,7 +78,7 @@ class AnalysisRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """An analysis by its name on the command line."""
+    """An analysis and its requirements; `name` is its name on the command line."""
 
     name: str
     title: str
@@ -89,7 +88,7 @@ class Analysis:
     images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
     models: tuple[int, int] = (1, 12)  #: least and most
     runs_only: bool = False  #: needs runs: it reads their training metrics
-    #: compares predictions, saved by runs or made on labelled images; "shown": also shows some of the images
+    #: compares predictions, saved by runs or made on labeled images; "shown": also shows some of the images
     predictions: Literal["", "counted", "shown"] = ""
 
     def _count(self, noun: str) -> str:
@@ -98,10 +97,10 @@ class Analysis:
 
     @property
     def requirements(self) -> str:
-        """Text that describes the required models and images."""
+        """Description of the required models and images."""
         models = self._count("run" if self.runs_only else "model")
         if self.predictions:
-            return models + ", labelled images unless all are runs"
+            return models + ", labeled images unless all are runs"
         return models + {"none": "", "shown": ", a few images", "many": ", images"}[self.images]
 
     def needs_images(self, *, saved: bool) -> bool:
@@ -112,16 +111,18 @@ class Analysis:
         """Run the analysis.
 
         Raises:
-            UsageError: too few or too many models, missing images, or models that are not runs.
-            RecordError: no model can be analyzed; gives the reason for each.
+            UsageError: there are too few or too many models, images are missing, or models are not runs.
+            RecordError: no model can be analyzed; the message contains the reason for each.
         """
         if not self.models[0] <= len(request.models) <= self.models[1]:
-            raise UsageError(f"{self.name}: takes {self._count('model')}, not {len(request.models)}")
+            raise UsageError(f"{self.name}: requires {self._count('model')}, got {len(request.models)}")
         if request.image_set is None and self.needs_images(saved=request.use_saved_predictions):
-            raise UsageError(f"{self.name}: needs images; give some with --image, or data with --data")
+            raise UsageError(f"{self.name}: requires images; add --image FILE or --data SOURCE")
         for model in request.models:
             if self.runs_only and model.record is None:
-                raise UsageError(f"{self.name}: reads the training metrics of a run, and {model.name} is not a run")
+                raise UsageError(
+                    f"{self.name}: requires runs (it reads their training metrics); {model.name} is not a run"
+                )
         return self.run(request)
 
     def result(
@@ -134,7 +135,7 @@ class Analysis:
         numbers: Mapping[str, float] | None = None,
         left_out: Mapping[str, str] | None = None,
     ) -> AnalysisResult:
-        """Result of this analysis for a request."""
+        """Create the result of this analysis for a request."""
         return AnalysisResult(
             name=self.name,
             title=self.title,
@@ -155,12 +156,12 @@ def measure_models(
     """Call `measure(request, model, left_out)` for each model, in evaluation mode and without gradients.
 
     Returns:
-        Index, name and measurement of the models that could be measured; and by name the reasons for those that could not
-        (with the kind of error unless it is a `RecordError`), and for the layers that `measure` added to `left_out`.
+        Index, name and measurement of each model that could be measured, and the reasons for models that could not (with the
+        kind of error unless it is a `RecordError`) and for layers that `measure` added to `left_out`, by name.
 
     Raises:
-        RecordError: none could be measured.
-        HostError, GraftSpecError: none could be measured, all because of this kind of error.
+        RecordError: no model could be measured.
+        HostError, GraftSpecError: no model could be measured, all because of this kind of error.
     """
     measured: list[tuple[int, str, T]] = []
     errors: dict[str, AttngraftError] = {}
@@ -189,11 +190,12 @@ def _reason(error: AttngraftError) -> str:
 
 
 def host_of(model: ModelHandle) -> Host:
-    """
+    """Return the host adapter of a model.
+
     Raises:
-        HostError: no adapter matches the model.
+        HostError: no adapter supports the model.
     """
-    return find_host(getattr(model.model, "_orig_mod", model.model))  # torch.compile's wrapper holds the model itself
+    return find_host(getattr(model.model, "_orig_mod", model.model))  # unwrap torch.compile's module
 
 
 def recorded(
@@ -206,9 +208,9 @@ def recorded(
 
 
 def find_tensors(model: ModelHandle, inputs: Tensor, names: Collection[str], *, sites: str) -> dict[str, list[str]]:
-    """Sites that have tensors of one of these names, with a graft's prefix if any (`elsa.ghost_add`), in the host's order.
+    """Return the tensors with one of these names at each site, in the host's order, with any graft prefix.
 
-    The model runs once, and nothing is kept.
+    The names include the prefix of a graft, as in `elsa.ghost_add`. The model is run once, and no tensors are stored.
     """
     with torch.no_grad():
         recording = recorded(model, inputs, (), sites=sites)
@@ -222,20 +224,20 @@ def find_tensors(model: ModelHandle, inputs: Tensor, names: Collection[str], *, 
 
 
 def sites_without_maps(recording: Recording, model: ModelHandle) -> dict[str, str]:
-    """Attention sites that ran without an attention map (linear attention, or replaced by a graft), with the reason."""
+    """Return the attention sites without an attention map (linear attention, or replaced by a graft), with the reason."""
     names = {site.path: recording.available(site.path) for site in host_of(model).sites if site.kind == "attention"}
     return {
-        site: f"{site}: makes no attention map; available: {', '.join(each)}"
+        site: f"{site}: has no attention map; available: {', '.join(each)}"
         for site, each in names.items()
         if "weights" not in each and not {"heads", "tokens", "attn.end"}.isdisjoint(each)
     }
 
 
 def feature_map(recording: Recording, site: str, name: str) -> Tensor:
-    """Features of a hook point as a map (B, rows, columns, C), whether the host keeps tokens or maps.
+    """Return the features of a hook point as a map (B, rows, columns, C), for hosts with tokens or maps.
 
     Raises:
-        RecordError: nothing of this name was recorded there, or the positions of its tokens are unknown.
+        RecordError: no tensor of this name was recorded at the site, or the positions of its tokens are unknown.
     """
     try:
         return recording.on_map(site, name)

@@ -1,4 +1,4 @@
-"""Attention rollout: attention of output tokens to input tokens through all layers."""
+"""Attention rollout: attention of output tokens to input tokens, accumulated over all layers."""
 
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
@@ -17,15 +17,18 @@ Fuse = Literal["mean", "max", "min"]
 
 
 def rollout(maps: Iterable[Tensor], *, fuse: Fuse = "mean", residual: float = 0.5, discard: float = 0.0) -> Tensor:
-    """Product of the layers' maps, each with its skip connection (Abnar and Zuidema 2020): (B, N, N), rows sum to 1.
+    """Return the product of the layers' maps, each with its skip connection, (B, N, N), rows sum to 1.
 
-        A = (1 - residual) fuse_h(A_h) + residual I, rows normalized to sum to 1; rollout = A_L ... A_2 A_1
+    Attention rollout (Abnar and Zuidema 2020) of layers l with heads h:
+
+        A_l = (1 - residual) fuse_h(A_lh) + residual I, rows normalized to sum to 1; rollout = A_L ... A_2 A_1
 
     Args:
-        maps: (B, H, N, N) of each layer, first layer first.
-        fuse: how to combine the heads.
+        maps: map of each layer, (B, H, N, N), from first to last.
+        fuse: function that combines the heads.
         residual: weight of the skip connection.
-        discard: fraction of each image's smallest entries of the fused map that are set to 0, except the class token's.
+        discard: fraction of the entries of the fused map to set to 0, the smallest of each image, except those of the class
+            token.
 
     Raises:
         UsageError: there are no maps, or their sizes differ.
@@ -36,12 +39,14 @@ def rollout(maps: Iterable[Tensor], *, fuse: Fuse = "mean", residual: float = 0.
         if discard:
             fused = _without_smallest(fused, discard)
         if product is not None and fused.shape != product.shape:
-            raise UsageError(f"maps of {tuple(fused.shape)} cannot follow maps of {tuple(product.shape)}")
+            raise UsageError(
+                f"all maps must have the same shape, got {tuple(fused.shape)} after {tuple(product.shape)}"
+            )
         mixed = (1 - residual) * fused + residual * torch.eye(fused.shape[-1], dtype=fused.dtype, device=fused.device)
         mixed = mixed / mixed.sum(-1, keepdim=True)
         product = mixed if product is None else mixed @ product
     if product is None:
-        raise UsageError("there are no maps to multiply")
+        raise UsageError("maps must not be empty")
     return product
 
 
@@ -69,10 +74,10 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _rollout_on_map(recording: Recording, model: ModelHandle) -> Tensor:
-    """(rows, columns): share of each patch in the class token, or, without one, in the mean of all tokens."""
+    """Return the share of each patch, (rows, columns), in the class token or, without one, in the mean of all tokens."""
     if missing := sites_without_maps(recording, model):
         raise RecordError(
-            f"{', '.join(missing)}: no attention map, so rollout cannot pass through all layers; choose layers with maps "
+            f"{', '.join(missing)}: no attention map, which rollout requires of all layers; choose layers with maps "
             "with --sites"
         )
     sites = [site for site in recording if "weights" in recording.available(site)]
@@ -80,11 +85,11 @@ def _rollout_on_map(recording: Recording, model: ModelHandle) -> Tensor:
     for site, weights in zip(sites, maps, strict=True):
         if len(weights) != 1 or weights.shape[-1] != weights.shape[-2]:
             raise RecordError(
-                f"{site}: rollout needs one sequence of all tokens in each layer, not windows or other keys"
+                f"{site}: rollout requires attention among all tokens in each layer, without windows or other keys"
             )
         if weights.shape[-1] != maps[0].shape[-1]:
             raise RecordError(
-                f"{site}: rollout needs the same tokens in all layers; choose layers with the same tokens with --sites"
+                f"{site}: rollout requires the same tokens in all layers; choose such layers with --sites"
             )
     product, last = rollout(maps)[0], sites[-1]
     prefix = recording.prefix(last)
@@ -99,9 +104,9 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         rows.append(PictureRow(name=name, pictures=[Picture(image=each.pixels, values=each.values) for each in images]))
     return ANALYSIS.result(
         request,
-        note="Share of each patch in the class token (without one: in the mean of all tokens) when the layers' mean maps, "
-        "half of each the skip connection, are multiplied. Each picture has its own color scale. Rollout follows attention "
-        "only: it ignores MLPs and values.",
+        note="Share of each patch in the class token (without one: in the mean of all tokens) in the product of the layers' "
+        "maps, each averaged over heads and then averaged with the identity for the skip connection. Each picture has its "
+        "own color scale. Rollout takes only attention into account, not MLPs and values.",
         panels=[Pictures(title="rollout through all layers", rows=rows)],
         table=table(
             ["model", "image", "row", "column", "share"],

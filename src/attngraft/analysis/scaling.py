@@ -19,7 +19,7 @@ from attngraft.targets.handle import ModelHandle
 def _measure(
     request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
 ) -> dict[str, tuple[float | None, float]]:
-    """Ratio and mean by site, and by instance where a site has several."""
+    """Return the ratio of quantiles and the mean by site, and by instance if a site has several."""
     host = find_host(model.model)
     scales = []
     for path, _, instance, graft in grafted(host.core):
@@ -27,7 +27,7 @@ def _measure(
         if isinstance(scale, Tensor) and instance.startswith("cb_s"):
             scales.append((host.adapter.canonical(path), instance, scale))
     if not scales:
-        raise RecordError("it has no cb_s, whose learned scale this analysis shows; graft cb_s and train it")
+        raise RecordError("the model has no cb_s, whose learned scale this analysis shows; graft cb_s and train it")
     count = Counter(path for path, _, _ in scales)
     found = {}
     for path, instance, scale in scales:

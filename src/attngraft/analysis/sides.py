@@ -1,4 +1,4 @@
-"""Differences between two models on the same images: images that only one of them gets right, and accuracy by class."""
+"""Comparison of two models: images that only one of them classifies correctly, and accuracy by class."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from attngraft.errors import UsageError
 from attngraft.results.analysis import AnalysisResult, Grid, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 
-_MOST = 8  #: images shown of each side
+_MOST = 8  #: most images shown as gained or lost
 
 
 class ClassDifference(NamedTuple):
@@ -30,34 +30,34 @@ class ClassDifference(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Indices of images, in their order, and differences by class."""
+    """Indices of gained and lost images, in the order of the images, and differences by class."""
 
-    gained: NDArray[np.intp]  #: wrong with the first model, right with the second
-    lost: NDArray[np.intp]  #: right with the first, wrong with the second
+    gained: NDArray[np.intp]  #: wrong with the first model, correct with the second
+    lost: NDArray[np.intp]  #: correct with the first model, wrong with the second
     classes: list[ClassDifference]  #: in the order of the class names
 
 
 def changed_sides(
     first: NDArray[np.bool_], second: NDArray[np.bool_], *, labels: NDArray[np.integer], names: Sequence[str]
 ) -> Sides:
-    """Compare which images two models get right.
+    """Compare the images that two models classify correctly.
 
     Args:
-        first: correctness of the first model's prediction for each image, (N,).
-        second: the same for the second model, for the same images in the same order.
-        labels: class of each image, (N,).
-        names: of the classes.
+        first: whether the first model's prediction is correct, for each image, (N,).
+        second: the same for the second model, with the images in the same order.
+        labels: class index of each image, (N,).
+        names: names of the classes.
 
     Raises:
-        UsageError: different numbers of predictions and images, or a label without a name.
+        UsageError: the numbers of predictions and images differ, or a label has no name.
     """
     first, second, labels = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool), np.asarray(labels)
     if not len(first) == len(second) == len(labels):
         raise UsageError(
-            f"{len(first)} and {len(second)} predictions for {len(labels)} images: compare the same images"
+            f"first, second and labels must be for the same images; got {len(first)}, {len(second)} and {len(labels)}"
         )
     if len(labels) and not (labels.min() >= 0 and labels.max() < len(names)):
-        raise UsageError(f"labels go up to {labels.max()}, and {len(names)} classes have names")
+        raise UsageError(f"labels must be less than the number of class names, {len(names)}; got {labels.max()}")
     classes = []
     for index, name in enumerate(names):
         of_class = labels == index
@@ -85,9 +85,10 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     rows += [["class", each.name, None, each.first, each.second] for each in sides.classes]
     return ANALYSIS.result(
         request,
-        note=f"On {images}. Gained: {names[0]} is wrong and {names[1]} right; lost: the reverse. Below each image the "
-        f"predictions of {names[0]} and {names[1]}. At most {_MOST} of each are shown, evenly spaced; the table has them "
-        "all, then the accuracy of both by class. With one model of each, some images change with the seed alone.",
+        note=f"On {images}. Gained: {names[0]} is wrong and {names[1]} is correct; lost: the reverse. Below each image are "
+        f"the predictions of {names[0]} and {names[1]}. At most {_MOST} of each are shown, evenly spaced; the table "
+        "has all of them, and the accuracy of both models by class. With one model of each, some images change with "
+        "the seed alone.",
         panels=[
             *_pictures(request, first, second, sides),
             Grid(
@@ -113,7 +114,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 def _pictures(
     request: AnalysisRequest, first: LabelPredictions, second: LabelPredictions, sides: Sides
 ) -> list[Pictures]:
-    """Example images of each side, by name; empty if the saved predictions are for other images."""
+    """Return examples of gained and lost images; empty if the saved predictions are for other images."""
     by_name = {} if request.image_set is None else {name: i for i, name in enumerate(request.image_set.names)}
     if any(name not in by_name for name in first.names):
         return []
@@ -124,7 +125,7 @@ def _pictures(
         pictures = []
         for index in indices[np.linspace(0, len(indices) - 1, min(_MOST, len(indices))).round().astype(int)]:
             if request.use_saved_predictions:
-                request.progress(1)  # otherwise counted when the models saw it
+                request.progress(1)  # otherwise counted when the models processed it
             image = request.images.open(by_name[first.names[index]])
             predicted = (first.classes[each.predicted[index]] for each in (first, second))
             pictures.append(Picture(caption=" / ".join(predicted), image=png(request.models[0].view(image))))

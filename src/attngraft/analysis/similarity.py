@@ -1,4 +1,4 @@
-"""Similarity of the layers of two models on the same images: linear CKA, over any number of batches."""
+"""Similarity of the layers of two models on the same images: linear CKA over any number of batches."""
 
 import math
 from collections.abc import Mapping
@@ -12,28 +12,28 @@ from attngraft.analysis.request import Analysis, AnalysisRequest, recorded
 from attngraft.errors import UsageError
 from attngraft.results.analysis import AnalysisResult, Grid
 
-#: HSIC of a layer with itself below this fraction of its kernel's size is rounding, in float64 of float32 features
+#: if a layer's HSIC with itself is below this fraction of its kernel's size, it is rounding (float64, float32 features)
 _ROUNDING = 1e-13
 
-_LEAST = 4  #: images that the unbiased estimate needs
+_LEAST = 4  #: smallest number of images for the unbiased estimate
 
-_UNEQUAL = "CKA compares layers on the same images, four or more in a batch"
+_UNEQUAL = "CKA requires features of the same images for all layers, with at least four images per batch"
 
 
 class CentredKernelAlignment:
-    """Linear CKA between every layer of one model and every layer of another, estimated batch by batch.
+    """Linear CKA between all layers of one model and all layers of another, estimated batch by batch.
 
     For features X (n, p) and Y (n, q) of the same n images, with K = X X^T and L = Y Y^T,
 
         CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)),
 
-    between 0 and 1 up to estimation error; 1 for features that differ by a rotation, a shift and a scale. HSIC is the
-    unbiased estimate of Song et al. (2012), whose mean over batches does not depend on their size (Nguyen, Raghu and
-    Kornblith 2021, equations 3 to 5):
+    which is between 0 and 1 up to estimation error, and 1 for features that differ by a rotation, a shift and a scale. HSIC
+    is estimated without bias (Song et al. 2012), so that its mean over batches does not depend on the batch size (Nguyen,
+    Raghu and Kornblith 2021, equations 3 to 5):
 
         HSIC(K, L) = (tr(K' L') + sum(K') sum(L') / ((n - 1)(n - 2)) - 2 sum(K' L') / (n - 2)) / (n (n - 3)),
 
-    K' and L' with zeros on their diagonals.
+    where K' and L' are K and L with the diagonal set to 0.
 
         alignment = CentredKernelAlignment()
         for images in loader:
@@ -46,14 +46,15 @@ class CentredKernelAlignment:
     def __init__(self) -> None:
         self.first: tuple[str, ...] = ()
         self.second: tuple[str, ...] = ()
-        #: sums over batches: HSIC of both, of each model with itself, and the latter if it were not centered
+        #: sums over batches of HSIC between both models, of each with itself, and of the latter without centering
         self._sums: tuple[Tensor, ...] | None = None
 
     def add(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
         """Add the features (n, ...) of one batch by layer; all axes but the first are flattened.
 
         Raises:
-            UsageError: fewer than four images, other layers than before, or different numbers of images.
+            UsageError: there are fewer than four images, the numbers of images differ, or the layers are not those of the
+                previous batches.
         """
         a, b = _kernels(first), _kernels(second)
         if len(a) == 0 or len(b) == 0 or a.shape[1:] != b.shape[1:] or a.shape[1] < _LEAST:
@@ -68,15 +69,15 @@ class CentredKernelAlignment:
         self._sums = tuple(total + each for total, each in zip(sums, batch, strict=True))
 
     def matrix(self) -> Tensor:
-        """CKA (layers of the first model, layers of the second), in float64.
+        """Return CKA, (layers of the first model, layers of the second), in float64.
 
-        NaN for a layer with the same features for all images: its HSIC with itself is 0 up to rounding.
+        It is NaN for a layer with the same features for all images, whose HSIC with itself is 0 up to rounding.
 
         Raises:
             UsageError: nothing was added.
         """
         if self._sums is None:
-            raise UsageError("no batch was added")
+            raise UsageError("no features were added; call add first")
         both, a, b, size_a, size_b = self._sums
         a = torch.where(a > _ROUNDING * size_a, a, torch.nan)
         b = torch.where(b > _ROUNDING * size_b, b, torch.nan)
@@ -84,7 +85,7 @@ class CentredKernelAlignment:
 
 
 def _kernels(features: Mapping[str, Tensor]) -> Tensor:
-    """K' of each layer, (layers, n, n)."""
+    """Return K' of each layer, (layers, n, n)."""
     flat = [each.flatten(1).double() for each in features.values()]
     if len({len(each) for each in flat}) > 1:
         raise UsageError(_UNEQUAL)
@@ -97,7 +98,7 @@ def _uncentered(kernels: Tensor) -> Tensor:
 
 
 def _hsic(first: Tensor, second: Tensor) -> Tensor:
-    """HSIC of kernels (..., n, n) with zero diagonals."""
+    """Return the HSIC of kernels (..., n, n) with zero diagonals."""
     n = first.shape[-1]
     trace = (first * second).sum((-2, -1))
     sums = first.sum((-2, -1)) * second.sum((-2, -1)) / ((n - 1) * (n - 2))
@@ -117,17 +118,17 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             batches += 1
     if not batches:
         raise UsageError(
-            f"cka: needs {_LEAST} images in a batch, got {min(len(request.images), request.limit)} images with --batch "
-            f"{request.batch}"
+            f"cka: requires at least {_LEAST} images in a batch, got {min(len(request.images), request.limit)} images with "
+            f"--batch {request.batch}"
         )
     matrix = alignment.matrix().clamp(0, 1)
     values = [[None if math.isnan(each) else each for each in row] for row in matrix.tolist()]
     diagonal = mean(row[index] for index, row in enumerate(values)) if matrix.shape[0] == matrix.shape[1] else None
     return ANALYSIS.result(
         request,
-        note="Between the MLP outputs of each layer (inside its residual branch) of both models, on the same images; 1 for "
-        "features that differ by a rotation and a scale. The unbiased estimate over batches can leave the range 0 to 1 "
-        "slightly and is clipped. Two runs that differ only in their seed show the effect of initialization. Cells of "
+        note="CKA between the MLP outputs (inside the residual branch) of each layer of both models, on the same images; it "
+        "is 1 for features that differ by a rotation and a scale. The unbiased estimate can lie slightly outside of the "
+        "range 0 to 1 and is clipped. Two runs that differ only in their seed show the effect of initialization. Cells of "
         "layers with the same features for all images are empty.",
         panels=[
             Grid(

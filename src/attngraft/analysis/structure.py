@@ -1,7 +1,7 @@
-"""Structural similarity and sharpness of two models' feature maps, shown as their first principal component.
+"""Structural similarity and sharpness of the feature maps of two models, shown as their first principal component.
 
-BiSA, Figs. 4 to 7. The paper does not say how 96 channels become one picture; ours is the first principal component of both
-maps together.
+BiSA, Figs. 4 to 7. The paper does not state how 96 channels are reduced to one picture; we use the first principal component
+of both maps together.
 """
 
 import math
@@ -26,27 +26,27 @@ _COMPONENTS = {"common": "of both maps together", "own": "of each map by itself"
 
 
 class PicturePair(NamedTuple):
-    """Two feature maps as pictures (B, rows, columns), on one scale from 0 to 1 per image."""
+    """Two feature maps as pictures (B, rows, columns), with a common scale from 0 to 1 per image."""
 
     first: Tensor
     second: Tensor
 
 
 def pictures(first: Tensor, second: Tensor) -> PicturePair:
-    """Feature maps (B, rows, columns, C) of two models as comparable pictures.
+    """Reduce feature maps (B, rows, columns, C) of two models to comparable pictures.
 
-    Per image: the first principal component of the pixels of both maps together, with the sign that correlates with the
-    mean of the channels, then (x - min) / (max - min) over both.
+    For each image, take the first principal component of the pixels of both maps together, with the sign that correlates
+    positively with the mean of the channels, and apply (x - min) / (max - min) over both maps.
 
     Raises:
         UsageError: the maps have different shapes.
     """
     if first.shape != second.shape or first.ndim != 4:
-        raise UsageError(f"maps of {tuple(first.shape)} and {tuple(second.shape)} cannot be compared pixel by pixel")
+        raise UsageError(f"maps must have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}")
     both = torch.stack([first, second], 1).double()  # (B, 2, rows, columns, C)
     pixels = both.flatten(1, 3)
     centered = pixels - pixels.mean(1, keepdim=True)
-    direction = torch.linalg.eigh(centered.mT @ centered).eigenvectors[..., -1:]  # eigenvalues ascend
+    direction = torch.linalg.eigh(centered.mT @ centered).eigenvectors[..., -1:]  # eigenvalues are ascending
     component = (centered @ direction).squeeze(2)
     correlation = (component * centered.mean(2)).sum(1, keepdim=True)
     component = torch.where(correlation < 0, -component, component)
@@ -58,27 +58,25 @@ def pictures(first: Tensor, second: Tensor) -> PicturePair:
 def structural_similarity(
     first: Tensor, second: Tensor, *, sigma: float = 1.5, window: int = 11, value_range: float = 1.0
 ) -> Tensor:
-    """SSIM at every pixel of pictures (B, rows, columns), between -1 and 1; its mean is the index of Wang et al. (2004).
+    """Return the SSIM at every pixel of pictures (B, rows, columns), between -1 and 1 (Wang et al. 2004).
 
         SSIM = (2 m_x m_y + c1) (2 s_xy + c2) / ((m_x^2 + m_y^2 + c1) (s_x^2 + s_y^2 + c2))
 
-    with means m and (co)variances s under a Gaussian window, c1 = (0.01 R)^2 and c2 = (0.03 R)^2. Pictures are mirrored at
-    the border. The dissimilarity shown in BiSA is (1 - SSIM) / 2.
+    with means m and (co)variances s weighted by a Gaussian window, c1 = (0.01 R)^2 and c2 = (0.03 R)^2. Pictures are
+    mirrored at the border. The mean over pixels is the index of the paper. BiSA shows the dissimilarity (1 - SSIM) / 2.
 
     Args:
-        sigma: of the window, in pixels.
-        window: side of the window, odd.
-        value_range: R, the largest possible difference of two values.
+        sigma: standard deviation of the window in pixels.
+        window: side of the window in pixels, odd.
+        value_range: R, the largest possible difference between two values.
 
     Raises:
-        UsageError: different shapes, or an even window.
+        UsageError: the shapes differ, or `window` is even.
     """
     if first.shape != second.shape or first.ndim != 3:
-        raise UsageError(
-            f"pictures of {tuple(first.shape)} and {tuple(second.shape)} cannot be compared pixel by pixel"
-        )
+        raise UsageError(f"pictures must have the same shape, got {tuple(first.shape)} and {tuple(second.shape)}")
     if window % 2 == 0:
-        raise UsageError(f"window={window}: give an odd number of pixels")
+        raise UsageError(f"window must be odd, got {window}")
     x, y = first.double(), second.double()
     c1, c2 = (0.01 * value_range) ** 2, (0.03 * value_range) ** 2
     distance = torch.arange(window, dtype=x.dtype, device=x.device) - window // 2
@@ -91,9 +89,9 @@ def structural_similarity(
 
 
 def gradient(picture: Tensor) -> Tensor:
-    """Gradient magnitude at every pixel of (B, rows, columns), by Sobel filters; a ramp of 1 per pixel has 1.
+    """Return the gradient magnitude at every pixel of pictures (B, rows, columns), from Sobel filters.
 
-    The border is padded with its last pixel.
+    It is 1 for a ramp of 1 per pixel. The border is padded by replication.
     """
     across = picture.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
     padded = F.pad(picture.unsqueeze(1), (1, 1, 1, 1), mode="replicate")
@@ -101,28 +99,28 @@ def gradient(picture: Tensor) -> Tensor:
 
 
 class Sharpness(NamedTuple):
-    """Sharpness of pictures, per image (B,)."""
+    """Sharpness measures of pictures, one value per image (B,)."""
 
     mean: Tensor  #: mean gradient magnitude
-    at_boundaries: Tensor  #: the same at boundaries over elsewhere: above 1, edges of the picture lie on boundaries
-    correlation: Tensor  #: of the gradient magnitude with the boundary, over all pixels
+    at_boundaries: Tensor  #: mean at boundaries / mean elsewhere; above 1, edges of the picture lie on boundaries
+    correlation: Tensor  #: correlation of the gradient magnitude with the boundary, over all pixels
 
 
 def sharpness(picture: Tensor, boundary: Tensor) -> Sharpness:
-    """Sharpness of pictures (B, rows, columns), and its relation to boundaries.
+    """Measure the sharpness of pictures (B, rows, columns) and its relation to boundaries.
 
     Args:
-        picture: for example one of `pictures`.
-        boundary: degree to which each pixel is a boundary, (B, rows, columns), 0 to 1: from labels
-            (`tasks.images.boundaries.boundary`), or the image's own edges (`gradient`, scaled to 1). Where all pixels or
-            none are boundary, the comparison is NaN.
+        picture: pictures, for example from `pictures`.
+        boundary: degree from 0 to 1 to which each pixel is a boundary, (B, rows, columns), from labels
+            (`tasks.images.boundaries.boundary`) or from the image's edges (`gradient`, scaled to a maximum of 1). If all
+            pixels or none are boundaries, the comparison is NaN.
 
     Raises:
         UsageError: the shapes differ; resize the boundaries to the picture first.
     """
     if picture.shape != boundary.shape:
         raise UsageError(
-            f"pictures of {tuple(picture.shape)} and boundaries of {tuple(boundary.shape)}: resize one to the other first"
+            f"picture and boundary must have the same shape, got {tuple(picture.shape)} and {tuple(boundary.shape)}"
         )
     steep, weight = gradient(picture.double()).flatten(1), boundary.double().flatten(1)
     at_boundary = (steep * weight).sum(1) / weight.sum(1)
@@ -133,7 +131,7 @@ def sharpness(picture: Tensor, boundary: Tensor) -> Sharpness:
 
 
 def _blurred(picture: Tensor, weights: Tensor) -> Tensor:
-    """Blurred along both axes, the border mirrored with its last pixel doubled: pictures may be as small as one pixel."""
+    """Blur along both axes, with symmetric padding, which also works for pictures of a single pixel."""
     radius = len(weights) // 2
     rows, columns = (_mirrored(size, radius, picture.device) for size in picture.shape[1:])
     padded = picture[:, rows][:, :, columns].unsqueeze(1)
@@ -141,7 +139,7 @@ def _blurred(picture: Tensor, weights: Tensor) -> Tensor:
 
 
 def _mirrored(size: int, radius: int, device: torch.device) -> Tensor:
-    """Pixel index at each position from `-radius` to `size + radius`: d c b a | a b c d | d c b a."""
+    """Return the pixel index for each position from `-radius` to `size + radius`: d c b a | a b c d | d c b a."""
     index = torch.arange(-radius, size + radius, device=device) % (2 * size)
     return torch.where(index < size, index, 2 * size - 1 - index)
 
@@ -153,7 +151,7 @@ class _Comparison:
     first: Tensor
     second: Tensor
     dissimilarity: Tensor
-    sharpness: tuple[list[list[float | None]], list[list[float | None]]]  #: of both models
+    sharpness: tuple[list[list[float | None]], list[list[float | None]]]  #: sharpness of both models
 
 
 def run(request: AnalysisRequest) -> AnalysisResult:
@@ -176,18 +174,19 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     images = [request.images.names[index] for index in request.images.sample(request.limit)]
     return ANALYSIS.result(
         request,
-        note="Outputs of the first attention layer, inside its residual branch, each as its first principal component. The "
-        "paper does not say how all channels become one picture. Ours is the component of both maps together, from 0 to 1 "
-        "per image over both; models trained separately have different channels, and the map with the smaller numbers may "
-        "look flat. Therefore the component of each map by itself, from 0 to 1 by itself, is shown too. Signs are those of "
-        "the channels' mean. Dissimilarity is (1 - SSIM) / 2 with a Gaussian window (sigma 1.5, 11 x 11 positions): 0 "
-        "alike, 0.5 unrelated, 1 opposite. Sharpness is the mean gradient magnitude of a picture. "
+        note="First principal component of the outputs of the first attention layer, inside its residual branch. The paper "
+        "does not state how the channels are reduced to one picture. We use the component of both maps together, "
+        "scaled from 0 to 1 per image over both. Models trained separately have different channels, and the map with "
+        "the smaller numbers may look flat, so the component of each map by itself, scaled by itself, is also shown. "
+        "Signs are those of the channels' mean. Dissimilarity is (1 - SSIM) / 2 with a Gaussian window (sigma 1.5, 11 "
+        "x 11 positions): 0 is equal, 0.5 unrelated, 1 opposite. Sharpness is the mean gradient magnitude of a "
+        "picture. "
         + (
-            "Edges are the image's own, at the size of the map, the strongest 1: not object boundaries, for which "
-            "--label-maps gives labels."
+            "Edges are those of the image at the size of the map, scaled to a maximum of 1. They are not object boundaries, "
+            "which require labels (--label-maps)."
             if labels is None
-            else f"Boundaries are those of {request.label_maps}: pixels of the model's input with another label at most "
-            f"{RADIUS} pixels away, as a share of each position of the map. The paper does not define its boundaries."
+            else f"Boundaries are from {request.label_maps}: the share of pixels of the model's input at each position of "
+            f"the map with a different label at most {RADIUS} pixels away. The paper does not define its boundaries."
         ),
         panels=panels,
         table=table(
@@ -205,7 +204,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
-    """The first attention layer with a map in both models, by common name; else the first of each model."""
+    """Return the first attention layer with a map that both models have by name, or else the first of each model."""
     first, second = (_maps_by_site(request, model) for model in request.models)
     common = next((site for site in first if site in second), None)
     pair = (common, common) if common is not None else (next(iter(first)), next(iter(second)))
@@ -215,14 +214,14 @@ def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
             f"{name} has a map of {' x '.join(map(str, shape))} at {site}"
             for name, shape, site in zip(request.names, shapes, pair, strict=True)
         )
-        raise RecordError(f"{a}, {b}: choose a layer where both have maps of the same shape with --sites")
+        raise RecordError(f"{a}, {b}: use --sites to choose a layer where both have maps of the same shape")
     return pair
 
 
 def _maps_by_site(request: AnalysisRequest, model: ModelHandle) -> Mapping[str, tuple[int, ...]]:
-    """Shapes of the maps that attention layers output, in order of execution."""
+    """Return the shapes of the maps that attention layers output, in the order of execution."""
     _, _, inputs = next(request.pictures(model))
-    reason = "none has an output"
+    reason = "none has a recorded output"
     shapes: dict[str, tuple[int, ...]] = {}
     if find_tensors(model, inputs, (_HOOK_POINT,), sites=request.sites):
         recording = recorded(model, inputs, _HOOK_POINT, sites=request.sites)
@@ -245,13 +244,16 @@ def _compare(
     indices: Sequence[int],
     inputs: tuple[Tensor, Tensor],
 ) -> tuple[dict[str, _Comparison], Tensor]:
-    """Comparison of both models on some images by component, and the edges or boundaries."""
+    """Compare both models on some images, by component; also return the edges or boundaries."""
     first, second = (
         feature_map(recorded(model, batch, _HOOK_POINT, sites=site), site, _HOOK_POINT).float().cpu()
         for model, site, batch in zip(request.models, sites, inputs, strict=True)
     )
     if not bool(first.isfinite().all() and second.isfinite().all()):
-        raise RecordError("a map contains NaN or infinity: the model diverged in training, or overflows")
+        raise RecordError(
+            f"a map of {request.names[0]} or {request.names[1]} contains NaN or infinity: the "
+            "model diverged in training, or its activations overflow"
+        )
     size = (first.shape[1], first.shape[2])
     if labels is None:
         edges = gradient(F.adaptive_avg_pool2d(inputs[0].float().cpu().mean(1), size))
@@ -271,7 +273,7 @@ def _compare(
 
 
 def _sharpness(picture: Tensor, edges: Tensor) -> list[list[float | None]]:
-    """The numbers of `sharpness` by image, None where they are not finite."""
+    """Return the values of `sharpness` by image, None where they are not finite."""
     rows = torch.stack(sharpness(picture, edges), 1).tolist()
     return [[value if math.isfinite(value) else None for value in row] for row in rows]
 
@@ -279,7 +281,7 @@ def _sharpness(picture: Tensor, edges: Tensor) -> list[list[float | None]]:
 def _compare_all(
     request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps | None
 ) -> list[dict[str, tuple[float, tuple[list[float | None], list[float | None]]]]]:
-    """By image and component: mean dissimilarity, and the numbers of `sharpness` of both models."""
+    """Return mean dissimilarity and the values of `sharpness` of both models, by image and component."""
     rows = []
     indices = iter(request.images.sample(request.limit))
     for first, second in zip(*(request.batches(model) for model in request.models), strict=True):

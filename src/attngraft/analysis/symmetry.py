@@ -1,4 +1,4 @@
-"""Symmetry of the attention between latents and tokens: both directions of a layer compared (BiXT, Sec. 3.1 and App. A)."""
+"""Symmetry of the attention between latents and tokens of a layer (BiXT, Sec. 3.1 and App. A)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attngraft.results.statistics import t_interval
 from attngraft.targets.handle import ModelHandle
 
 _DIRECTIONS = ("latents_to_tokens", "tokens_to_latents")
-_NONE = "no chosen layer has latents and tokens that attend to each other; BiXT's layers have, except the last"
+_NONE = "no chosen layer has latents and tokens that attend to each other; choose BiXT's layers except the last"
 _TITLES = {
     "correlation": "correlation of both directions",
     "agreement": "agreement of the most attended tokens",
@@ -28,20 +28,20 @@ _TITLES = {
 
 
 class Symmetry(NamedTuple):
-    """Symmetry of one layer by head (H,), mean over images and latents; and of each image (B, H), mean over latents."""
+    """Symmetry of one layer by head (H,), averaged over images and latents, and by image and head (B, H)."""
 
-    correlation: Tensor  #: between attention of a latent to tokens and attention of tokens to it
-    agreement: Tensor  #: share of its k most attended tokens that are among the k that attend to it most
+    correlation: Tensor  #: correlation of a latent's attention to the tokens with the tokens' attention to the latent
+    agreement: Tensor  #: share of a latent's k most attended tokens that are among the k that attend to it most
     chance: float  #: agreement of unrelated maps, k / N
     correlation_by_image: Tensor
     agreement_by_image: Tensor
 
 
 def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | None = None) -> Symmetry:
-    """Pearson correlation and top-k agreement of the two directions of a layer.
+    """Compute the Pearson correlation and top-k agreement of the two directions of a layer.
 
-    Both directions of bi-directional attention are computed from one score matrix, those of the sequential model from two:
-    what its maps have in common beyond `chance` is learned. Agreement is the expected value when ties are broken at random.
+    Bi-directional attention computes both directions from one score matrix, and the sequential model from two, so agreement
+    beyond `chance` in the latter is learned. Agreement is the expected value if ties are broken at random.
 
     Args:
         latents_to_tokens: (B, H, M, N), rows sum to 1.
@@ -54,13 +54,13 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
     second = tokens_to_latents.transpose(-2, -1)
     if second.shape != latents_to_tokens.shape:
         raise UsageError(
-            f"maps of {tuple(latents_to_tokens.shape)} and {tuple(tokens_to_latents.shape)} are not both directions of one "
-            "layer: (B, H, M, N) and (B, H, N, M)"
+            "maps must be (B, H, M, N) and (B, H, N, M), got "
+            f"{tuple(latents_to_tokens.shape)} and {tuple(tokens_to_latents.shape)}"
         )
     tokens = latents_to_tokens.shape[-1]
     k = max(1, tokens // 10) if k is None else k
     if not 1 <= k <= tokens:
-        raise UsageError(f"k = {k} is not between 1 and the {tokens} tokens")
+        raise UsageError(f"k must be between 1 and the number of tokens, {tokens}; got {k}")
     first, second = latents_to_tokens.double(), second.double()
     a, b = (each - each.mean(-1, keepdim=True) for each in (first, second))
     lengths = a.norm(dim=-1) * b.norm(dim=-1)
@@ -71,7 +71,7 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
 
 
 def _top_probability(values: Tensor, k: int) -> Tensor:
-    """Probability that each value (..., N) is among its row's k largest when ties are broken at random."""
+    """Return the probability that each value (..., N) is among the k largest of its row if ties are broken at random."""
     least = values.topk(k).values[..., -1:]
     above, equal = values > least, values == least
     left = k - above.sum(-1, keepdim=True)
@@ -80,7 +80,7 @@ def _top_probability(values: Tensor, k: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measure:
-    """Means over images; the 95% interval of the mean over heads, or None (one image)."""
+    """Mean over images by head, and the 95% interval of the mean over heads (None for a single image)."""
 
     heads: list[float]
     mean: float
@@ -88,10 +88,12 @@ class _Measure:
 
     @classmethod
     def of(cls, batches: list[Tensor]) -> _Measure:
-        """From values by image and head, (B, H) per batch."""
+        """Compute from values by image and head, (B, H) per batch."""
         values = torch.cat(batches)
         if not bool(values.isfinite().all()):
-            raise RecordError("its maps contain NaN or infinity: the model diverged in training, or overflows")
+            raise RecordError(
+                "the maps contain NaN or infinity: the model diverged in training, or its activations overflow"
+            )
         over_heads = t_interval(values.mean(1).numpy())
         return cls(
             heads=values.mean(0).tolist(),
@@ -103,7 +105,7 @@ class _Measure:
 def _measure(
     request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
 ) -> dict[str, tuple[float, dict[str, _Measure]]]:
-    """Chance and measures by site."""
+    """Return chance level and measures by site."""
     batches: dict[str, list[Symmetry]] = {}
     for images in request.batches(model):
         if not batches:
@@ -126,8 +128,10 @@ def _measure(
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Layers with both directions: of one site, or, where latents and tokens attend one after the other, of two sites of
-    one block, named by the first."""
+    """Yield site and both maps of each layer with both directions.
+
+    If latents and tokens attend one after the other, the maps are those of two sites of one block, named by the first.
+    """
     for site in recording:
         if _DIRECTIONS[0] not in recording[site]:
             continue
@@ -156,12 +160,12 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         panels.append(Curves(title=title, x_axis="layer", ticks=axis.ticks, lines=lines))
     return ANALYSIS.result(
         request,
-        note="Attention of a latent to the tokens, against the attention of the tokens to it. Correlation over the tokens, "
-        "and the share of the tenth of the tokens that a latent attends to most that is among the tenth that attends to it "
-        "most; mean over images, latents and heads, the band its 95% interval (Student's t) over images. Dotted: unrelated "
-        "maps. BiXT's two directions are softmaxes of one score matrix and therefore similar by construction; those of a "
-        "model whose latents and tokens attend one after the other are computed from two. The last layer has one "
-        "direction only.",
+        note="Attention of a latent to the tokens compared with the attention of the tokens to the latent. Correlation: "
+        "over the tokens. Agreement: of the tenth of the tokens that a latent attends to most, the share that is also "
+        "in the tenth that attends to the latent most. Means over images, latents and heads; bands are 95% intervals "
+        "(Student's t) over images. Dotted: unrelated maps. BiXT's two directions are softmaxes of one score matrix "
+        "and therefore similar by construction; a model whose latents and tokens attend one after the other computes "
+        "them from two matrices. The last layer has only one direction.",
         panels=panels,
         table=table(
             [

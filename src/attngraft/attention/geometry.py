@@ -59,7 +59,7 @@ class Geometry:
     sequences: int = 1  #: sequences (windows) per input
     prefix: tuple[str, ...] = ()  #: names of the leading tokens that are not on the grid; see `prefix_names`
     grid: tuple[int, int] | None = None  #: (rows, columns) of the whole map of spatial tokens
-    #: stride (rows, columns) between neighbouring tokens of a sequence, where sequences are interleaved on the map (row by
+    #: stride (rows, columns) between neighboring tokens of a sequence, where sequences are interleaved on the map (row by
     #: row): `grid` is then the grid of one sequence, and the map is larger by these factors
     apart: tuple[int, int] | None = None
     causal: bool = False  #: tokens must not attend to later ones
@@ -99,7 +99,7 @@ class AttentionGeometry(Geometry):
     key_width: int  #: width of q and k per head
     value_width: int  #: dv, width of v per head
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
-    cross: bool = False  #: keys and values come from other tokens than the queries
+    cross: bool = False  #: keys and values come from tokens other than the queries
     keys_grid: tuple[int, int] | None = None  #: (rows, columns) of the map of those other tokens; None: no map
     talking: bool = False  #: the host mixes heads after the softmax, which fixes their number
     query_tokens: int | None = None  #: Nq, where the query side has fewer than N tokens (subsampling)

@@ -72,7 +72,7 @@ all keys are visible; several maps for each head share the head's values | |
     unused: Unused
     frozen: tuple[str, ...]  #: parameters of the module that the graft froze; removing the graft unfreezes them
     adds_after: bool = False  #: whether a mix graft returns `Mixed.after`, which adds to the host's projected output
-    #: why the graft type refuses causal attention, padded batches, or keys from other tokens than the queries; read by hosts
+    #: why the graft type refuses causal attention, padded batches, or keys from tokens other than the queries; read by hosts
     #: that determine these only in the forward pass
     refuses: Mapping[Circumstance, str] = MappingProxyType({})
     folded: str | None = None  #: what was folded into the host's weights; such a graft cannot be removed

@@ -64,7 +64,7 @@ class MixContext:
         return self._site.scores(self.projected)
 
     def attend(self) -> Tensor:
-        """Run the host's own attention with its weights grafts and dropout, and record its map; returns (B, H, Nq, dv)."""
+        """Run the host's own attention with its weights grafts and dropout, record its map, and return (B, H, Nq, dv)."""
         return self._site.attend(self.projected)
 
     @property

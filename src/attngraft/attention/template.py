@@ -173,13 +173,13 @@ class AttentionSite(GraftedModule):
             self.record("weights", self.attention_map(projected))
 
     def attention_map(self, projected: Projected) -> Tensor:
-        """Return the host's attention map (B, H, Nq, Nk); records its scores."""
+        """Record the scores, and return the host's attention map (B, H, Nq, Nk)."""
         scores = self.scores(projected)
         self.record("scores", scores)
         return self.normalize(scores)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """Run the host's fused kernel; returns heads (B, H, Nq, dv)."""
+        """Run the host's fused kernel and return heads (B, H, Nq, dv)."""
         return F.scaled_dot_product_attention(
             projected.q,
             projected.k,

@@ -209,7 +209,7 @@ def _task(layer: str, tokens: int, result: ScalingResult) -> SizeTask:
 
 
 def _extended(curve: Curve, task: SizeTask, result: SizeResult, *, bar: float | None) -> Curve:
-    """Return the curve with one more size."""
+    """Return the curve extended by the result of one more size: a point, or the reason why it ends."""
     if result.outcome == "too slow":
         return replace(curve, end=End(tokens=task.tokens, reason=f"over {task.seconds:g} s"))
     if result.outcome == "out of memory":

@@ -37,8 +37,8 @@ def explore(
 ) -> None:
     """Write a page that shows the attention of each layer and head for any patch of an image.
 
-    The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, two
-    hosts.
+    The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, or
+    two hosts.
 
     Examples:
 

@@ -128,7 +128,7 @@ class Op(Generic[Result]):
         """Return the backend that a call with these arguments would use, without running it.
 
         Raises:
-            BackendError: as raised by the call.
+            BackendError: see `__call__`.
         """
         forced = self._forced(backend)
         reasons = {name: candidate.obstacle(*args, **kwargs) for name, candidate in self.backends.items()}

@@ -1,4 +1,4 @@
-"""Panels of analysis results: curves, distributions, matrices, and rows of pictures."""
+"""Panels of analysis results: curves, distributions, matrices and rows of pictures."""
 
 import base64
 import io
@@ -19,20 +19,20 @@ from attngraft.results.wording import shorten, shown
 
 PANELS_PER_SHEET = 4
 
-_NAME = 26  #: characters of a model's or layer's name that fit on a plot
-_HORIZONTAL = 4  #: characters of the longest tick label that is not rotated
-_TICKS = 16  #: most tick labels of layers on an axis
-_SIDE = 1.15  #: of a picture, in inches
+_NAME = 26  #: number of characters of a model's or layer's name that fit on a plot
+_HORIZONTAL = 4  #: tick labels with more characters are rotated
+_TICKS = 16  #: largest number of tick labels of layers on an axis
+_SIDE = 1.15  #: side of a picture in inches
 _GAP = 0.08
 _CAPTION = 0.2
-_STRETCHED = 2  #: aspect ratio from which on a map is stretched to a square
-_PIXELS = 180  #: of a picture's longer side, at least, so that viewers that smooth images show squares
+_STRETCHED = 2  #: aspect ratio from which a map is stretched to a square
+_PIXELS = 180  #: smallest length of a picture's longer side in pixels, so that smoothing viewers show squares
 
 
 def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:
-    """Draw a result as PNG and SVG files, light and dark (`-dark`), and return their contents by name.
+    """Draw a result as PNG and SVG files, light and dark (`-dark`), and return the files' contents by name.
 
-    Up to four consecutive panels share a sheet; pictures have their own. Further sheets are named `<name>-2`, ...
+    Up to four consecutive panels share a sheet; each panel of pictures has its own. Further sheets are named `<name>-2`, ...
     """
     sheets: list[list[Panel]] = []
     for panel in result.panels:
@@ -48,7 +48,7 @@ def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:
 
 
 def panel_drawing(result: AnalysisResult, panel: Panel, *, name: str = "") -> Drawing:
-    """Return one panel of a result, ready to be drawn."""
+    """Return the drawing of one panel of a result."""
     if isinstance(panel, Curves):
         ends = [f"{line.name} {line.y[-1]:.4g}" for line in panel.lines if line.y and line.y[-1] is not None]
         alt = f"{panel.title}, by {panel.x_axis}. At the end: {', '.join(ends)}."
@@ -99,7 +99,7 @@ def _plot(panel: Curves | Boxes, name: str, alt: str, draw: partial[None], *, le
 
 
 def _model_color(result: AnalysisResult, theme: Theme, subject: int) -> str:
-    """Gray for the baseline; the other models have the colors of a study's variants."""
+    """Return gray for the baseline, and the colors of a study's variants for the other models."""
     if subject == result.baseline:
         return theme.baseline
     index = subject - (result.baseline is not None and subject > result.baseline)
@@ -155,7 +155,7 @@ def _finish_plot(axes: Axes, theme: Theme, panel: Curves | Boxes) -> None:
     set_titles(axes, theme, panel.title, below=panel.x_axis, beside=panel.y_axis)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    if len(unique) > 1:  # below the axis label, where it never covers a curve
+    if len(unique) > 1:  # below the axis label, where it does not cover any curve
         axes.legend(
             unique.values(),
             unique.keys(),
@@ -210,7 +210,7 @@ def _picture_layout(panel: Pictures) -> tuple[float, float]:
 
 
 def _draw_pictures(axes: Axes, theme: Theme, *, panel: Pictures) -> None:
-    """Draw all pictures in one pair of axes, whose unit is the inch."""
+    """Draw all pictures in one pair of axes with inches as units."""
     axes.set_axis_off()
     width, height = (side / 72 for side in size_in_points(axes))
     axes.set(xlim=(0, width), ylim=(height, 0))
@@ -236,7 +236,7 @@ def _draw_pictures(axes: Axes, theme: Theme, *, panel: Pictures) -> None:
 
 
 def pixels(picture: Picture, panel: Pictures) -> np.ndarray:
-    """Return a picture as (rows, columns, 3) bytes: the image, the map in colors, or the map over the gray image."""
+    """Return a picture as uint8 (rows, columns, 3): the image, the map in colors, or the map over the gray image."""
     image = None
     if picture.image is not None:
         with Image.open(io.BytesIO(base64.b64decode(picture.image))) as opened:
@@ -260,7 +260,7 @@ def colormap(*, diverging: bool) -> Colormap:
 
 
 def color_limits(cells: np.ndarray, low: float | None, high: float | None, *, diverging: bool) -> tuple[float, float]:
-    """Return the values at the ends of the color map; of missing limits, the extremes of the finite cells."""
+    """Return the values at the ends of the color map; missing limits are the extremes of the finite cells."""
     finite = cells[np.isfinite(cells)]
     least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     low, high = least if low is None else low, most if high is None else high

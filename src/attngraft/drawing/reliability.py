@@ -1,4 +1,4 @@
-"""Panels of a task's results for one variant: reliability diagrams and large confusion matrices."""
+"""Panels of task results for one variant: reliability diagrams and large confusion matrices."""
 
 import math
 from functools import partial
@@ -13,9 +13,9 @@ from attngraft.drawing.theme import LIGHT, Theme
 from attngraft.results.sections import Matrix, Reliability
 from attngraft.results.wording import plural, shorten, shown
 
-LEVELS = 12  #: shades of a matrix
-_CELL = 0.125  #: inches, so that coordinates in points are whole: a page may hold a hundred matrices
-_LABEL = 16  #: characters of a row's name
+LEVELS = 12  #: number of shades of a matrix
+_CELL = 0.125  #: inches; coordinates in points become integers, which keeps pages with a hundred matrices small
+_LABEL = 16  #: largest number of characters of a row's name
 
 
 def reliability_files(found: Reliability, *, title: str) -> dict[str, bytes]:
@@ -28,14 +28,14 @@ def reliability_files(found: Reliability, *, title: str) -> dict[str, bytes]:
 def reliability_drawing(
     found: Reliability, baseline: Reliability | None = None, *, role: str = "series-0", title: str = "", name: str = ""
 ) -> Drawing:
-    """Return a reliability diagram: accuracy against confidence, the baseline's as a thin line, bin counts below.
+    """Return a reliability diagram: accuracy against confidence, with the baseline as a thin line and bin counts below.
 
     Args:
         found: the variant's bins.
         baseline: the baseline's bins; None for the baseline itself.
-        role: theme color of the variant.
-        title: of the panel.
-        name: of the drawing.
+        role: role of the variant's color in the theme.
+        title: title of the panel.
+        name: name of the drawing.
     """
     bins = [f"{stated:.0f}%: {observed:.0f}%" for stated, observed, _ in _bins(found)]
     return Drawing(
@@ -50,7 +50,7 @@ def reliability_drawing(
 
 
 def _bins(found: Reliability) -> list[tuple[float, float, int]]:
-    """Confidence and accuracy in percent, and count, of the bins that are not empty."""
+    """Return confidence and accuracy in percent, and the count, of each bin that is not empty."""
     return [
         (100 * stated, 100 * observed, count)
         for stated, observed, count in zip(found.stated, found.observed, found.counts, strict=True)
@@ -90,7 +90,7 @@ def _columns(found: Reliability) -> tuple[list[float], list[float]]:
 
 
 def matrix_drawing(matrix: Matrix, *, alt: str, name: str) -> Drawing:
-    """Return a large matrix as shades: each cell's share of its row, by the square root, so that rare cells show."""
+    """Return a large matrix drawn as shades: the square root of each cell's share of its row, so that rare cells show."""
     left, top = (
         _CELL * math.ceil((0.2 + 0.068 * max((len(shorten(each, _LABEL)) for each in names), default=0)) / _CELL)
         for names in (matrix.rows, matrix.columns)
@@ -115,12 +115,12 @@ def _draw_matrix(axes: Axes, theme: Theme, *, matrix: Matrix) -> None:
     text: dict[str, Any] = {
         "color": theme.ink,
         "fontsize": TEXT_SIZE - 2,
-    }  # not tick labels, which take three times as long to draw
+    }  # tick labels would take three times as long to draw
     for x, name in enumerate(matrix.columns):
         axes.text(x + 0.5, -0.3, shorten(name, _LABEL), rotation=90, ha="center", va="bottom", **text)
     for y, name in enumerate(matrix.rows):
         axes.text(-0.3, y + 0.5, shorten(name, _LABEL), ha="right", va="center", **text)
-    # per level one path: a stroke per run of neighboring cells of that level, one cell wide
+    # one path per level, with a stroke, one cell wide, for each run of neighboring cells of that level
     strokes: dict[int, list[tuple[float, float]]] = {}
     for y, row in enumerate(matrix.counts):
         total = sum(row) or 1

@@ -1,6 +1,6 @@
-"""Figures: panels side by side at exact sizes, saved as PNG and SVG files or as SVG inside a page.
+"""Figures: panels side by side with exact sizes, saved as PNG and SVG files or embedded in a page as SVG.
 
-Drawing uses no pyplot and none of the user's matplotlib settings, and gives the same bytes every time.
+Drawing does not use pyplot or the user's matplotlib settings, and is reproducible byte for byte.
 """
 
 import io
@@ -30,7 +30,7 @@ STEPS = (1, 2, 5, 10)  #: round distances between ticks
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """One panel of a figure: its size in inches with all margins, its drawing function, and a text alternative."""
+    """One panel of a figure: size in inches including all margins, drawing function, and text alternative."""
 
     name: str
     alt: str
@@ -44,7 +44,7 @@ class Drawing:
 
 
 def figure_files(stem: str, drawings: Sequence[Drawing], themes: Sequence[Theme] = THEMES) -> dict[str, bytes]:
-    """Draw panels side by side and return file contents by name.
+    """Draw panels side by side and return the files' contents by name.
 
     Returns:
         `<stem>.png` and `<stem>.svg`, and `<stem>-dark.png` and `<stem>-dark.svg` for the dark theme.
@@ -62,9 +62,9 @@ def figure_files(stem: str, drawings: Sequence[Drawing], themes: Sequence[Theme]
 def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
     """Draw one panel as SVG to embed in HTML, without a background.
 
-    Theme colors become `var(--role)`, so that the page switches between light and dark; ids are prefixed by `prefix` and
-    the drawing's name; namespaces, metadata and style sheets, which would affect the page, are removed; fonts are the
-    page's.
+    Theme colors become `var(--role)`, so that the page can switch between light and dark. Ids get `prefix` and the drawing's
+    name as a prefix. Namespaces, metadata and style sheets, which would affect the page, are removed. Fonts are those of the
+    page.
     """
     with settings(text_as_paths=False):
         root = ElementTree.fromstring(
@@ -90,7 +90,7 @@ def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
     for element in root.iter():
         element.tag = _local(element.tag)
         if element.tag != "text" and not (element.text or "").strip():
-            element.text = None  # indentation
+            element.text = None  # remove indentation
         element.tail = None
         element.attrib = {_local(key): attribute(_local(key), value) for key, value in element.attrib.items()}
     root.attrib = {
@@ -103,7 +103,7 @@ def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
 
 
 def sheet(drawings: Sequence[Drawing], theme: Theme, *, opaque: bool) -> tuple[Figure, list[Axes]]:
-    """Draw panels side by side. Sizes are exact, so that labels can be placed before the figure is rendered."""
+    """Draw panels side by side, with exact sizes, so that labels can be placed before the figure is rendered."""
     width, height = sum(drawing.width for drawing in drawings), max(drawing.height for drawing in drawings)
     figure = Figure(figsize=(width, height), facecolor=theme.surface if opaque else "none")
     FigureCanvasAgg(figure)
@@ -128,9 +128,9 @@ def sheet(drawings: Sequence[Drawing], theme: Theme, *, opaque: bool) -> tuple[F
 
 @contextmanager
 def settings(*, text_as_paths: bool) -> Iterator[None]:
-    """Set matplotlib's defaults and ours while drawing and saving, and restore the user's settings afterwards.
+    """Context manager that applies matplotlib's defaults and our settings, and restores the user's settings on exit.
 
-    Names and titles are the user's, so text is never parsed as mathematics.
+    Text is never parsed as mathematics, because names and titles are chosen by the user.
     """
     ours: dict[str, Any] = {
         "font.family": ["DejaVu Sans"],
@@ -141,7 +141,7 @@ def settings(*, text_as_paths: bool) -> Iterator[None]:
         "text.parse_math": False,
     }
     with style.context(["default", ours]), warnings.catch_warnings():
-        # a script that the font lacks is drawn as boxes in plots; pages and tables show it
+        # characters missing from the font are drawn as boxes in plots, but appear correctly in pages and tables
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -160,7 +160,7 @@ def _local(tag: str) -> str:
 
 
 def set_titles(axes: Axes, theme: Theme, title: str, *, below: str = "", beside: str = "") -> None:
-    """Set a panel's title at its top left and the names of its axes."""
+    """Set a panel's title, at the top left, and its axis labels."""
     axes.set_title(title, loc="left", color=theme.ink, fontsize=TEXT_SIZE + 0.5, fontweight="bold", pad=12)
     axes.set_xlabel(below, color=theme.muted, fontsize=TEXT_SIZE - 0.5, labelpad=5)
     if beside:
@@ -168,28 +168,28 @@ def set_titles(axes: Axes, theme: Theme, title: str, *, below: str = "", beside:
 
 
 def set_round_ticks(axis: XAxis | YAxis, scale: float = 1.0) -> None:
-    """Set a few round ticks, labeled with their values times `scale`, a power of ten."""
+    """Set a few ticks at round values, labeled with the value times `scale`, a power of ten."""
     axis.set_major_locator(MaxNLocator(nbins=6, steps=STEPS))
     axis.set_major_formatter(FuncFormatter(lambda value, _: minus(f"{scale * value:g}")))
 
 
 def size_in_points(axes: Axes) -> tuple[float, float]:
-    """Return width and height of the axes' inside."""
+    """Return the width and height of the area inside of the axes."""
     inside = axes.get_window_extent()
     dots = axes.figure.dpi / 72
     return float(inside.width) / dots, float(inside.height) / dots
 
 
 def spread(targets: Sequence[float], gap: float, *, low: float, high: float) -> list[float]:
-    """Return positions close to `targets`, in their order, at least `gap` apart and within `low` and `high`.
+    """Return positions close to `targets`, in the same order, at least `gap` apart and between `low` and `high`.
 
     Neighbors that would overlap form a group that is centered on the mean of its targets (pool adjacent violators).
-    If they don't all fit between the limits they are spaced evenly.
+    If the positions do not fit between the limits, they are spaced evenly.
     """
     if (len(targets) - 1) * gap > high - low:
         gap = (high - low) / (len(targets) - 1)
     order = sorted(range(len(targets)), key=lambda index: targets[index])
-    groups: list[tuple[float, int]] = []  # mean of the members' targets, each less its offset in the group; count
+    groups: list[tuple[float, int]] = []  # mean of the members' targets minus their offsets in the group, and count
     for rank, index in enumerate(order):
         mean, count = targets[index] - rank * gap, 1
         while groups and groups[-1][0] >= mean:

@@ -1,7 +1,7 @@
-"""Light and dark color themes of figures and pages, and the style of each variant.
+"""Light and dark color themes of figures and pages, and the styles of variants.
 
-Series colors differ for readers with protanopia, deuteranopia and tritanopia and contrast with the background (both are
-tested); markers and direct labels carry the same information.
+Series colors are distinguishable with protanopia, deuteranopia and tritanopia and contrast with the background (both are
+tested). Markers and direct labels convey the same information.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """Colors by role, in hexadecimal sRGB; the keys of `colors` are the names of the pages' CSS variables."""
+    """Colors by role, in hexadecimal sRGB; the keys of `colors` are the names of CSS variables in pages."""
 
     name: str
     surface: str
@@ -74,7 +74,7 @@ class VariantStyle:
 
 
 def variant_styles(result: StudyResult) -> list[VariantStyle]:
-    """Return one style per variant: gray for the baseline; dashes and other markers once the colors repeat."""
+    """Return one style per variant: gray for the baseline, and dashes and other markers where colors repeat."""
     styles, count = [], 0
     for variant in result.variants:
         if variant.is_baseline:
@@ -88,5 +88,5 @@ def variant_styles(result: StudyResult) -> list[VariantStyle]:
 
 
 def css_themes() -> dict[str, str]:
-    """Return each theme's colors as declarations of CSS variables, by its name."""
+    """Return the colors of each theme as declarations of CSS variables, by name of the theme."""
     return {theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES}

@@ -58,7 +58,7 @@ def pgd(
         start: u / epsilon, to use instead of a generator if the start must not depend on the batch.
 
     Raises:
-        UsageError: as `fgsm`, or `steps` is less than 1.
+        UsageError: `steps` is less than 1; see also `fgsm`.
     """
     _check(pixels, epsilon)
     if steps < 1:

@@ -67,7 +67,7 @@ class Corruption:
 
 
 def corruption(name: str) -> Corruption:
-    """Return the corruption of this name.
+    """Return the corruption with this name.
 
     Raises:
         UsageError: the name is unknown.

@@ -1,6 +1,6 @@
-"""Export of models: a folder with the weights, everything needed to use them, and a model card.
+"""Export of models to a folder with the weights, everything needed to use them, and a model card.
 
-`run.py` exports a trained run; `torch_export.py`, `onnx.py` and `timm_config.py` add other formats; `fold.py` simplifies
-models for inference; `card.py` writes the model card, `hub.py` uploads; `predict.py` uses the result. `hf.py` saves and
-loads models of transformers.
+`run.py` exports a trained run. `torch_export.py`, `onnx.py` and `timm_config.py` add other formats. `fold.py` simplifies
+models for inference, `card.py` writes the model card, and `hub.py` uploads folders. `predict.py` runs exported models.
+`hf.py` saves and loads models of transformers.
 """

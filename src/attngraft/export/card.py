@@ -1,4 +1,4 @@
-"""Model cards: the README.md of an exported folder, in the format of model hubs."""
+"""Model cards: README.md files of exported folders, in the format of model hubs."""
 
 import re
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
-_LOCAL = "local-dir:"  #: timm's prefix of a path in place of a name
-_COUNTED = 20  #: classes up to which the card lists the number of images of each
+_LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
+_COUNTED = 20  #: largest number of classes for which the card lists the number of images of each
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyOfRun:
-    """The study that a run is part of, and its variant there."""
+    """The study that a run belongs to, and the run's variant in it."""
 
     result: StudyResult
     variant: VariantResult
@@ -38,7 +38,7 @@ class StudyOfRun:
 
     @property
     def rows(self) -> list[dict[str, str]]:
-        """Return the table's cells for the baseline and this variant."""
+        """Return the table cells for the baseline and this variant."""
         shown = [variant for variant in self.result.variants if variant.is_baseline or variant is self.variant]
         return [self._row(variant) for variant in shown]
 
@@ -65,7 +65,7 @@ class StudyOfRun:
 
     @property
     def other_baseline(self) -> str:
-        """The baseline's host if the variant has another one, so that they differ in more than a graft; else empty."""
+        """The baseline's host if the variant has another host, and so differs in more than its graft; otherwise empty."""
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
 
     @property
@@ -84,15 +84,16 @@ class StudyOfRun:
 
 
 def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
-    """Return the model card, without local paths. Unknown licences are listed as unknown.
+    """Return the model card, without local paths; licenses that are not known are listed as unknown.
 
     Args:
-        record: the model's run.
+        manifest: manifest of the exported folder.
+        record: run of the model.
         parameters: number of the model's parameters.
-        plain_difference: if the folder has timm's configuration, the difference of plain timm's outputs (without grafts)
-            from the model's.
+        plain_difference: largest difference between the outputs of plain timm (without grafts) and the model's, if the
+            folder has timm's configuration.
     """
-    from huggingface_hub import ModelCardData  # here, because it takes a while to import
+    from huggingface_hub import ModelCardData  # local import: it is slow
 
     maker = _maker(manifest.host.name)
     header = ModelCardData(
@@ -105,7 +106,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     study = study_of(record.folder)
     environment = Environment(
         loader=PackageLoader("attngraft.export"),
-        autoescape=False,  # Markdown: names by users are in code spans
+        autoescape=False,  # Markdown, where names chosen by users are in code spans
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -139,7 +140,7 @@ def _maker(name: str) -> str:
 
 
 def study_of(run: Path) -> StudyOfRun | None:
-    """Return the study whose folder holds this run, if it has a result with the run."""
+    """Return the study whose folder contains this run, if the study's result includes the run."""
     run = run.resolve()
     if len(run.parents) < 3 or not (run.parents[2] / RESULT_FILE).is_file():
         return None
@@ -150,7 +151,7 @@ def study_of(run: Path) -> StudyOfRun | None:
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:
-    """Return the facts of the data, without paths and without those elsewhere in the card."""
+    """Return the facts about the data, without paths and without facts that appear elsewhere in the card."""
     left_out = ("task", "where", "input", "augment", "classes", "check", "split_digest", "image")
     facts = {name: _without_paths(value) for name, value in record.facts.items() if name not in left_out}
     counts = facts.get("counts")
@@ -173,7 +174,7 @@ def _teacher(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _without_paths(value: Any) -> Any:
-    """Reduce absolute paths in `value` to their last component: local folders do not belong in a published card."""
+    """Reduce absolute paths in `value` to their last component, as a published card should not contain local folders."""
     if isinstance(value, Mapping):
         return {name: _without_paths(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -186,7 +187,7 @@ def _without_paths(value: Any) -> Any:
 
 
 def code(value: Any) -> str:
-    """Format `value` as a Markdown code span on one line; handles backticks and bars."""
+    """Format `value` as a Markdown code span on one line, escaping backticks and bars."""
     text = wording.shown(value).replace("|", "¦")
     fence = _fence(text)
     pad = " " if text.startswith("`") or text.endswith("`") or not text else ""
@@ -194,6 +195,6 @@ def code(value: Any) -> str:
 
 
 def _fence(text: str, *, at_least: int = 1) -> str:
-    """Return more backticks than `text` has in a row."""
+    """Return more backticks than occur in a row in `text`."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     return "`" * max(longest + 1, at_least)

@@ -1,4 +1,4 @@
-"""Comparison of an exported file's outputs with the model's."""
+"""Comparison of the outputs of an exported file with the model's."""
 
 from collections.abc import Callable
 
@@ -9,11 +9,11 @@ from attngraft.errors import ExportError
 from attngraft.saved.manifest import Check, Manifest
 from attngraft.tasks.seeding import seeded
 
-Forward = Callable[[Tensor], Tensor]  #: normalized images (B, C, H, W) to outputs (B, classes)
+Forward = Callable[[Tensor], Tensor]  #: function of normalized images (B, C, H, W) that returns outputs (B, classes)
 
 
 def example_images(manifest: Manifest, *, batch: int) -> Tensor:
-    """Return standard-normal images (B, C, H, W) in the model's precision, the same on every call."""
+    """Return standard-normal images (B, C, H, W) in the model's precision, the same for every call."""
     with seeded("export", batch):
         return torch.randn(batch, *manifest.input_size).to(getattr(torch, manifest.dtype))
 
@@ -22,10 +22,11 @@ def example_images(manifest: Manifest, *, batch: int) -> Tensor:
 def check_outputs(
     exported: Forward, model: nn.Module, manifest: Manifest, *, file: str, batches: tuple[int, ...], tolerance: float
 ) -> Check:
-    """Run both on batches of each size and compare their outputs.
+    """Compare the outputs of an exported file and the model on batches of several sizes.
 
     Raises:
-        ExportError: outputs of another shape, not finite, or further apart than `tolerance` times the largest output (or 1).
+        ExportError: outputs have different shapes, are not finite, or differ by more than `tolerance` times the largest
+            output (at least 1).
     """
     worst = 0.0
     for size in batches:
@@ -38,7 +39,7 @@ def check_outputs(
         if got.shape != expected.shape:
             raise ExportError(f"{file} returns {tuple(got.shape)}, the model {tuple(expected.shape)}")
         difference = (got.double() - expected.double()).abs().max() / expected.double().abs().max().clamp_min(1)
-        if not difference <= tolerance:  # true for NaN as well
+        if not difference <= tolerance:  # also true for NaN
             raise ExportError(
                 f"{file} differs from the model by {float(difference):.2g} with {size} images, more than {tolerance:g}; "
                 "nothing was exported. Please report this with the host and the graft"

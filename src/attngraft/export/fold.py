@@ -1,9 +1,9 @@
-"""Folding: moves constant parts of grafts and of the host into linear layers. For inference only.
+"""Folding of constant parts of grafts and of the host into linear layers, for inference only.
 
-It has three steps, in this order. The host's batch norms go into adjacent linear layers (`HostAdapter.fuse`). Then each
-graft moves its constants into itself or into an adjacent linear layer (`Graft.fold`); the host names these layers
-(`linear_before`, `linear_after`), some of which only the first step exposes. Last, the host's own scales after them
-(`HostAdapter.fold`).
+There are three steps. First, the host's batch norms are folded into adjacent linear layers (`HostAdapter.fuse`). Then each
+graft folds its constants into itself or into an adjacent linear layer (`Graft.fold`); the host provides these layers
+(`linear_before`, `linear_after`), some of which are adjacent only after the first step. Finally, the host's scales after
+these layers are folded (`HostAdapter.fold`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +23,20 @@ _NO_ADAPTER = "no adapter supports this host, so nothing can be folded"
 
 @dataclass(frozen=True, kw_only=True)
 class Folded:
-    """Result of folding: an entry per graft and per step of the host that folded something (or one if no adapter supports
-    the host), and the factory's arguments."""
+    """Result of folding: entries and the changed arguments of the host's factory.
+
+    There is an entry for each graft and for each step of the host that folded something, or a single one if no adapter
+    supports the host.
+    """
 
     entries: tuple[FoldEntry, ...]
-    arguments: Mapping[str, Any]  #: arguments of the host's factory that folding changed
-    fused: bool = False  #: whether the factory's host must go through `HostAdapter.fuse` to become this one
+    arguments: Mapping[str, Any]  #: arguments of the host's factory that changed
+    fused: bool = False  #: whether a host created by the factory must be fused with `HostAdapter.fuse` to match
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldSummary:
-    """The outcome that several modules with the same graft share, for readers."""
+    """Outcome shared by several modules with the same graft, for display."""
 
     graft: str
     modules: tuple[str, ...]
@@ -53,11 +56,11 @@ def summary(entries: Sequence[FoldEntry]) -> list[FoldSummary]:
 
 
 def fold(model: nn.Module) -> Folded:
-    """Fold in place everything that is exact to rounding, and report on every graft.
+    """Fold in place everything that is exact up to rounding, and report on each graft.
 
-    Outputs change by at most 1e-5. Folding cannot be undone (`ungraft` refuses), and a folded model is not for training:
-    a former single factor is now spread over the host's weights. A host without an adapter has no grafts and is not
-    changed; its only entry says so.
+    Outputs change by at most 1e-5. Folding cannot be undone (`ungraft` raises an error), and a folded model should not be
+    trained, because what was a single factor is now spread over the host's weights. A host without an adapter has no grafts
+    and is not changed, which is noted in the only entry.
     """
     try:
         host = find_host(model)
@@ -95,9 +98,9 @@ def fold(model: nn.Module) -> Folded:
 
 
 def _fold_graft(module: GraftedModule, graft: Graft) -> Graft | str | None:
-    """Return the folded graft, why it cannot be folded, or None if nothing is left of it.
+    """Return the folded graft, the reason why it cannot be folded, or None if nothing remains of it.
 
-    A linear layer is adjacent to a graft if no other graft of the hook point is between them.
+    A linear layer is adjacent to a graft if there is no other graft of the hook point between them.
     """
     if graft.folded:
         return "it was folded before"

@@ -1,7 +1,7 @@
-"""Model folders of transformers with a graft file: `save_pretrained` writes them, `from_pretrained` reads them.
+"""Save and load model folders of transformers with an additional graft file.
 
 config.json, model.safetensors    the host as written by transformers, whose `from_pretrained` loads it without grafts
-grafts.safetensors                the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
+grafts.safetensors                the grafts, in the format of `attngraft.save_grafts`; missing if there are none
 """
 
 import logging
@@ -27,21 +27,22 @@ _MISSING = (
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options: Any) -> Path:
-    """Save a model of transformers: the host by its own `save_pretrained`, and a file of its grafts, if it has any.
+    """Save a model of transformers with its own `save_pretrained`, and its grafts, if any, to an additional file.
 
         attngraft.save_pretrained(model, "./flowers-vit")
         model = attngraft.from_pretrained("./flowers-vit")            # with grafts
         host = AutoModel.from_pretrained("./flowers-vit")             # without
 
-    An old graft file is deleted first, and the new one is written last and atomically, so a folder never has grafts of
+    An old graft file is deleted first, and the new one is written last and atomically, so a folder never contains grafts for
     another host.
 
     Args:
-        folder: created if needed.
-        options: passed on to the model's own `save_pretrained` (`max_shard_size`, ...).
+        model: the model, with or without grafts.
+        folder: output folder, created if needed.
+        options: passed to the model's own `save_pretrained` (`max_shard_size`, ...).
 
     Raises:
-        UsageError: not a model of transformers.
+        UsageError: the model is not a model of transformers.
         HostError: no adapter supports the model.
         ExportError: a graft was folded into the host's weights.
         StorageError: the grafts cannot be written.
@@ -56,7 +57,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
     grafts = [graft for _, _, _, graft in grafted(model)]
     if any(graft.folded for graft in grafts):
         raise ExportError(
-            "a graft was folded into the host's weights, which are no longer the host's own; save before folding"
+            "a graft was folded into the host's weights, so the host cannot be saved separately; save before folding"
         )
     content = graft_bytes(host) if grafts else None
     (path / GRAFTS).unlink(missing_ok=True)
@@ -70,19 +71,19 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
 def from_pretrained(
     path: str | os.PathLike[str], *, model_class: type[nn.Module] | None = None, **options: Any
 ) -> nn.Module:
-    """Load a grafted model that `save_pretrained`, or `Trainer` with `GraftCheckpoints`, saved; in evaluation mode.
+    """Load a grafted model saved by `save_pretrained`, or by `Trainer` with `GraftCheckpoints`, in evaluation mode.
 
     Args:
-        path: a folder, or a repository of the Hugging Face Hub (USER/NAME).
+        path: a folder, or a repository on the Hugging Face Hub (USER/NAME).
         model_class: class of the host; by default the one in `config.json`.
-        options: passed on to the class's own `from_pretrained` (`dtype`, `attn_implementation`, `revision`, ...).
+        options: passed to the class's own `from_pretrained` (`dtype`, `attn_implementation`, `revision`, ...).
 
     Raises:
-        UsageError: transformers is not installed, or does not have the class in `config.json`.
-        GraftFileError: no grafts beside `config.json`, or they do not fit.
+        UsageError: transformers is not installed, or does not have the class named in `config.json`.
+        GraftFileError: there is no graft file, or the grafts do not match the model.
     """
     try:
-        import transformers  # optional, and takes seconds to import
+        import transformers  # optional dependency, and takes seconds to import
         from transformers.utils import cached_file
     except ImportError:
         raise UsageError(f"{path}: this needs transformers: {_MISSING}") from None
@@ -104,7 +105,7 @@ def from_pretrained(
     kind: Any = _named_class(transformers, path, hub) if model_class is None else model_class
     with quiet(transformers):
         model, report = kind.from_pretrained(str(path), output_loading_info=True, **options)
-    for problem in ("missing", "unexpected"):  # Trainer's checkpoints also have the grafts among their weights
+    for problem in ("missing", "unexpected"):  # in Trainer's checkpoints, the weights also include the grafts
         if names := sorted(name for name in report[f"{problem}_keys"] if not is_graft(name)):
             log.warning("%s: %s weights of the host: %s", path, problem, ", ".join(names))
     load_grafts(model, found)
@@ -118,7 +119,7 @@ def _named_class(transformers: Any, path: str | os.PathLike[str], hub: dict[str,
     kind = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
     if kind is None:
         raise UsageError(
-            f"{Path(path) / 'config.json'}: architectures names {', '.join(names) or 'no class'}, which transformers "
-            f"{transformers.__version__} does not have; pass model_class"
+            f"{Path(path) / 'config.json'}: no class in architectures ({', '.join(names) or 'empty'}) exists in "
+            f"transformers {transformers.__version__}; pass the model's class as model_class"
         )
     return kind

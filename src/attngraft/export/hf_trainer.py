@@ -1,4 +1,4 @@
-"""Checkpoints of grafted models in transformers' Trainer, which it resumes from and `from_pretrained` reads."""
+"""Checkpoints of grafted models in transformers' Trainer, for resuming and for `from_pretrained`."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from attngraft.models.transformers_folder import GRAFTS
 
 try:
     from transformers import TrainerCallback
-except ImportError:  # the class is listed without transformers as well
+except ImportError:  # the class is also listed without transformers
     TrainerCallback = object
 
 
@@ -24,21 +24,22 @@ class GraftCheckpoints(TrainerCallback):
         trainer = Trainer(model, arguments, train_dataset=data, callbacks=[attngraft.GraftCheckpoints()])
         trainer.train(resume_from_checkpoint=True)
 
-    Every checkpoint gets `grafts.safetensors`, so that `attngraft.from_pretrained` can read it, and weights under the
-    model's own names. Trainer alone saves some models (ViT, for example) under names of older releases and does not find
-    them on resume or when it loads the best checkpoint: it warns of missing keys and continues from the weights in memory.
-    Parameters that grafts leave unused are protected from weight decay (`attngraft.pin_unused`).
+    It adds `grafts.safetensors` to each checkpoint, so that `attngraft.from_pretrained` can read it, and saves weights under
+    the model's own parameter names. Without it, Trainer saves some models (ViT, for example) under the names of older
+    releases and does not find them when it resumes or loads the best checkpoint: it warns of missing keys and continues
+    with the weights in memory. Parameters that are unused because of grafts are protected from weight decay
+    (`attngraft.pin_unused`).
 
     Raises:
-        UsageError: sharded weights (FSDP, DeepSpeed), a hyperparameter search with checkpoints in other folders, or an
-            incomplete checkpoint to resume from.
+        UsageError: weights are sharded (FSDP, DeepSpeed), a hyperparameter search writes checkpoints to other folders, or
+            the checkpoint to resume from is incomplete.
     """
 
     def __init__(self) -> None:
-        self._pinned: Any = None  #: the optimizer with protected parameters
+        self._pinned: Any = None  #: optimizer whose unused parameters are protected
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Refuse runs that could not resume, and protect unused parameters in the optimizer."""
+        """Raise an error if the run could not be resumed, and protect unused parameters in the optimizer."""
         model: nn.Module = known["model"]
         if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
             raise UsageError(
@@ -56,14 +57,15 @@ class GraftCheckpoints(TrainerCallback):
             self._pinned = optimizer
 
     def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Complete the checkpoint that was just written; the graft file is last and marks it as complete."""
+        """Complete the checkpoint that was just written; the graft file comes last and marks it as complete."""
         model: Any = known["model"]
         if not args.should_save:
             return
         folder = _folder(args, state)
         if not folder.is_dir():
             raise UsageError(
-                f"{folder}: missing; GraftCheckpoints supports only checkpoints in this folder (no hyperparameter search)"
+                f"{folder}: does not exist; with GraftCheckpoints, Trainer must write its checkpoints there, so "
+                "hyperparameter search is not supported"
             )
         model.save_pretrained(str(folder), state_dict=model.state_dict(), save_original_format=False)
         if _has_grafts(model):

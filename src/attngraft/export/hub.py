@@ -7,7 +7,7 @@ from typing import Any
 from attngraft.errors import ExportError, UsageError
 from attngraft.saved.manifest import read_manifest
 
-#: names of errors of huggingface_hub and of the HTTP clients below it, whose classes change between releases
+#: names of errors of huggingface_hub and its HTTP clients, whose classes change between releases
 _OFFLINE = {"OfflineModeIsEnabled"}
 _NO_TOKEN = {"LocalTokenNotFoundError"}
 _NETWORK = {"HTTPError", "TransportError", "RequestException", "ConnectionError", "TimeoutError"}
@@ -21,30 +21,31 @@ def push_to_hub(
     token: str | None = None,
     api: Any = None,
 ) -> str:
-    """Upload an exported folder to `repo_id`, which is created if needed, and return its URL.
+    """Upload an exported folder to the Hub and return the URL of the repository.
 
     Args:
         folder: a folder made by `attngraft export`.
-        repo_id: USER/NAME.
-        private: visibility of a new repository; None: the account's default. An existing one is not changed.
-        token: token with write access; None: the one of `hf auth login` or HF_TOKEN.
-        api: a client instead of `huggingface_hub.HfApi`.
+        repo_id: repository, USER/NAME; it is created if needed.
+        private: visibility of a new repository; None: the account's default. That of an existing one is not changed.
+        token: token with write access; None: the token of `hf auth login` or HF_TOKEN.
+        api: client to use instead of `huggingface_hub.HfApi`.
 
     Raises:
-        UsageError: `repo_id` has another form.
-        ExportError: not an exported model, no token, no permission, no network; names the remedy. The folder is unchanged.
+        UsageError: `repo_id` is not of the form USER/NAME.
+        ExportError: the folder is not an exported model, or there is no token, permission or network; the message contains
+            the remedy. The folder is unchanged.
     """
     path = Path(folder)
     read_manifest(path)
     check_name(repo_id)
     if api is None:
-        from huggingface_hub import HfApi  # here, because it takes a while to import
+        from huggingface_hub import HfApi  # local import: it is slow
 
         api = HfApi(library_name="attngraft", token=token)
     try:
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         api.upload_folder(repo_id=repo_id, folder_path=str(path), commit_message="Model exported by attngraft")
-    except Exception as error:  # the client and the HTTP library below it raise all kinds of errors
+    except Exception as error:  # the client and its HTTP library raise arbitrary errors
         reason = _reason(error)
         if reason is None:
             raise
@@ -56,7 +57,7 @@ def check_name(repo_id: str) -> None:
     """Check that `repo_id` has the form USER/NAME, before anything is exported.
 
     Raises:
-        UsageError: it has another form.
+        UsageError: `repo_id` is not of this form.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
@@ -67,7 +68,7 @@ def check_name(repo_id: str) -> None:
     except HFValidationError as error:
         reason = f": {error}"
     if reason or "/" not in repo_id:
-        raise UsageError(f"a repository is USER/NAME (jane/flowers-vit), not {repo_id!r}{reason}") from None
+        raise UsageError(f"repository must be USER/NAME (such as jane/flowers-vit), got {repo_id!r}{reason}") from None
 
 
 def _reason(error: Exception) -> str | None:

@@ -20,12 +20,12 @@ from attngraft.saved.manifest import Check, Manifest, manifest_text
 FILE = "model.onnx"
 QUANTIZED = "model.int8.onnx"
 TOLERANCE = 1e-4
-QUANTIZING = 0.5  #: largest difference of outputs with quantized weights; beyond this something is broken
-ENTRY = "attngraft"  #: metadata entry with the manifest
+QUANTIZING = 0.5  #: largest accepted difference of outputs with quantized weights; a larger one indicates a bug
+ENTRY = "attngraft"  #: name of the metadata entry with the manifest
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
-_SUMMARY = "## Exception summary"  #: of torch's exporter: the causes, innermost first, below general advice
+_SUMMARY = "## Exception summary"  #: heading in errors of torch's exporter, followed by the causes, innermost first
 _CLASS = re.compile(r"^<class '(?:\w+\.)*(\w+)'>")
 
 
@@ -33,20 +33,20 @@ def require_packages() -> None:
     """Check that the packages for ONNX are installed.
 
     Raises:
-        ExportError: a package is missing; names the command that installs it.
+        ExportError: a package is missing; the message contains the command that installs it.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ExportError(f'ONNX needs {", ".join(missing)}: pip install "attngraft[export]"')
+        raise ExportError(f'ONNX requires {", ".join(missing)}; run pip install "attngraft[export]"')
 
 
 def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest: Manifest, folder: Path) -> Check:
-    """Translate `program`, write model.onnx, and compare onnxruntime's outputs with the model's at batches of 1, 2 and 5.
+    """Convert `program` to ONNX, write model.onnx, and compare its outputs with the model's for batches of 1, 2 and 5.
 
-    Weights of more than 2 GB go to a separate file, as ONNX requires.
+    Weights of more than 2 GB are written to a separate file, as ONNX requires.
 
     Raises:
-        ExportError: a package is missing, the program cannot be translated, or the outputs differ.
+        ExportError: a package is missing, the program cannot be converted, or the outputs differ.
     """
     require_packages()
     path = folder / FILE
@@ -66,28 +66,28 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
             exported.save(path)
     except ExportError:
         raise
-    except Exception as error:  # an operation without a translation, in any of the packages
+    except Exception as error:  # unsupported operations raise arbitrary errors in any of the packages
         raise ExportError(
-            f"the model cannot be translated to ONNX ({_reason(error)}); use --to pt2 or --to torch"
+            f"the model cannot be converted to ONNX ({_reason(error)}); use --to pt2 or --to torch"
         ) from error
     return check_outputs(open_onnx(path)[0], model, manifest, file=FILE, batches=(1, EXAMPLE, 5), tolerance=TOLERANCE)
 
 
 def write_quantized(model: nn.Module, manifest: Manifest, folder: Path) -> Check:
-    """Write model.int8.onnx from model.onnx, and measure how much its outputs differ from the model's.
+    """Quantize model.onnx to model.int8.onnx, and measure how much its outputs differ from the model's.
 
-    Weights of matrix products have 8 bits and one scale per matrix; inputs are quantized at run time with a scale of their
-    own (onnxruntime's dynamic quantization). Convolutions and the head are not quantized.
+    Weights of matrix products have 8 bits and one scale per matrix; their inputs are quantized at run time, each with its
+    own scale (onnxruntime's dynamic quantization). Convolutions and the head are not quantized.
 
     Raises:
-        ExportError: onnxruntime cannot quantize it, or the outputs are too far off.
+        ExportError: onnxruntime cannot quantize the model, or the outputs differ too much.
     """
     require_packages()
-    import onnx  # optional dependency, as is onnxruntime
+    import onnx  # optional dependency, like onnxruntime
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     plain = onnx.load(folder / FILE)
-    del plain.graph.value_info[:]  # torch's shapes, which conflict with those that the quantizer infers
+    del plain.graph.value_info[:]  # torch's shapes conflict with those that the quantizer infers
     try:
         with _quiet():
             quantize_dynamic(
@@ -97,7 +97,7 @@ def write_quantized(model: nn.Module, manifest: Manifest, folder: Path) -> Check
                 op_types_to_quantize=["MatMul"],
                 per_channel=False,
             )
-    except Exception as error:  # the quantizer raises all kinds of errors
+    except Exception as error:  # the quantizer raises arbitrary errors
         raise ExportError(f"onnxruntime cannot quantize the model ({_reason(error)}); remove --dtype int8") from error
     return check_outputs(
         open_onnx(folder / QUANTIZED)[0], model, manifest, file=QUANTIZED, batches=(1, EXAMPLE, 5), tolerance=QUANTIZING
@@ -105,15 +105,15 @@ def write_quantized(model: nn.Module, manifest: Manifest, folder: Path) -> Check
 
 
 def open_onnx(path: Path) -> tuple[Forward, str | None]:
-    """Return an ONNX file as a function, and the text of its manifest (None for files of other tools).
+    """Open an ONNX file as a function, and return it with the text of its manifest (None for files of other tools).
 
-    onnxruntime runs it on the CPU with torch's number of threads.
+    onnxruntime runs it on the CPU, with the same number of threads as torch.
 
     Raises:
-        ExportError: onnxruntime is missing, or cannot read the file.
+        ExportError: onnxruntime is not installed or cannot read the file.
     """
     if importlib.util.find_spec("onnxruntime") is None:
-        raise ExportError('ONNX needs onnxruntime: pip install "attngraft[export]"')
+        raise ExportError('ONNX requires onnxruntime; run pip install "attngraft[export]"')
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -132,7 +132,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the cause in one line: from torch's summary, with the operation, or the first line of the message."""
+    """Return the cause on one line: from torch's summary, with the operation, or else the message's first line."""
     text = _COLORS.sub("", str(error))
     summary = text.partition(_SUMMARY)[2].strip()
     line = (summary or text.strip() or type(error).__name__).splitlines()[0]
@@ -143,7 +143,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' warnings about their own internals."""
+    """Context manager that silences the exporters' warnings about their own internals."""
     loggers = [logging.getLogger(name) for name in ("", "torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,6 +1,6 @@
-"""Predictions on image files, by a run, an exported folder, or a program, with the preprocessing of evaluation.
+"""Predictions on image files by a run, an exported folder or a program, with the preprocessing of evaluation.
 
-Writers save them as CSV, JSON, or one JSON object per line.
+Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """
 
 import csv
@@ -31,7 +31,7 @@ from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
 from attngraft.training.evaluate import Weights
 
-_READERS = 4  #: threads that decode images; Pillow releases the GIL meanwhile
+_READERS = 4  #: number of threads that decode images, during which Pillow releases the GIL
 _OPENERS = {".onnx": onnx.open_onnx, ".pt2": torch_export.open_program}
 
 Format = Literal["csv", "json", "jsonl"]
@@ -39,24 +39,24 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Probabilities of one image, or the reason why it is unreadable."""
+    """Probabilities for one image, or the reason why it cannot be read."""
 
-    image: str  #: name as given
+    image: str  #: name of the file as given by the user
     probabilities: np.ndarray | None = None  #: (classes,)
     error: str | None = None
 
 
 class Predictor:
-    """A model with its preprocessing: maps image files to probabilities.
+    """A model with its preprocessing, which maps image files to probabilities.
 
         predictor = open_model("./flowers-model")
         for prediction in predictor(["a.jpg", "b.jpg"]):
             print(prediction.image, predictor.serving.classes[prediction.probabilities.argmax()])
 
     Args:
-        forward: maps normalized images (B, C, H, W) to outputs (B, classes).
-        serving: the model's inputs and outputs.
-        dtype: of the model's input.
+        forward: function that maps normalized images (B, C, H, W) to outputs (B, classes).
+        serving: description of the model's inputs and outputs.
+        dtype: dtype of the model's input.
     """
 
     def __init__(self, forward: Forward, serving: Serving, *, dtype: torch.dtype = torch.float32) -> None:
@@ -65,7 +65,7 @@ class Predictor:
         self._preprocessor = Preprocessor.from_serving(serving)
 
     def __call__(self, images: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction per file, in order; unreadable files give the reason and do not stop the others."""
+        """Yield a prediction per file, in order; for unreadable files, it contains the reason instead of probabilities."""
         names = (os.fspath(image) for image in images)
         with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
             while part := list(itertools.islice(names, batch)):
@@ -79,7 +79,7 @@ class Predictor:
                         yield Prediction(image=name, error=each)
 
     def _read(self, name: str) -> Tensor | str:
-        """Return the image as uint8 (C, H, W), or why it cannot be read."""
+        """Return the image as uint8 (C, H, W), or the reason why it cannot be read."""
         try:
             with open(name, "rb") as stream:
                 return self._preprocessor.read(stream, where=name)
@@ -107,23 +107,23 @@ def open_model(
     """Open an exported folder, a run's folder, a .pt2 program or an .onnx file as a predictor.
 
     Args:
-        model: the path. A program contains its manifest, so it works apart from its folder.
-        checkpoint: for a run: the weights of the last epoch, of the best one, or their moving averages.
+        model: the path. Programs contain their manifest, so they can be used without their folder.
+        checkpoint: for a run: the weights of the last or best epoch, or their moving averages.
         device: device of a folder's model; None: the accelerator, if there is one. Programs run on the CPU.
         trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
-        UsageError: no such path, or something else.
-        ExportError: it is damaged, or has no manifest.
-        TrainingError: a run without such weights.
+        UsageError: the path does not exist, or is not a model.
+        ExportError: the model is damaged or has no manifest.
+        TrainingError: the run does not have these weights.
     """
     path = Path(model)
     if path.is_dir():
         return _open_folder(path, checkpoint, device, trust_code=trust_code)
     if not path.is_file():
-        raise UsageError(f"{path}: no such model; give an exported folder, a run's folder, a .pt2 or an .onnx")
+        raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
-        raise UsageError(f"{path}: not a model; give an exported folder, a run's folder, a .pt2 or an .onnx")
+        raise UsageError(f"{path}: not a model; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     forward, text = _OPENERS[path.suffix](path)
     if text is not None:
         manifest = parse_manifest(text, where=f"{path} ({MANIFEST})")
@@ -131,8 +131,7 @@ def open_model(
         manifest = read_manifest(path.parent)
     else:
         raise ExportError(
-            f"{path}: has no manifest, so its classes and how images are prepared are unknown; use a file that attngraft "
-            "export made"
+            f"{path}: has no manifest, so classes and preprocessing are unknown; use a file written by attngraft export"
         )
     return Predictor(forward, manifest.serving, dtype=getattr(torch, manifest.dtype))
 
@@ -148,21 +147,22 @@ def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | N
         network = load(path, trust_code=trust_code)
     try:
         network = network.to(device)
-    except (RuntimeError, AssertionError) as error:  # an unknown name, or torch was built without it
+    except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
         raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
     return Predictor(lambda images: network(images.to(device)), manifest.serving, dtype=getattr(torch, manifest.dtype))
 
 
 class PredictionWriter(ABC):
-    """Writes predictions to an open binary file, as UTF-8; names that are not UTF-8 keep their bytes.
+    """Base class for writing predictions to an open binary file, as UTF-8; names that are not UTF-8 keep their bytes.
 
-    With one label per image it writes the most probable class, or the `top` classes, with their probabilities. With several
-    it writes the labels whose probability reaches the threshold, and all probabilities or those of the `top` classes.
+    For one label per image, the output contains the most probable class, or the `top` classes, with probabilities. For
+    several labels, it contains the labels whose probability reaches the threshold, and the probabilities of all or the
+    `top` classes.
 
     Args:
-        file: the output.
-        serving: the model's.
-        top: number of classes; None: one, or all with several labels per image.
+        file: the output file.
+        serving: description of the model's inputs and outputs.
+        top: number of classes; None: one, or all classes for several labels per image.
     """
 
     def __init__(self, file: IO[bytes], serving: Serving, *, top: int | None = None) -> None:
@@ -186,21 +186,21 @@ class PredictionWriter(ABC):
         self.file.write(text.encode("utf-8", "surrogateescape"))
 
     def labels(self, probabilities: np.ndarray) -> list[str]:
-        """Return the labels of an image, if it can have several."""
+        """Return the predicted labels of an image, for several labels per image."""
         reached = probabilities >= (self.serving.threshold or 0)
         return [self.serving.classes[index] for index in np.flatnonzero(reached)]
 
     def best(self, probabilities: np.ndarray) -> list[tuple[str, float]]:
-        """Return the most probable classes, best first; ties in the order of classes."""
+        """Return the most probable classes in descending order; ties are in the order of the classes."""
         order = np.argsort(-probabilities, kind="stable")[: self.top]
         return [(self.serving.classes[index], _rounded(probabilities[index])) for index in order]
 
 
 class CsvWriter(PredictionWriter):
-    """`image`, the prediction, and `error`, which is empty for readable images.
+    """Write CSV with the columns `image`, those of the prediction, and `error`, which is empty for readable images.
 
-    Columns are `label`, `probability`, `label_2`, `probability_2`, ...; with several labels per image, `labels` comes first,
-    separated by `;` (by `|` if a class name has a `;`), followed by a column per class (`p:NAME`).
+    For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
+    several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
     """
 
     def begin(self) -> None:
@@ -230,8 +230,11 @@ class CsvWriter(PredictionWriter):
 
 
 class JsonLinesWriter(PredictionWriter):
-    """An object per image: `image`, and `label`, `probability`, `top` (one label per image), `labels`, `probabilities`
-    (several), or `error`."""
+    """Write a JSON object per image on a line.
+
+    It has `image`, and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities` (several
+    labels), or `error`.
+    """
 
     def add(self, prediction: Prediction) -> None:
         self.write(_json(self.entry(prediction)) + "\n")
@@ -252,7 +255,7 @@ class JsonLinesWriter(PredictionWriter):
 
 
 class JsonWriter(JsonLinesWriter):
-    """One object: `classes`, `threshold` with several labels per image, and `images`, a list of `JsonLinesWriter`'s."""
+    """Write one JSON object: `classes`, `threshold` (several labels), and `images`, the objects of `JsonLinesWriter`."""
 
     def begin(self) -> None:
         head: dict[str, Any] = {"classes": list(self.serving.classes)}
@@ -277,5 +280,5 @@ def _json(value: Any) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Round to six digits."""
+    """Round to six significant digits."""
     return float(f"{value:.6g}")

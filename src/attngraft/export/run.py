@@ -1,4 +1,4 @@
-"""Export of a run to a checked folder; nothing is left behind on failure."""
+"""Export of a run to a folder, which is verified; nothing is left behind on failure."""
 
 import copy
 import shutil
@@ -27,10 +27,10 @@ from attngraft.training.evaluate import Weights
 Target = Literal["torch", "pt2", "onnx", "hf"]
 DType = Literal["float32", "bfloat16", "int8"]
 
-# largest differences of outputs from the model's
-FOLDING = 1e-5  #: of a folded model
-RELOADING = 1e-6  #: of the folder, loaded again
-ROUNDING = 0.2  #: of a model rounded to bfloat16; beyond this something is broken
+# largest accepted differences of outputs from the model's
+FOLDING = 1e-5  #: for a folded model
+RELOADING = 1e-6  #: for the folder, loaded again
+ROUNDING = 0.2  #: for a model rounded to bfloat16; a larger difference indicates a bug
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,27 +54,28 @@ def export_run(
     unfinished: bool = False,
     trust_code: bool = False,
 ) -> Exported:
-    """Export the model of a run to the folder `out`, which `attngraft.load` and `attngraft predict` read.
+    """Export the model of a run to the folder `out`, for `attngraft.load` and `attngraft predict`.
 
-    Everything is written to a folder beside `out`, loaded again, compared with the model, and then moved there atomically.
+    All files are written to a folder next to `out`, loaded again and compared with the model; then the folder is moved to
+    `out` atomically.
 
     Args:
-        run: the run's folder.
-        out: the folder to create.
-        to: formats besides weights and manifest: `pt2` a torch.export program, `onnx` an ONNX file, `hf` timm's
-            config.json; `torch` adds nothing.
-        checkpoint: the weights of the last epoch, of the best one, or their moving averages.
+        run: folder of the run.
+        out: folder to create.
+        to: formats in addition to weights and manifest: `pt2` (a torch.export program), `onnx` (an ONNX file) and `hf`
+            (timm's config.json); `torch` adds nothing.
+        checkpoint: the weights of the last or best epoch, or their moving averages.
         fold: fold grafts and batch norms into linear layers where that is exact to 1e-5; for inference only.
-        dtype: of the weights. bfloat16 halves the files. int8 (with `onnx`) adds an ONNX file with quantized weights and
-            does not change the others.
+        dtype: dtype of the weights. bfloat16 halves the size of the files. int8 (with `onnx`) adds an ONNX file with
+            quantized weights and does not change the other files.
         overwrite: replace an exported model in `out`.
         unfinished: accept a run that is not finished.
         trust_code: import a `module:` host that the run names, which runs its code.
 
     Raises:
-        UsageError: formats that are mutually exclusive or do not fit this model, or a folder with other files.
-        ExportError: the model cannot be exported in this format, or the files' outputs differ from the model's.
-        TrainingError: not a run, or no such weights.
+        UsageError: formats are mutually exclusive or not possible for this model, or `out` contains other files.
+        ExportError: the model cannot be exported in a format, or the outputs of the files differ from the model's.
+        TrainingError: the folder is not a run, or does not have these weights.
     """
     out = Path(out)
     _check_formats(to, dtype)
@@ -158,28 +159,28 @@ def _check_formats(to: Sequence[Target], dtype: DType) -> None:
                 "ONNX in bf16: onnxruntime's CPU kernels do not support it; remove --dtype, or use --to pt2 or torch"
             )
     elif dtype == "int8":
-        raise UsageError("int8 is for ONNX only; add --to onnx, or use --dtype bf16")
+        raise UsageError("int8 is only available for ONNX; add --to onnx, or use --dtype bf16")
 
 
 def _check_folder(out: Path, *, overwrite: bool) -> None:
     if out.exists() and not out.is_dir():
-        raise UsageError(f"{out}: is a file; give a folder for the model")
+        raise UsageError(f"{out}: is a file; --out must be a folder")
     if not out.exists() or not any(out.iterdir()):
         return
     if not (out / MANIFEST).is_file():
-        raise UsageError(f"{out}: holds files that are not an exported model; give a new or empty folder")
+        raise UsageError(f"{out}: contains files that are not an exported model; use a new or empty folder")
     if not overwrite:
-        raise UsageError(f"{out}: already holds an exported model; give another folder, or --overwrite to replace it")
+        raise UsageError(f"{out}: already contains an exported model; use another folder, or --overwrite to replace it")
 
 
 @contextmanager
 def _built_beside(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` that replaces it if the block ends without an error, and is deleted otherwise."""
+    """Yield a folder next to `out` that replaces `out` if the block ends without an error, and else is deleted."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
-        raise ExportError(f"{out}: cannot be created: {error.strerror}; give a writable folder") from None
+        raise ExportError(f"{out}: cannot be created ({error.strerror}); use a writable folder") from None
     folder.chmod(0o755)
     old = folder.with_name(f"{folder.name}-old")
     try:

@@ -17,10 +17,10 @@ FILE = "config.json"
 
 
 def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
-    """Write config.json: architecture, its arguments, classes, and evaluation's input.
+    """Write config.json with the architecture, its arguments, the classes, and the preprocessing of evaluation.
 
     Raises:
-        ExportError: the host is not one of timm's registered models, or a model of transformers behind timm's interface.
+        ExportError: the host is not a registered model of timm, or is a model of transformers with timm's interface.
     """
     if manifest.host.name == TRANSFORMERS:
         raise ExportError(
@@ -46,7 +46,7 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
 
 @torch.no_grad()
 def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float:
-    """Load the folder with plain timm, without grafts, and return the largest output difference from `model`.
+    """Load the folder with plain timm, without grafts, and return the largest difference of its outputs from `model`'s.
 
     Raises:
         ExportError: timm cannot load the folder.

@@ -1,4 +1,4 @@
-"""`torch.export` programs (.pt2), which run without attngraft and timm, at any batch size."""
+"""`torch.export` programs (.pt2), which run with any batch size, without attngraft or timm."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -11,17 +11,17 @@ from attngraft.export.check import Forward, check_outputs, example_images
 from attngraft.saved.manifest import MANIFEST, Check, Manifest, manifest_text
 
 FILE = "model.pt2"
-#: by the model's precision; a program computes in another order than the model and rounds intermediate results
+#: by precision of the model; a program computes in a different order than the model and rounds differently
 TOLERANCE = {"float32": 1e-5, "bfloat16": 16 * torch.finfo(torch.bfloat16).eps}
-EXAMPLE = 2  #: batch size; 1 would become a constant
-BUILT_IN = {"aten", "prim", "prims"}  #: namespaces of torch's own operations
+EXAMPLE = 2  #: batch size of the example, since a size of 1 would become a constant
+BUILT_IN = {"aten", "prim", "prims"}  #: namespaces of torch's built-in operations
 
 
 def export_program(model: nn.Module, manifest: Manifest) -> torch.export.ExportedProgram:
     """Trace `model` on the CPU to a program with a dynamic batch size.
 
     Raises:
-        ExportError: torch cannot trace the model, or only for one batch size.
+        ExportError: torch cannot trace the model, or can trace it only for one batch size.
     """
     images = example_images(manifest, batch=EXAMPLE)
     try:
@@ -29,17 +29,17 @@ def export_program(model: nn.Module, manifest: Manifest) -> torch.export.Exporte
             return torch.export.export(
                 model.eval(), (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False
             )
-    except Exception as error:  # any error of the host's code during tracing
+    except Exception as error:  # tracing can raise any error of the host's code
         raise ExportError(
             f"torch.export cannot trace this model ({_first_line(error)}); use --to torch, which works for every model"
         ) from error
 
 
 def write_program(program: torch.export.ExportedProgram, model: nn.Module, manifest: Manifest, folder: Path) -> Check:
-    """Write model.pt2, load it again, and compare its outputs with the model's at several batch sizes.
+    """Write model.pt2, load it again, and compare its outputs with the model's for several batch sizes.
 
     Raises:
-        ExportError: the program would need a package besides torch, differs, or cannot be written.
+        ExportError: the program requires a package other than torch, its outputs differ, or it cannot be written.
     """
     path = folder / FILE
     if foreign := foreign_operations(program):
@@ -49,7 +49,7 @@ def write_program(program: torch.export.ExportedProgram, model: nn.Module, manif
         )
     try:
         torch.export.save(program, path, extra_files={MANIFEST: manifest_text(manifest)})
-    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError for a full disk
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError if the disk is full
         raise ExportError(f"{FILE}: cannot be written ({_first_line(error)}); free some space and try again") from error
     tolerance = TOLERANCE[manifest.dtype]
     return check_outputs(
@@ -58,7 +58,7 @@ def write_program(program: torch.export.ExportedProgram, model: nn.Module, manif
 
 
 def foreign_operations(program: torch.export.ExportedProgram) -> list[str]:
-    """Return the names of the program's custom operations, which packages register."""
+    """Return the names of the program's custom operations, which are registered by packages other than torch."""
     called = {
         node.target
         for module in program.graph_module.modules()  # branches and loop bodies are submodules
@@ -70,15 +70,15 @@ def foreign_operations(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def open_program(path: Path) -> tuple[Forward, str | None]:
-    """Return a saved program as a function, and the text of its manifest (None for programs of other tools).
+    """Open a saved program as a function, and return it with the text of its manifest (None for other tools' programs).
 
     Raises:
-        ExportError: it cannot be read.
+        ExportError: the file cannot be read.
     """
     files: dict[str, Any] = {MANIFEST: ""}
     try:
         module = torch.export.load(path, extra_files=files).module()
-    except Exception as error:  # damaged archives raise all kinds of errors
+    except Exception as error:  # damaged archives raise arbitrary errors
         raise ExportError(
             f"{path}: cannot be read as a torch.export program ({_first_line(error)}); export the model again"
         ) from None

@@ -44,7 +44,7 @@ def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
 
 
 def install(host: Host, placements: list[Placement]) -> list[Graft]:
-    """Build all grafts, then install them; returns them in the order of `placements`."""
+    """Build all grafts, install them, and return them in the order of `placements`."""
     grafts = [_build_like(host.module(placement.target), host.core, placement) for placement in placements]
     for placement, graft in zip(placements, grafts, strict=True):
         module = patch(host.module(placement.target), host.adapter)

@@ -144,7 +144,7 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
     """Return the contents of a graft file; of a folded graft, only the part that was not folded is saved.
 
     Raises:
-        GraftSpecError: as for `save_grafts`.
+        GraftSpecError: see `save_grafts`.
     """
     entries: list[StoredGraft] = []
     tensors: dict[str, Tensor] = {}
@@ -269,7 +269,8 @@ def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerpri
     for theirs, ours in zip(stored, present, strict=True):
         if list(theirs) != list(ours):
             raise GraftFileError(
-                f"{file} is for a host of another size: site {theirs} of the file is {ours} in this model"
+                f"{file} is for a host of another size: a site (path, kind, widths) is {list(theirs)} in the file, but "
+                f"{list(ours)} in this model; load it into a model of the size it was saved from"
             )
     fingerprint = manifest.host.fingerprint
     if check_fingerprint and fingerprint and fingerprint != weights_fingerprint(host):

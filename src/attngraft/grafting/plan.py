@@ -27,7 +27,7 @@ def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **opti
     buffers and modes are not changed.
 
     Raises:
-        GraftSpecError, HostError: as raised by `graft`.
+        GraftSpecError, HostError: see `graft`.
     """
     host = find_host(model)
     parsed = with_options(spec, options)

@@ -171,7 +171,7 @@ def _chosen(path: Path, present: list[str], average: bool | None) -> str | None:
 
 
 def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Remove wrappers' prefixes from names; returns the renamed tensors and the removed prefixes.
+    """Remove wrappers' prefixes from names, and return the renamed tensors and the removed prefixes.
 
     Raises:
         HostError: two tensors would have the same name, or a tensor is sparse or quantized.

@@ -50,8 +50,8 @@ def create_model(
 
     Raises:
         UsageError: there is no such model (lists similar names) or file, or both `pretrained` and `weights` are passed.
-        GraftSpecError, HostError: as `graft` does, before any weights are downloaded if the text is invalid; or timm cannot
-            create the model with these arguments, its weights are not available, or the file does not fit.
+        GraftSpecError, HostError: see `graft` (an invalid specification is refused before any weights are downloaded); or
+            timm cannot create the model with these arguments, its weights are not available, or the file does not fit.
     """
     spec = parse(graft)
     if pretrained and weights is not None:

@@ -4,7 +4,7 @@
     y_s = pos(max_j pre([alpha * (x_sj - m_s) / std + beta, x_s]))          Stage
     y_i = extract(fuse([x_i, sum of w_ij x_j over 3 nearest j]))            FeaturePropagation
 
-Letters: B clouds, N points, S anchors (S <= N), k neighbours, C channels. Points are (B, N, 3) and their features
+Letters: B clouds, N points, S anchors (S <= N), k neighbors, C channels. Points are (B, N, 3) and their features
 (B, N, C), like tokens; only inside the point-wise networks channels come first. Distances are squared Euclidean, in any
 unit, computed in float32 at least.
 
@@ -144,12 +144,12 @@ class Stage(nn.Module):
 
 
 class FeaturePropagation(nn.Module):
-    """Decoder step: interpolates features of few points to many, and fuses them with the features there.
+    """Decoder step: interpolates features from coarse to fine points, and fuses them with the features of the latter.
 
         w_ij = 1 / (|p_i - q_j|^2 + 1e-8), over the 3 nearest j, divided by their sum
         y    = extraction(fuse([fine_i, sum_j w_ij coarse_j]))
 
-    With fewer than three coarse points all of them are used.
+    With fewer than three coarse points, all of them are used.
 
     Shapes: points (B, N, 3) and (B, S, 3), features (B, N, C1) and (B, S, C2) to (B, N, out_channels).
 
@@ -235,7 +235,7 @@ def _linear_norm(in_channels: int, out_channels: int, *, bias: bool) -> tuple[nn
 
 @torch.no_grad()
 def farthest_points(xyz: Tensor, count: int) -> Tensor:
-    """Farthest point sampling: (B, N, 3) to the indices (B, count) of points that are far from each other.
+    """Return the indices (B, count) of points of (B, N, 3) that are far from each other (farthest point sampling).
 
     The first is point 0; each further point maximizes the distance to the nearest chosen one, the first such in a tie.
     Points near the origin (squared norm up to `NEAR_ORIGIN`) are chosen only as point 0, since clouds are often padded with

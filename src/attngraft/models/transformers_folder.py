@@ -212,7 +212,7 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
 
 
 def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Load the model; returns it with transformers' loading report."""
+    """Load the model and return it with transformers' loading report."""
     try:
         with torch.random.fork_rng(devices=[]), quiet(transformers):  # initializes missing weights
             found: tuple[nn.Module, dict[str, Any]] = getattr(transformers, auto_class).from_pretrained(

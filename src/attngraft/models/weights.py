@@ -86,7 +86,7 @@ class WeightsFile:
         """Return the tensors that `fill_host` would load and its report. The model may be on the meta device.
 
         Raises:
-            HostError: as in `fill_host`.
+            HostError: see `fill_host`.
         """
         refusal = _of_family(model, "checkpoint_refusal_fn")
         reason = refusal(self.architecture, self.arguments, model) if refusal and self.architecture else None
@@ -119,7 +119,7 @@ class WeightsFile:
         problems = _misfits(self.grafts, state, missing=set(state) - set(self.grafts))
         if problems:
             raise HostError(
-                f"{self.path} has weights that were trained with other grafts than this model's: {'; '.join(problems)}. "
+                f"{self.path} has weights that were trained with different grafts from this model's: {'; '.join(problems)}. "
                 "Pass the graft that the file was trained with, or weights of a host without grafts"
             )
         model.load_state_dict(dict(self.grafts), strict=False)
@@ -258,7 +258,7 @@ def _of_family(model: nn.Module, function: str) -> Callable[..., Any] | None:
 
 
 def _adapt_first_convolution(model: nn.Module, values: dict[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """Adapt weights for RGB images to the model's number of channels; returns the names of changed tensors."""
+    """Adapt weights for RGB images to the model's number of channels, and return the names of changed tensors."""
     changed = []
     for layer in _layers(model, "first_conv"):
         name = f"{layer}.weight"
@@ -275,7 +275,7 @@ def _adapt_first_convolution(model: nn.Module, values: dict[str, Tensor], state:
 
 
 def _drop_other_head(model: nn.Module, values: dict[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """Remove a head for another number of classes from `values`; returns the names of tensors that stay new."""
+    """Remove a head for another number of classes from `values`, and return the names of tensors that stay new."""
     new = []
     for layer in _layers(model, "classifier"):
         parent = layer.rpartition(".")[0]

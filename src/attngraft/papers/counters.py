@@ -52,7 +52,7 @@ MULTIPLICATIONS = {"cb": 1, "cb_s": 1, "cb_gate": 1, "cb_hybrid": 2}
 
 
 def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """CB paper: parameters in 10^6, multiply-adds in 10^9, and the grafts' share of the host's parameters in percent."""
+    """Count as the CB paper: parameters in 10^6, multiply-adds in 10^9, and the percentage of parameters added by grafts."""
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
     return {
@@ -63,10 +63,10 @@ def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """CB paper, Tables 13 and 14: elementwise multiplications of the grafts, N C each, in 10^6; the host in 10^6 MACs.
+    """Count the grafts' elementwise multiplications and the model's MACs, in 10^6, as in Tables 13 and 14 of the CB paper.
 
-    Each graft is counted in the paper's form, independent of our implementation: one per output element of a product of
-    token maps or of the halving; additions, means and operations on one token are not counted.
+    Each graft is counted in the paper's form, independent of our implementation: N C multiplications for each product of
+    token maps and for the halving; additions, means and operations on one token are not counted.
     """
     counted: list[int] = []
 
@@ -80,7 +80,7 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
 
 
 def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """HV paper: parameters of leaf modules in 2^20; multiply-adds of linear and convolution layers in 2^30.
+    """Count as the HV paper: leaf modules' parameters in 2^20; linear and convolution layers' multiply-adds in 2^30.
 
     Grafts are counted completely, since the paper's own modules consist of linear layers.
     """
@@ -95,7 +95,7 @@ def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """BiSA paper: parameters in 10^6, multiply-adds in 10^9, the grafts' share of the host's parameters in percent.
+    """Count as the BiSA paper: parameters in 10^6, multiply-adds in 10^9, and the percentage of parameters added by grafts.
 
     `flops_m`, in 10^6, is LeViT's column: multiply-adds, plus one per output element of a batch norm, plus one per output
     element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), not
@@ -114,7 +114,7 @@ def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, its activations ("Mem.") in 10^6 elements."""
+    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, its activations ("Mem.") in 10^6 elements."""
     counts = count_as_fvcore(model, *inputs)
     return {
         "params": count_parameters(model) / 1e6,
@@ -124,7 +124,7 @@ def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_elsa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """ELSA paper: parameters in 10^6, multiply-adds in 10^9."""
+    """Count as the ELSA paper: parameters in 10^6, multiply-adds in 10^9."""
     return {"params": count_parameters(model) / 1e6, "macs": count_macs(model, *inputs) / 1e9}
 
 

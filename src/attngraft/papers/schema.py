@@ -79,7 +79,7 @@ class Table:
                     if name not in known:
                         hint = did_you_mean(name, known)
                         raise FieldError(
-                            f"rows[{index}].{section}", f"no column {name!r}{hint}; there are {', '.join(known)}"
+                            f"rows[{index}].{section}", f"no column {name!r}{hint}; available: {', '.join(known)}"
                         )
 
     def model_of(self, row: Row) -> str | None:

@@ -16,7 +16,7 @@ from attngraft.errors import UsageError
 def scaled_grid(
     image_size: tuple[int, int], *, grid: tuple[int, int], default_size: tuple[int, int], tokens: int | None = None
 ) -> tuple[int, int] | None:
-    """Grid (rows, columns) of an image of `image_size`, for a host that cuts images of `default_size` into `grid`.
+    """Return the grid (rows, columns) of an image of `image_size`, for a host that cuts `default_size` into `grid`.
 
     Args:
         image_size: rows and columns of the image in pixels.
@@ -37,7 +37,7 @@ def scaled_grid(
 
 
 def interleaved_indices(grid: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Token indices of sequences of `grid` whose tokens are `stride` (rows, columns) apart, interleaved on one map.
+    """Return the token indices of interleaved sequences of `grid`, whose tokens are `stride` (rows, columns) apart.
 
     The map has `grid` times `stride` positions; sequences are numbered by their first token, row by row.
     """
@@ -47,13 +47,13 @@ def interleaved_indices(grid: tuple[int, int], stride: tuple[int, int]) -> Tenso
 
 
 def tokens_to_map(tokens: Tensor, token_indices: Tensor) -> Tensor:
-    """Tokens (B * W, N, ...) as a map (B, rows, columns, ...)."""
+    """Return tokens (B * W, N, ...) as a map (B, rows, columns, ...)."""
     windows = window_count(token_indices, tokens.shape[1], tokens.shape[0])
     return tokens.unflatten(0, (-1, windows)).flatten(1, 2)[:, token_indices]
 
 
 def normalized_coordinates(token_indices: Tensor, tokens: int) -> Tensor:
-    """(row, column) of each token of each window as fractions of the map's sides, (W, N, 2); NaN for tokens not on it."""
+    """Return (row, column) of each token as fractions of the map's sides, (W, N, 2); NaN for tokens not on it."""
     rows, columns = token_indices.shape
     windows = int(token_indices.max()) // tokens + 1
     found = torch.full((windows * tokens, 2), math.nan, device=token_indices.device)
@@ -63,7 +63,9 @@ def normalized_coordinates(token_indices: Tensor, tokens: int) -> Tensor:
 
 
 def attention_map_for_query(weights: Tensor, token_indices: Tensor, query: tuple[int, int]) -> Tensor:
-    """Attention map of the token at `query` (row, column): (B * W, H, N, N) to (B, H, rows, columns), 0 outside its window.
+    """Return the attention map (B, H, rows, columns) of the token at `query` (row, column), 0 outside its window.
+
+    `weights` are (B * W, H, N, N).
 
     Raises:
         UsageError: `query` is not on the map, or queries and keys are not the same tokens.
@@ -78,9 +80,9 @@ def attention_map_for_query(weights: Tensor, token_indices: Tensor, query: tuple
 
 
 def full_attention_map(weights: Tensor, token_indices: Tensor) -> Tensor:
-    """Maps (B * W, H, N, N) as one map of the image (B, H, rows * columns, rows * columns), 0 between windows.
+    """Return the attention map of the whole image, (B, H, rows * columns, rows * columns), 0 between windows.
 
-    It has (rows * columns)^2 numbers per head: 39 MB in float32 for a map of 56 x 56.
+    `weights` are (B * W, H, N, N). The result has (rows * columns)^2 numbers per head: 39 MB in float32 for 56 x 56 tokens.
     """
     windows, tokens = _square(weights, token_indices)
     window, slot = token_indices.flatten() // tokens, token_indices.flatten() % tokens
@@ -91,9 +93,10 @@ def full_attention_map(weights: Tensor, token_indices: Tensor) -> Tensor:
 
 
 def filter_map_for_query(filters: Tensor, query: tuple[int, int]) -> Tensor:
-    """Filter of the position `query` on the map: (B, H, K, rows, columns) with K = k x k offsets to (B, H, rows, columns).
+    """Return the filter of the position `query` on the map, (B, H, rows, columns).
 
-    Offsets are row-major, as in the local operation. Weights of neighbors outside the map are left out.
+    `filters` are (B, H, K, rows, columns) with K = k x k offsets, row-major as in the local operation. Weights of
+    neighbors outside the map are left out.
     """
     rows, columns = filters.shape[-2:]
     row, column = _check_position(query, rows, columns)
@@ -105,7 +108,7 @@ def filter_map_for_query(filters: Tensor, query: tuple[int, int]) -> Tensor:
 
 
 def filters_to_attention_map(filters: Tensor) -> Tensor:
-    """Filters (B, H, K, rows, columns) of neighborhoods as one map (B, H, rows * columns, rows * columns), 0 elsewhere."""
+    """Return filters (B, H, K, rows, columns) as a map (B, H, rows * columns, rows * columns), 0 outside neighborhoods."""
     rows, columns = filters.shape[-2:]
     size = _kernel_size(filters)
     row, column = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
@@ -118,7 +121,7 @@ def filters_to_attention_map(filters: Tensor) -> Tensor:
 
 
 def _kernel_size(filters: Tensor) -> int:
-    """k of filters with K = k * k offsets."""
+    """Return k of filters with K = k * k offsets."""
     size = math.isqrt(filters.shape[2])
     if size**2 != filters.shape[2] or size % 2 == 0:
         raise UsageError(f"{filters.shape[2]} offsets are not a neighborhood of k x k positions with odd k")
@@ -145,13 +148,13 @@ def check_square(weights: Tensor) -> None:
 
 
 def _square(weights: Tensor, token_indices: Tensor) -> tuple[int, int]:
-    """(W, N) of maps whose queries and keys are the same tokens."""
+    """Return (W, N) of maps whose queries and keys are the same tokens."""
     check_square(weights)
     return window_count(token_indices, weights.shape[-1], weights.shape[0]), weights.shape[-1]
 
 
 def window_count(token_indices: Tensor, tokens: int, sequences: int) -> int:
-    """Number of windows of one image.
+    """Return the number of windows of one image.
 
     Raises:
         UsageError: `sequences` is not a multiple of this number.

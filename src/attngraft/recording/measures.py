@@ -9,7 +9,7 @@ from attngraft.errors import UsageError
 
 
 def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
-    """Attention map (..., N, N) among the tokens after the first `prefix`, rows normalized to sum to 1 (Fig. 3a).
+    """Return the attention map (..., N, N) without the first `prefix` tokens, rows normalized to sum to 1 (Fig. 3a).
 
     A row whose weight is all on the prefix becomes 0.
     """
@@ -19,7 +19,7 @@ def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Entropy of each row i, -sum_j a_ij ln a_ij, in nats; at most ln Nk. (..., Nq, Nk) to (..., Nq).
+    """Return the entropy of each row i, -sum_j a_ij ln a_ij, in nats, at most ln Nk: (..., Nq, Nk) to (..., Nq).
 
     The paper's curves are its mean over images, heads and rows (Fig. 3a), or over the class token's rows (Fig. 5a).
     """
@@ -32,9 +32,11 @@ def relative_distance(
     *,
     normalize: Literal["pair_mean", "per_query"] = "per_query",
 ) -> Tensor:
-    """Attention distance of each query: sum_j a_ij |p_i - p_j|_1, with p = (row / rows, column / columns) (Fig. 5b).
+    """Return the attention distance of each query, (..., N, N) to (..., N) (Fig. 5b).
 
-    (..., N, N) to (..., N). The paper's curve is its mean over images, heads and queries.
+        sum_j a_ij |p_i - p_j|_1, with p = (row / rows, column / columns)
+
+    The paper's curve is its mean over images, heads and queries.
 
     Args:
         weights: (..., N, N), spatial tokens only, row by row.
@@ -65,7 +67,7 @@ def relative_distance(
 
 
 def windowed_distance(weights: Tensor, coordinates: Tensor) -> Tensor:
-    """`relative_distance` (per query) in windows with any token coordinates: (..., W, H, N, N) to (..., W, H, N).
+    """Return `relative_distance` in windows with any token coordinates: (..., W, H, N, N) to (..., W, H, N).
 
     Rows are normalized to sum to 1 over the tokens on the map. The distance is 0 for a token that attends to none of them,
     and for padding tokens.
@@ -82,12 +84,12 @@ def windowed_distance(weights: Tensor, coordinates: Tensor) -> Tensor:
 
 
 def steepness_of_weights(weights: Tensor) -> Tensor:
-    """`steepness` at temperature 1 of softmax outputs: sum_j (a_j - a_j^2), (..., N) to (...)."""
+    """Return the `steepness` of softmax outputs at temperature 1, sum_j (a_j - a_j^2): (..., N) to (...)."""
     return (weights - weights.square()).sum(-1)
 
 
 def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Nuclear norm of the softmax's Jacobian, per row: t sum_j (a_j - a_j^2), a = softmax(t s) (Sec. 2.1).
+    """Return the nuclear norm of the softmax's Jacobian per row, t sum_j (a_j - a_j^2), a = softmax(t s) (Sec. 2.1).
 
     The Jacobian is symmetric and positive semi-definite, so this is its trace; it is largest, t (1 - 1/N), for uniform a.
     `scores` is (..., N), the result (...).
@@ -103,6 +105,6 @@ class ScaleStatistics(NamedTuple):
 
 
 def scale_statistics(scale: Tensor) -> ScaleStatistics:
-    """The two curves of Fig. 6 for a Lambda of shape (C,); quantiles by linear interpolation."""
+    """Return the values of both curves of Fig. 6 for a Lambda of shape (C,); quantiles are interpolated linearly."""
     low, high = torch.quantile(scale, torch.tensor([0.1, 0.9], dtype=scale.dtype, device=scale.device))
     return ScaleStatistics(low.abs() / high.abs(), scale.mean())

@@ -84,7 +84,7 @@ def _eager() -> AbstractContextManager[Any]:
 
 
 def _default_image_shape(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
-    """Shape (B, C, H, W) of the host's default images; None: it takes none, or no chosen site has a map."""
+    """Return the shape (B, C, H, W) of the host's default images; None if it takes none, or no chosen site has a map."""
     if not any(geometry.on_a_map for geometry in chosen):
         return None
     devices = {parameter.device for parameter in host.core.parameters() if parameter.is_cuda}
@@ -125,7 +125,7 @@ def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: 
 
 @dataclass(frozen=True)
 class _SiteRecorder:
-    """Recorder of one module or graft; also passes everything to the recorder that was attached before."""
+    """Recorder of one module or graft, which also passes everything to the recorder that was attached before."""
 
     recording: Recording
     site: str

@@ -71,7 +71,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         self._unavailable: dict[str, dict[str, str]] = {}  # site -> undefined reduction -> reason
 
     def is_requested(self, site: str, name: str) -> bool:
-        """Return whether to keep a tensor of this name; also adds it to the site's `available` names."""
+        """Return whether to keep a tensor of this name, and add the name to those `available` at the site."""
         if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             return True
         self._available.setdefault(site, {})[name] = None
@@ -137,7 +137,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         self._reductions[of] = tuple(dict.fromkeys((*self._reductions.get(of, ()), *reductions)))
 
     def prefix(self, site: str) -> tuple[str, ...]:
-        """Names of the site's prefix tokens (`class`, `distillation`, `register 1` ...), or `()`.
+        """Return the names of the site's prefix tokens (`class`, `distillation`, `register 1`, ...), or `()`.
 
         Raises:
             RecordError: the site was not chosen.
@@ -145,7 +145,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return self._coordinates.geometry(site).prefix
 
     def token_indices(self, site: str) -> Tensor:
-        """Index of the token at each map position, (rows, columns), counted over the windows of one image.
+        """Return the index of the token at each map position, (rows, columns), counted over the windows of one image.
 
         Raises:
             RecordError: the host does not report where the tokens of this site are, or their number does not match.
@@ -153,7 +153,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return self._coordinates.token_indices(site)
 
     def on_map(self, site: str, name: str) -> Tensor:
-        """Tokens (B, N, C) or (B, H, N, d) on the map: (B, rows, columns, C) or (B, H, rows, columns, d).
+        """Return tokens (B, N, C) or (B, H, N, d) on the map, (B, rows, columns, C) or (B, H, rows, columns, d).
 
         Prefix and padding tokens are left out. Tensors that are maps already are returned unchanged.
 
@@ -188,7 +188,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
             return tensor
 
     def attention_map_for_query(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
-        """Attention map of the token at `query` (row, column) on the image, (B, H, rows, columns).
+        """Return the attention map of the token at `query` (row, column) on the image, (B, H, rows, columns).
 
         It is 0 outside the token's window, and leaves out prefix tokens. `name` may also be filters of neighborhoods
         (`elsa.local_filters`). For cross-attention see `keys_on_map`.
@@ -200,7 +200,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return attention_map_for_query(weights, self._coordinates.token_indices(site, weights.shape[-1]), query)
 
     def full_attention_map(self, site: str, name: str = "weights") -> Tensor:
-        """Attention map of the whole image, (B, H, rows * columns, rows * columns), 0 between windows.
+        """Return the attention map of the whole image, (B, H, rows * columns, rows * columns), 0 between windows.
 
         It has (rows * columns)^2 numbers per head. `name` may also be filters of neighborhoods.
         """
@@ -211,7 +211,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return full_attention_map(weights, self._coordinates.token_indices(site, weights.shape[-1]))
 
     def keys_on_map(self, site: str, name: str = "weights") -> Tensor:
-        """Cross-attention of each query (BiXT's latents) on the map of its keys, (B, H, Nq, rows, columns).
+        """Return the cross-attention of each query (BiXT's latents) on the map of its keys, (B, H, Nq, rows, columns).
 
         Raises:
             RecordError: the site is not a cross-attention, or its host does not report where its keys are.
@@ -220,11 +220,11 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return weights[..., self._coordinates.key_indices(site, weights.shape[-1])]
 
     def available(self, site: str) -> tuple[str, ...]:
-        """Names of all tensors that the site has produced so far, requested or not."""
+        """Return the names of all tensors that the site has produced so far, requested or not."""
         return tuple(self._available.get(site, ()))
 
     def calls(self, site: str, name: str) -> list[Tensor]:
-        """Tensors of every call, oldest first (of a shared module, or of a block under gradient checkpointing).
+        """Return the tensors of all calls, oldest first, for a shared module or a block under gradient checkpointing.
 
         Raises:
             RecordError: nothing of this name was recorded at the site.

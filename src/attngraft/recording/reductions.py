@@ -39,7 +39,7 @@ def _windowed(weights: Tensor, layout: TokenLayout) -> bool:
 
 
 def _by_window(weights: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-    """Maps by window (B, W, H, N, N), and the token coordinates (W, N, 2)."""
+    """Return the maps by window (B, W, H, N, N), and the token coordinates (W, N, 2)."""
     if layout.token_indices is None:
         raise RecordError("its host does not report token positions")
     coordinates = normalized_coordinates(layout.token_indices, weights.shape[-1])
@@ -47,14 +47,14 @@ def _by_window(weights: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
 
 
 def _rows(values: Tensor, weights: Tensor, layout: TokenLayout) -> Tensor:
-    """Values by row (B, H, Nq); for windows by map position, (B, H, rows * columns)."""
+    """Return the values by row (B, H, Nq); for windows by map position, (B, H, rows * columns)."""
     if layout.token_indices is None or not _windowed(weights, layout):
         return values
     return tokens_to_map(values.movedim(1, 2), layout.token_indices.to(values.device)).flatten(1, 2).movedim(1, 2)
 
 
 def _among_patches(weights: Tensor, layout: TokenLayout) -> Tensor:
-    """Attention map among the tokens on the image, rows normalized to sum to 1; other columns are 0 or left out."""
+    """Return the attention map among the tokens on the image, rows summing to 1; other columns are 0 or left out."""
     if weights.shape[-1] != weights.shape[-2]:
         raise RecordError(
             f"the queries and keys of its maps ({weights.shape[-2]} x {weights.shape[-1]}) are different tokens, so "

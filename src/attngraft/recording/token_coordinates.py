@@ -50,7 +50,7 @@ class TokenCoordinates:
         return self._geometries[site]
 
     def token_indices(self, site: str, tokens: int | None = None) -> Tensor:
-        """Index of the token at each map position, (rows, columns), counted over the windows of one image.
+        """Return the index of the token at each map position, (rows, columns), counted over the windows of one image.
 
         Args:
             site: the site's path.
@@ -72,7 +72,7 @@ class TokenCoordinates:
         return geometry.prefix_tokens + torch.arange(grid[0] * grid[1]).view(grid)
 
     def map_size(self, site: str) -> tuple[int, int] | None:
-        """(rows, columns) of the whole map at the site's hook points; None: unknown, or queries are pooled."""
+        """Return (rows, columns) of the whole map at the site's hook points; None if unknown, or if queries are pooled."""
         geometry = self.geometry(site)
         if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:
             return None
@@ -84,7 +84,7 @@ class TokenCoordinates:
         return grid[0] * geometry.apart[0], grid[1] * geometry.apart[1]
 
     def key_indices(self, site: str, tokens: int | None = None) -> Tensor:
-        """Index of the cross-attention key at each map position, (rows, columns).
+        """Return the index of the cross-attention key at each map position, (rows, columns).
 
         Raises:
             RecordError: the site is not a cross-attention, its keys have no grid, or their number does not match.
@@ -96,13 +96,15 @@ class TokenCoordinates:
                 "`full_attention_map`"
             )
         if geometry.keys_grid is None:
-            raise RecordError(f"the map positions of the keys of {site!r} are unknown: the keys have no grid")
+            raise RecordError(
+                f"the map positions of the keys of {site!r} are unknown: its host reports no grid for them"
+            )
         if (grid := self._scaled(geometry.keys_grid, tokens)) is None:
             raise RecordError(self._wrong_number(site, tokens, "", geometry.keys_grid))
         return torch.arange(grid[0] * grid[1]).view(grid)
 
     def layout(self, site: str, tokens: int) -> TokenLayout:
-        """Layout of a map with `tokens` keys, for reductions."""
+        """Return the layout of a map with `tokens` keys, for reductions."""
         geometry = self.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
         windowed = window not in (None, geometry.grid)  # windows may be interleaved, in a way that only the host knows
@@ -116,7 +118,7 @@ class TokenCoordinates:
         return None if geometry.grid is None else self._scaled(geometry.grid, spatial)
 
     def _scaled(self, grid: tuple[int, int], tokens: int | None) -> tuple[int, int] | None:
-        """`grid` for images of the current size; None if it has another number of positions."""
+        """Return `grid` scaled to the current image size; None if it does not have `tokens` positions."""
         if self._default_size is None:
             return grid if tokens in (None, grid[0] * grid[1]) else None
         if self._image_size is None:

@@ -1,4 +1,4 @@
-"""Reports: HTML pages, tables for terminal and README, figures.
+"""Reports: HTML pages, figures, and tables for the terminal and for a README.
 
 path = write_report(result, Path("study"))      # study/report.html and study/plots/*.png, *.svg
 """
@@ -18,15 +18,15 @@ PLOTS_FOLDER = "plots"
 
 
 def write_report(result: StudyResult, folder: Path | str) -> Path:
-    """Write `plots/*.png`, `plots/*.svg` and `report.html` into `folder`, each atomically, the page last.
+    """Write `plots/*.png`, `plots/*.svg` and, last, `report.html` to `folder`, each atomically.
 
-    The page includes the analyses in `folder/analysis/*.json`. Everything is drawn before the first file is written. Plots
-    of an earlier report that this study has no data for are removed. The same result gives the same bytes.
+    The page includes the analyses in `folder/analysis/*.json`. Everything is drawn before the first file is written.
+    Plots of an earlier report for which the study has no data are removed. The files are reproducible byte for byte.
 
     Returns:
-        The path of the page, which needs none of the other files.
+        The path of the page, which is self-contained.
     """
-    # matplotlib, Jinja2 and rich are slow to import
+    # local imports: matplotlib, Jinja2 and rich are slow to import
     from attngraft.analysis.catalog import FOLDER, load_analyses
     from attngraft.files import write_atomically
     from attngraft.report.figures import FILES, plot_files

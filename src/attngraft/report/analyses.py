@@ -1,4 +1,4 @@
-"""Analysis results as files and as sections of pages: of a study's report, and of a page of their own."""
+"""Analysis results as files, as a page, and as sections of a study's report."""
 
 import csv
 import io
@@ -21,12 +21,12 @@ PAGE = "analysis.html"
 
 
 def write_analyses(results: Sequence[AnalysisResult], folder: Path, *, title: str) -> Path:
-    """Write each result's JSON, CSV and plots into `folder`, then the page of all results in it.
+    """Write JSON, CSV and plots of each result to `folder`, then a page with all results in the folder.
 
-    The numbers are written before anything is drawn, so an error while drawing does not lose them.
+    Numbers are written before anything is drawn, so they are not lost if drawing fails.
 
     Returns:
-        The path of the page, which needs none of the other files.
+        The path of the page, which is self-contained.
 
     Raises:
         StorageError: a file cannot be written.
@@ -39,7 +39,7 @@ def write_analyses(results: Sequence[AnalysisResult], folder: Path, *, title: st
         ours = re.compile(rf"{re.escape(result.name)}(-\d+)?(-dark)?\.(png|svg)")
         for old in folder.glob(f"{result.name}*"):
             if ours.fullmatch(old.name) and old.name not in files:
-                old.unlink(missing_ok=True)  # of an earlier result with more sheets
+                old.unlink(missing_ok=True)  # left by an earlier result with more sheets
         for name, content in files.items():
             write_atomically(folder / name, content)
     return write_atomically(folder / PAGE, analyses_html(load_analyses(folder), title=title))
@@ -55,12 +55,12 @@ def analysis_csv(result: AnalysisResult) -> str:
 
 
 def analyses_html(results: Sequence[AnalysisResult], *, title: str) -> str:
-    """Return a page of results: no scripts, no network access, user strings escaped."""
+    """Return a page of results without scripts or network access; user strings are escaped."""
     return render("analyses.html.j2", title=shown(title), version=__version__, analyses=analysis_views(results))
 
 
 def analysis_views(results: Sequence[AnalysisResult]) -> list[dict[str, Any]]:
-    """Return the results for the page template, with their panels drawn."""
+    """Return the results with their panels drawn, for the page template."""
     return [
         {
             "anchor": f"analysis-{result.name}",

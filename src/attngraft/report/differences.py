@@ -1,4 +1,4 @@
-"""Figures with a row per variant: differences to the baseline, and epochs to the baseline's best."""
+"""Figures with one row per variant: differences to the baseline, and epochs to the baseline's best."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from attngraft.results import wording
 from attngraft.results.study import Difference, Interval, StudyResult
 from attngraft.results.wording import MetricFormat, metric_format, minus, shorten, shown
 
-NAME_WIDTH = 22  #: characters of a variant's name that fit on a plot
+NAME_WIDTH = 22  #: number of characters of a variant's name that fit on a plot
 
 
 def difference_drawing(result: StudyResult) -> Drawing | None:
-    """Return the forest plot: per variant the difference, its bootstrap interval (thick), t-interval (thin), verdict."""
+    """Return the forest plot: difference, bootstrap interval (thick), t-interval (thin) and verdict of each variant."""
     style = metric_format(result)
     rows = [
         (variant.name, variant.difference, look)
@@ -79,7 +79,7 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
 
 
 def epochs_drawing(result: StudyResult) -> Drawing | None:
-    """Return bars of epochs to the baseline's best mean, as ratios to the baseline's own; a dot per seed."""
+    """Return bars of the epochs to the baseline's best mean, as ratios to the baseline's, with a dot per seed."""
     rows, styles = wording.epochs_compared(result), variant_styles(result)
     if not rows:
         return None
@@ -126,7 +126,7 @@ def _names_width(names: Sequence[str]) -> float:
 def _draw_rows(
     axes: Axes, theme: Theme, names: Sequence[str], *, limits: tuple[float, float], reference: float
 ) -> None:
-    """Prepare axes with a named row per variant and a vertical reference line."""
+    """Set up axes with a named row per variant and a vertical reference line."""
     axes.set(xlim=limits, ylim=(len(names) - 0.4, -0.6), yticks=[])
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=theme.line, linewidth=0.6)
@@ -138,7 +138,7 @@ def _draw_rows(
 
 
 def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str, caps: bool) -> None:
-    """Draw a wide pale bar, or a thin line with caps; a cap beyond the axes becomes an arrow head."""
+    """Draw a wide pale bar, or a thin line with caps, where a cap outside of the axes becomes an arrowhead."""
     low, high = axes.get_xlim()
     left, right = max(interval.low, low), min(interval.high, high)
     if not caps:
@@ -150,9 +150,10 @@ def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str, caps
 
 
 def difference_range(result: StudyResult) -> tuple[float, float]:
-    """Return the axis range of differences: zero, all points and bootstrap intervals, and t-intervals.
+    """Return the axis range of differences, which includes zero, all points and bootstrap intervals, and t-intervals.
 
-    T-intervals count up to three times the rest: with two seeds one can be so wide that nothing else would be visible.
+    T-intervals extend the range to at most three times the rest, because with two seeds they can be so wide that nothing
+    else would be visible.
     """
     differences = [variant.difference for variant in result.variants if variant.difference is not None]
     inner = [bound for d in differences for bound in (d.mean, d.bootstrap.low, d.bootstrap.high)]
@@ -165,7 +166,7 @@ def difference_range(result: StudyResult) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalBar:
-    """A difference as a small drawing in a table cell: positions in percent of the range shared by all rows."""
+    """A small drawing of a difference in a table cell, with positions in percent of the range shared by all rows."""
 
     zero: float
     point: float

@@ -1,4 +1,4 @@
-"""The attention explorer: one self-contained HTML page with the attention maps of one or two models in an image."""
+"""The attention explorer: a self-contained HTML page with the attention maps of one or two models on an image."""
 
 import base64
 import hashlib
@@ -21,15 +21,15 @@ from attngraft.results.wording import shown
 from attngraft.targets.handle import ModelHandle, model_handle
 from attngraft.targets.images import images_from_files
 
-MOST_BYTES = 48_000_000  #: of a page; browsers become slow beyond
+MOST_BYTES = 48_000_000  #: largest size of a page; browsers become slow with larger ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelView:
-    """A model's input image and attention."""
+    """Input image and attention of a model."""
 
     name: str
-    picture: Image.Image  #: the model's input before normalization
+    picture: Image.Image  #: input of the model before normalization
     explored: ExplorerData
 
 
@@ -42,29 +42,30 @@ def explore(
     title: str | None = None,
     expects: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a page with each model's attention on an image.
+    """Write a page that shows the attention of one or two models on an image.
 
         explore({"ViT": host, "with cb_s": grafted}, "dog.jpg", out="dog.html")
 
-    Select a patch with mouse, finger or arrow keys. The page shows the patches that it attends to, or that attend to it, for
-    one layer and head on the image and for all layers and heads in an overview, and entropy and distance by layer. Two
-    models are shown side by side. Numbers are stored as bytes; the page of a ViT-S at 224 pixels has about 4 MB.
+    Select a patch with mouse, finger or arrow keys. The page shows the patches that it attends to, or that attend to it: for
+    one layer and head on the image, and for all layers and heads in an overview. It also plots entropy and distance by
+    layer. Two models are shown side by side. Values are quantized to bytes; the page of a ViT-S at 224 pixels has about 4
+    MB.
 
     Args:
-        models: one or two, by name. Each gets the image as timm evaluates it, at the model's input size.
-        image: a file.
-        out: the page, written atomically.
+        models: one or two models by name. The image is preprocessed as in timm's evaluation, at the model's input size.
+        image: the image file.
+        out: file of the page, written atomically.
         sites: sites to show, as in a graft specification.
-        title: of the page; the image's file name by default.
+        title: title of the page; the image's file name by default.
         expects: preprocessing, as in timm's configuration (`mean`, `std`, `crop_pct`, `interpolation`); by default the
             model's own, or timm's defaults.
 
     Raises:
-        UsageError: no models, more than two, or a model that takes no images; a page of more than 48 MB (choose fewer
-            `sites`).
+        UsageError: there are no models or more than two, a model does not take images, or the page would exceed 48 MB
+            (choose fewer `sites`).
         DataError: the file is not an image.
-        RecordError: no chosen site attends to positions of the image, or its numbers are not finite.
-        HostError, GraftSpecError: as `attngraft.record`.
+        RecordError: no chosen site attends to positions of the image, or values are not finite.
+        HostError, GraftSpecError: see `attngraft.record`.
     """
     handles = [model_handle(name, model, expects=expects) for name, model in models.items()]
     return explore_handles(handles, image, out=out, sites=sites, title=title)
@@ -73,13 +74,13 @@ def explore(
 def explore_handles(
     handles: Sequence[ModelHandle], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
 ) -> Path:
-    """`explore` for opened models, each with its own preprocessing.
+    """Write the page of `explore` for opened models, each with its own preprocessing.
 
     Raises:
         As `explore`.
     """
     if not 1 <= len(handles) <= 2:
-        raise UsageError(f"{len(handles)} models given; a page shows one or two")
+        raise UsageError(f"a page shows one or two models, got {len(handles)}")
     picture = images_from_files([str(image)]).open(0)
     views = []
     for handle in handles:
@@ -99,7 +100,7 @@ def explore_handles(
 
 
 def explorer_html(views: Sequence[ModelView], *, title: str) -> str:
-    """Return the page. User strings are escaped; the content security policy admits the page's own script only."""
+    """Return the page; user strings are escaped, and the content security policy only allows the page's own script."""
     templates = environment()
     script = templates.loader.get_source(templates, "explorer.js")[0] if templates.loader else ""
     return render(

@@ -26,12 +26,12 @@ from attngraft.results.study import Cost, Interval, RunSummary, StudyResult
 from attngraft.results.wording import metric_format, shorten, shown
 
 FIGURES = ("differences", "curves", "epochs", "cost", "cost-more")
-#: all files that `plot_files` may return
+#: names of all files that `plot_files` can return
 FILES = frozenset(f"{name}{theme}.{kind}" for name in FIGURES for theme in ("", "-dark") for kind in ("png", "svg"))
 
 
 def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
-    """Return the panels of each of `FIGURES` that this study has data for."""
+    """Return the panels of each of the `FIGURES` for which the study has data."""
     drawings = (
         [difference_drawing(result)],
         _curve_drawings(result),
@@ -44,7 +44,7 @@ def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
 
 
 def plot_files(result: StudyResult) -> dict[str, bytes]:
-    """Return file contents by name: every figure as PNG and SVG, light (`name.png`) and dark (`name-dark.png`)."""
+    """Return the files' contents by name: each figure as PNG and SVG, light (`name.png`) and dark (`name-dark.png`)."""
     files: dict[str, bytes] = {}
     for name, panels in study_figures(result).items():
         files |= figure_files(name, panels)
@@ -56,7 +56,7 @@ def plot_files(result: StudyResult) -> dict[str, bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A quantity by epoch: mean, minimum and maximum over the seeds that have it."""
+    """A quantity by epoch: mean, minimum and maximum over the seeds with a value."""
 
     epochs: list[float]
     mean: list[float]
@@ -65,7 +65,7 @@ class Band:
 
 
 def band(curves: Sequence[dict[float, float]]) -> Band | None:
-    """Combine one mapping of epoch to value per seed; values that are not finite count as missing."""
+    """Combine the curves (epoch -> value) of all seeds; values that are not finite count as missing."""
     finite = [{epoch: value for epoch, value in curve.items() if math.isfinite(value)} for curve in curves]
     epochs = sorted({epoch for curve in finite for epoch in curve})
     if not epochs:
@@ -80,12 +80,12 @@ def band(curves: Sequence[dict[float, float]]) -> Band | None:
 
 
 def curve_bands(result: StudyResult, key: str) -> list[Band | None]:
-    """Return the band of `key` for every variant."""
+    """Return the band of `key` for each variant."""
     return [band([_by_epoch(run, key) for run in variant.runs]) for variant in result.variants]
 
 
 def difference_bands(result: StudyResult, key: str) -> list[Band | None]:
-    """Return the band of every variant's difference to the baseline, paired by seed and epoch; None for the baseline."""
+    """Return the band of each variant's difference to the baseline, paired by seed and epoch; None for the baseline."""
     baseline = wording.baseline_of(result)
     base = {run.seed: _by_epoch(run, key) for run in baseline.runs} if baseline else {}
     bands: list[Band | None] = []
@@ -127,7 +127,7 @@ def _curve_drawings(result: StudyResult) -> list[Drawing]:
 def _draw_bands(
     axes: Axes, theme: Theme, *, result: StudyResult, bands: Sequence[Band | None], title: str, scale: float, zero: bool
 ) -> None:
-    """Draw means as lines, ranges over seeds as bands, names at the right ends; `zero` adds the baseline's level."""
+    """Draw means as lines, ranges over seeds as bands, and names at the right ends; `zero` adds the baseline's level."""
     if zero:
         axes.axhline(0, color=theme.baseline, linewidth=1.2)
     ends = []
@@ -151,7 +151,7 @@ def _draw_bands(
 
 # --- metric against costs ---------------------------------------------------------------------------------------------
 
-#: by kind of cost: its title and the ratio to the baseline
+#: kind of cost -> title, and function that returns the ratio to the baseline
 COST_AXES: dict[str, tuple[str, Callable[[Cost], Interval | float | None]]] = {
     "parameters": ("parameters", lambda cost: cost.parameters_ratio),
     "macs": ("multiply-adds", lambda cost: cost.macs_ratio),
@@ -203,7 +203,7 @@ def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequenc
             elinewidth=1.1,
         )
         points.append((variant.name, look, ratio.point, value.mean))
-    # at least a tenth wide, so that a difference of a thousandth does not look large
+    # the axis spans at least 0.1, so that a difference of 0.001 does not look large
     low = min(0.97, *(ratio.low for ratio in ratios if ratio is not None))
     high = max(1.07, *(ratio.high for ratio in ratios if ratio is not None))
     axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))

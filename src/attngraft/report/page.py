@@ -1,4 +1,4 @@
-"""A study's report: one self-contained HTML file without scripts or network access."""
+"""The report of a study: a self-contained HTML file without scripts or network access."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from attngraft.results.wording import MetricFormat, metric_format, shown, stoppe
 
 
 def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) -> str:
-    """Return the report page of a study, including analyses of its models."""
+    """Return the report page of a study, with the analyses of its models."""
     style, one_seed = metric_format(result), len(result.seeds) == 1
     styles = variant_styles(result)
     rows = [_row(variant, look, result, style) for variant, look in zip(result.variants, styles, strict=True)]
@@ -59,7 +59,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         reason=wording.reason,
         notes=[
             note for note in result.notes if not (one_seed and note.startswith("One seed:"))
-        ],  # the template has its own warning
+        ],  # the template has its own warning about a single seed
         p_sources=sorted({difference.p_source for difference in differences if difference.p_value is not None}),
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),
@@ -68,7 +68,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         environment=facts(result.environment),
         coverage=measured_coverage(),
         coverage_note=coverage_note(measured_coverage()),
-        # through JSON: values that YAML cannot represent become text
+        # via JSON, which converts values that YAML cannot represent to strings
         recipe=yaml.safe_dump(
             json.loads(json.dumps(result.recipe, default=str)), sort_keys=False, allow_unicode=True, width=100
         ),
@@ -81,13 +81,13 @@ class VariantRow:
 
     variant: VariantResult
     look: VariantStyle
-    value: str  #: the primary metric at the last epoch
-    epochs: str  #: epochs to the baseline, by seed
+    value: str  #: primary metric at the last epoch
+    epochs: str  #: epochs to the baseline's best, by seed
     bar: IntervalBar | None
     verdict: str  #: "baseline", the verdict, "stopped early", or "not compared"
     sign: str
-    stopped: str  #: when it was stopped early, or nothing
-    details: str  #: specification and host, or nothing if the name contains them
+    stopped: str  #: when it was stopped early, or empty
+    details: str  #: specification and host, or empty if the name contains them
 
 
 def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style: MetricFormat) -> VariantRow:
@@ -108,9 +108,9 @@ def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style:
 
 
 def halving_rows(result: StudyResult) -> list[dict[str, Any]]:
-    """Return a row per variant for the table of successive halving, those trained longest first.
+    """Return a row per variant for the table of successive halving, the variants trained longest first.
 
-    Each has the variant's `index`, its `rungs` (formatted score, rank, promoted; None if not reached), and the `outcome`.
+    A row has the variant's `index`, its `rungs` (formatted score, rank, promoted; None if not reached), and the `outcome`.
     """
     halving, style = result.halving, metric_format(result)
     rows = []

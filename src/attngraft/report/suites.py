@@ -1,4 +1,4 @@
-"""Tables of suites: of all variants of a study, for page and terminal, and of one run, for the terminal."""
+"""Tables of suite results: for a study, on page and terminal, and for one run, on the terminal."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NOT_CORRECTED = (
     "over seeds and examples and the t-interval over seeds, exclude zero. There is no correction for the number of "
     "conditions: of many, some differ by chance."
 )
-#: metrics of suites, beside those of tasks
+#: metrics of suites, in addition to those of tasks
 METRICS = {
     "real": Metric(label="accuracy by any label of ReaL", column="ReaL", share=True),
     "ece": Metric(label="expected calibration error", column="ECE", share=True),
     "images_per_second": Metric(label="images per second", column="images/s"),
     "peak_memory_bytes": Metric(label="peak memory", column="peak memory"),
 }
-_COLUMNS = 4  #: most metrics in one table
+_COLUMNS = 4  #: largest number of metrics in one table
 
 
 # --- all variants of a study ------------------------------------------------------------------------------------------
 
 
 def suite_views(result: StudyResult) -> list[dict[str, Any]]:
-    """Return each suite's table for the page template: a row per condition, a cell per variant."""
+    """Return the table of each suite for the page template, with a row per condition and a cell per variant."""
     views = []
     for suite in result.suites:
         style = suite_format(result, suite)
@@ -65,12 +65,12 @@ def suite_views(result: StudyResult) -> list[dict[str, Any]]:
 
 
 def suite_format(result: StudyResult, suite: SuiteResult) -> MetricFormat:
-    """Return the format of the suite's metric."""
+    """Return the format of a suite's metric."""
     return metric_format(replace(result, metrics={**METRICS, **result.metrics}), suite.metric)
 
 
 def about(suite: SuiteResult, style: MetricFormat) -> str:
-    """Describe the numbers of a suite: metric, data, number of examples."""
+    """Describe the numbers of a suite: metric, data and number of examples."""
     better = "" if suite.higher_is_better else "; lower is better"
     return f"{style.title} of {wording.plural(suite.examples, 'example')}, {shown(suite.data)}{better}"
 
@@ -92,7 +92,7 @@ def _cell(each: ConditionVariant, style: MetricFormat) -> dict[str, str]:
 
 
 def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
-    """Return a terminal table: conditions by variants, each mean over seeds with its difference and both intervals."""
+    """Return a terminal table of conditions by variants: means over seeds, differences, and both intervals."""
     style = suite_format(result, suite)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("condition", max_width=28, overflow="fold")
@@ -113,7 +113,7 @@ def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
 
 
 def summary_conditions(suite: SuiteResult) -> list[ConditionResult]:
-    """Return the conditions without single severities that are summarized by a mean over severities."""
+    """Return the conditions, without the single severities if there is a mean over severities."""
     means = {condition.kind for condition in suite.conditions if condition.kind and condition.severity is None}
     return [each for each in suite.conditions if each.severity is None or each.kind not in means]
 
@@ -128,9 +128,9 @@ def suite_heading(run: SuiteRun) -> str:
 
 
 def suite_table(run: SuiteRun) -> Table:
-    """Return a terminal table with a row per group of conditions: each metric's mean over noise seeds.
+    """Return a terminal table with a row per group of conditions and the mean of each metric over noise seeds.
 
-    The primary metric has its 95% interval beside it. User text is never parsed as markup.
+    The primary metric is followed by its 95% interval. User text is never parsed as markup.
     """
     names = list(dict.fromkeys(name for group in run.groups for name in group.metrics))
     names = sorted(names, key=lambda name: name != run.metric)[:_COLUMNS]

@@ -1,4 +1,4 @@
-"""The study's main table, for the terminal and as Markdown."""
+"""The main table of a study, for the terminal and as Markdown."""
 
 import io
 
@@ -19,10 +19,10 @@ _VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the nois
 
 
 def study_table(result: StudyResult) -> Table:
-    """Return a table with a block of lines per variant, at most 80 columns wide.
+    """Return a table with a block of lines per variant, at most 80 characters wide.
 
-    Costs are ratios, in the baseline's block absolute. Cells hold Latin-1 characters only; user text is never parsed as
-    markup.
+    Costs are absolute for the baseline and ratios for other variants. Cells contain only Latin-1 characters, and user
+    text is never parsed as markup.
     """
     style = metric_format(result)
     direction = "" if result.higher_is_better else " Lower is better."
@@ -59,7 +59,7 @@ def table_text(result: StudyResult, *, width: int = 88) -> str:
 
 
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
-    """Return difference and verdict, and both intervals below."""
+    """Return the difference and verdict, followed by both intervals."""
     text = Text(f"{style.change(difference.mean)} ")
     text.append(difference.verdict, style=_VERDICT_STYLES[difference.verdict])
     text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")
@@ -114,7 +114,7 @@ def _ratios(cost: Cost | None) -> list[str]:
 
 
 def markdown_table(result: StudyResult) -> str:
-    """Return the main table as GitHub Markdown, one line per variant."""
+    """Return the main table in GitHub Markdown, with one line per variant."""
     style = metric_format(result)
     head = ["variant", f"{style.title}, epoch {result.epochs}", "difference", "bootstrap 95%", "t 95%", "p (Holm)"]
     head += ["verdict", "parameters", "MACs", "training step", "inference", "memory"]
@@ -143,5 +143,5 @@ def markdown_table(result: StudyResult) -> str:
 
 
 def _markdown_text(text: str) -> str:
-    """Escape user text: no cell, code, link, emphasis or HTML starts in it."""
+    """Escape user text, so that it cannot contain cells, code, links, emphasis or HTML."""
     return "".join(f"\\{c}" if c in "\\`*_[]|~$#" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in shown(text))

@@ -1,4 +1,4 @@
-"""Page templates. All values are escaped; an undefined name is an error."""
+"""Page templates; all values are escaped, and undefined names raise an error."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from attngraft.results import wording
 
 
 def environment() -> Environment:
-    """Return an environment with this package's templates and the filters that format numbers."""
+    """Return the Jinja environment with this package's templates and filters that format numbers."""
     templates = Environment(
         loader=PackageLoader("attngraft.report"),
         autoescape=True,
@@ -34,5 +34,5 @@ def environment() -> Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """Render a page from `template`; the color themes are added to its variables."""
+    """Render a page from `template`, adding the color themes to its variables."""
     return environment().get_template(template).render(themes=css_themes(), **context)

@@ -1,6 +1,6 @@
-"""The result of one analysis as plain data: written to a JSON file and drawn by the report.
+"""The result of one analysis as plain data, which is written to a JSON file and drawn by the report.
 
-Results are made of curves, pictures, matrices, distributions and a table, so a new analysis needs no new drawing code.
+Results consist of curves, pictures, matrices, distributions and a table, so a new analysis requires no new drawing code.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve, None where a value is missing; `low` and `high` bound a band around it."""
+    """A curve, None where a value is missing; `low` and `high` are the bounds of a band around it."""
 
     name: str
-    subject: int | None = None  #: index of the model; None: a reference line (a bound, chance), drawn dotted
+    subject: int | None = None  #: index of the model; None: a reference line (bound or chance level), drawn dotted
     x: list[float]
     y: list[float | None]
     low: list[float | None] | None = None
     high: list[float | None] | None = None
-    dashed: bool = False  #: a second curve of the same model
+    dashed: bool = False  #: whether this is a second curve of the same model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class PictureRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Rows of pictures. Map colors range from `low` to `high`; None: from each map's own minimum to its maximum."""
+    """Rows of pictures; colors of maps range from `low` to `high` (None: minimum and maximum of each map)."""
 
     title: str
     rows: list[PictureRow]
@@ -68,7 +68,7 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A matrix with row and column names; None where a number is missing, drawn empty."""
+    """A matrix with names of rows and columns; None, drawn empty, where a number is missing."""
 
     title: str
     rows: list[str]
@@ -111,15 +111,15 @@ Panel = Curves | Pictures | Grid | Boxes
 class AnalysisResult:
     """The result of one analysis."""
 
-    name: str  #: of the analysis, as on the command line
+    name: str  #: name of the analysis on the command line
     title: str
-    note: str  #: how to read it, and choices made where the paper leaves one
-    source: str  #: "CB, Figs. 3a and 5a"
+    note: str  #: how to read the result, and choices that the paper leaves open
+    source: str  #: papers: "CB, Figs. 3a and 5a"
     subjects: list[str]  #: names of the models
-    baseline: int | None = None  #: index of the model that the others are compared with, if any
+    baseline: int | None = None  #: index of the model that others are compared with, if any
     panels: list[Panel]
-    table: Table  #: all numbers, one per row: the contents of the .csv
-    numbers: dict[str, float] = field(default_factory=dict)  #: a summary in a few numbers, by label
-    left_out: dict[str, str] = field(default_factory=dict)  #: what is not shown (a model, a layer), and why
+    table: Table  #: all numbers, the contents of the .csv file
+    numbers: dict[str, float] = field(default_factory=dict)  #: a few summary numbers by label
+    left_out: dict[str, str] = field(default_factory=dict)  #: model or layer that is not shown -> reason
     made: Mapping[str, Any] = field(default_factory=dict)  #: command, data, images, weights, version, date
     format: int = FORMAT

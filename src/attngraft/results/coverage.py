@@ -1,4 +1,4 @@
-"""Measured coverage of the confidence intervals, shipped in coverage.json, and the sentence that reports it."""
+"""Measured coverage of the confidence intervals, shipped in coverage.json, and the report's note on it."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("coverage.json")
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsCoverage:
-    """Shares of simulated studies with this many seeds whose 95% interval contains the true difference."""
+    """Fractions of simulated studies with a number of seeds whose 95% intervals contain the true difference."""
 
     seeds: int
     studies: int
@@ -22,19 +22,19 @@ class SeedsCoverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """The measurement and the command that repeats it."""
+    """The measured coverage, and the command that repeats the measurement."""
 
     command: str
-    kinds: int  #: of simulated studies, in equal numbers
+    kinds: int  #: number of kinds of simulated studies, each with the same number of studies
     measured: tuple[SeedsCoverage, ...]
 
 
 @cache
 def measured_coverage() -> Coverage:
-    """Read the shipped measurement.
+    """Load the shipped measurement.
 
     Raises:
-        ConfigError: the file was edited and cannot be read.
+        ConfigError: the file was modified and cannot be read.
     """
     return read(Coverage, json.loads(FILE.read_text(encoding="utf-8")), where=FILE.name)
 
@@ -43,7 +43,7 @@ def coverage_note(coverage: Coverage) -> str:
     """Return the report's footnote: the coverage of both intervals for each measured number of seeds."""
 
     def percent(share: float) -> str:
-        return f"{int(share * 1000 + 1e-9) / 10:.1f}%"  # rounded down, so that coverage never looks better than it is
+        return f"{int(share * 1000 + 1e-9) / 10:.1f}%"  # rounded down, so as not to overstate the coverage
 
     cells = [f"{percent(row.bootstrap)} and {percent(row.t)} with {row.seeds} seeds" for row in coverage.measured]
     return (

@@ -1,4 +1,4 @@
-"""Nested plain data (facts of a data set, a host's arguments, an environment) prepared for a page."""
+"""Nested plain data (facts about data, a host's arguments, an environment) prepared for display on a page."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from attngraft.results.wording import shown
 
-LIST_WIDTH = 12  #: longer lists are truncated
+LIST_WIDTH = 12  #: lists with more items are truncated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Count:
     label: str
-    counts: list[int]  #: one per column
-    share: float  #: of the largest first count, in percent
+    counts: list[int]  #: one count per column
+    share: float  #: first count in percent of the largest first count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class Fact:
 
 
 def facts(data: Mapping[str, Any], *, counts: bool = False) -> list[Fact]:
-    """Return one `Fact` per entry; mappings nest.
+    """Return one `Fact` per entry; nested mappings become children.
 
-    With `counts`, mappings of names to integers (class counts) become tables, side by side if several share their names
-    (the counts of each split).
+    With `counts`, mappings from names to integers, such as class counts, become tables; several mappings with the same
+    names, such as the counts of each split, become columns of one table.
     """
     return [_fact(shown(label).replace("_", " "), value, tables=counts) for label, value in data.items()]
 

@@ -1,4 +1,4 @@
-"""Outcome of successive halving: read from halving.json, ranked, and described."""
+"""Outcome of successive halving: reading halving.json, ranks, and notes for the report."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ HALVING_FILE = "halving.json"
 
 
 def read_halving(out: Path) -> HalvingResult | None:
-    """Read the decisions made so far in the study in `out`; None if it has no halving.json.
+    """Read the decisions made so far for the study in `out`; None if there is no halving.json.
 
     Raises:
         ConfigError: the file is damaged.
@@ -21,7 +21,7 @@ def read_halving(out: Path) -> HalvingResult | None:
     path = out / HALVING_FILE
     if not path.is_file():
         return None
-    remedy = "delete it to repeat the decisions"
+    remedy = "delete the file to repeat the decisions"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -34,10 +34,10 @@ def read_halving(out: Path) -> HalvingResult | None:
 
 
 def halving_outcome(out: Path, unfinished: Collection[str]) -> HalvingResult | None:
-    """Return the decisions with the variants that were stopped.
+    """Return the decisions and the variants that were stopped.
 
     Args:
-        out: the study's folder.
+        out: folder of the study.
         unfinished: variants with an unfinished run.
     """
     halving = read_halving(out)
@@ -51,7 +51,7 @@ def halving_outcome(out: Path, unfinished: Collection[str]) -> HalvingResult | N
 
 
 def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
-    """Return the rank of a variant among all that reached the rung at `epoch`, and how many did."""
+    """Return the rank of a variant at the rung at `epoch`, and the number of variants that reached this rung."""
     scores = {each.variant: each.score for each in halving.standings if each.epoch == epoch}
     score, numbers = scores[name], [score for score in scores.values() if score is not None]
     if score is None:
@@ -60,7 +60,7 @@ def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
 
 
 def halving_notes(halving: HalvingResult) -> list[str]:
-    """Return the report's notes on halving."""
+    """Return the notes on halving for the report."""
     notes = [
         f"Asynchronous successive halving was used: after epoch {_listed([str(rung) for rung in halving.rungs])} of "
         f"{halving.epochs}, only about one in {halving.eta} variants was continued, by the mean of {halving.metric} over "

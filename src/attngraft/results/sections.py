@@ -1,27 +1,26 @@
-"""Task-specific results of one variant: metric labels, tables, confusion matrices, reliability diagrams.
+"""Task-specific results of one variant: metric labels, tables, confusion matrices and reliability diagrams.
 
-A task builds sections from saved predictions (`Task.sections`), a study stores them in its result, and the report draws
-them.
+A task creates sections from saved predictions (`Task.sections`), the study's result stores them, and the report draws them.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-Cell = int | float | str | None  #: None where there is no value
+Cell = int | float | str | None  #: None if there is no value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """Label and unit of a metric."""
 
-    label: str  #: in prose: "top-1 accuracy"
-    column: str = ""  #: as a column heading; empty: the label
-    share: bool = False  #: a share of 1, written in percent
+    label: str  #: label in text: "top-1 accuracy"
+    column: str = ""  #: column heading; empty: the label
+    share: bool = False  #: whether it is a fraction, displayed in percent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A table column and the format of its numbers: counts, shares of 1, or plain numbers."""
+    """A table column and the format of its numbers: counts, fractions displayed in percent, or plain numbers."""
 
     name: str
     kind: Literal["text", "count", "share", "number"] = "number"
@@ -31,7 +30,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of cells. With `compared` columns, the first column holds the row names, the same for all variants."""
+    """Rows of cells; with `compared` columns, the first column contains the row names, the same for all variants."""
 
     columns: list[Column]
     rows: list[list[Cell]]
@@ -39,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds; drawn as shares of each row."""
+    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds; drawn as fractions of each row."""
 
     rows: list[str]
     columns: list[str]
@@ -50,22 +49,22 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Confidence against accuracy in equal-width bins over 0 to 1, all seeds pooled."""
+    """Confidence and accuracy in bins of equal width from 0 to 1, with the predictions of all seeds pooled."""
 
-    counts: list[int]  #: predictions per bin
-    stated: list[float | None]  #: mean confidence of a bin; None if it is empty
-    observed: list[float | None]  #: accuracy of a bin
+    counts: list[int]  #: number of predictions per bin
+    stated: list[float | None]  #: mean confidence per bin; None for empty bins
+    observed: list[float | None]  #: accuracy per bin; None for empty bins
     error_by_seed: list[float]  #: expected calibration error: mean |confidence - accuracy|, weighted by bin counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One part of a task's results for one variant. Sections of the same `name` are shown together."""
+    """One part of a task's results for one variant; sections with the same `name` are shown together."""
 
-    name: str  #: the same in all variants; lower case, used in anchors
+    name: str  #: the same for all variants; lower case, used in anchors
     title: str
-    note: str = ""  #: how to read it; the same in all variants
-    numbers: dict[str, float] = field(default_factory=dict)  #: shares of 1, by label
+    note: str = ""  #: how to read the section; the same for all variants
+    numbers: dict[str, float] = field(default_factory=dict)  #: fractions by label, displayed in percent
     table: Table | None = None
     matrix: Matrix | None = None
     reliability: Reliability | None = None

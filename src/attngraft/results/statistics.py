@@ -1,10 +1,10 @@
-"""Statistics of a paired comparison, on plain arrays, and epochs to the baseline's best.
+"""Statistics of paired comparisons on plain arrays, and epochs to the baseline's best.
 
-Notation: `differences` is (S, N), the variant's score minus the baseline's for S seeds and N examples; both runs of a seed
-share initialization, batches and examples, so every comparison is paired by seed and by example.
+Notation: `differences` (S, N) is the variant's score minus the baseline's for S seeds and N examples. Both runs of a seed
+share initialization, batches and examples, so all comparisons are paired by seed and by example.
 
-A mean difference has two sources of random variation: the seeds and the examples of the validation set. The crossed
-bootstrap covers both; the t-interval covers the seeds, for fixed examples.
+A mean difference has two sources of random variation: the seeds and the validation examples. The crossed bootstrap covers
+both; the t-interval covers the seeds for fixed examples.
 """
 
 import math
@@ -18,34 +18,33 @@ from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-_CHUNK = 2**18  #: counts drawn at a time, few enough for the CPU's cache
+_CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
 def crossed_bootstrap(
     differences: np.ndarray, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, random_state: int = 0
 ) -> Interval:
-    """Bootstrap interval of the mean difference, resampling seeds and examples independently.
+    """Return the bootstrap interval of the mean difference, resampling seeds and examples independently.
 
-    Resample r draws S seeds and N examples with replacement; with their counts a (S,) and b (N,) its mean is
-    a' D b / (S N) (the pigeonhole bootstrap: Owen 2007, "The pigeonhole bootstrap", section 3, conservative for
-    noise specific to one seed and one example). Percentiles of these means are too narrow with few seeds:
-    resampling S seeds gives only (S - 1) / S of the variance V = s^2 / S of their mean, and percentiles imply the normal
-    quantile z instead of Student's t at S - 1 degrees of freedom. Each half-length l of the percentile interval therefore
-    becomes
+    Each resample draws S seeds and N examples with replacement. With their counts a (S,) and b (N,), its mean is
+    a' D b / (S N) (Owen 2007, "The pigeonhole bootstrap", section 3; conservative for noise specific to one seed and one
+    example). Percentiles of these means are too narrow for few seeds: resampling S seeds yields only (S - 1) / S of the
+    variance V = s^2 / S of their mean, and percentiles imply the normal quantile z instead of Student's t with S - 1 degrees
+    of freedom. Therefore each half-length l of the percentile interval becomes
 
         sqrt(l^2 + V (t^2 - z^2 (S - 1) / S)).
 
-    If only seeds vary, this is close to the t-interval; with many seeds it is the plain percentile interval. With one seed
-    only examples are resampled, and seed noise is not included.
+    If only seeds vary, this is close to the t-interval; for many seeds, it is the plain percentile interval. With one seed,
+    only examples are resampled, and noise between seeds is not included.
 
     Args:
-        differences: (S, N), finite.
+        differences: finite differences, (S, N).
         resamples: number of resamples.
-        confidence: of the two-sided interval.
+        confidence: confidence level of the two-sided interval.
         random_state: seed of the resampling.
 
     Raises:
-        ValueError: not (S, N), empty, or not finite.
+        ValueError: `differences` is not (S, N), empty, or not finite.
     """
     differences = np.asarray(differences, dtype=float)
     if differences.ndim != 2 or differences.size == 0:
@@ -59,13 +58,13 @@ def crossed_bootstrap(
 def interval_of(
     means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None, confidence: float = CONFIDENCE
 ) -> Interval:
-    """Percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
+    """Return the percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
 
     Args:
-        means: of any statistic, with seeds and examples resampled.
-        by_seed: the statistic of each seed.
-        point: of the interval; the mean of `by_seed` by default.
-        confidence: of the two-sided interval.
+        means: resampled values of any statistic, with seeds and examples resampled.
+        by_seed: value of the statistic for each seed.
+        point: point estimate; the mean of `by_seed` by default.
+        confidence: confidence level of the two-sided interval.
     """
     seeds, point = len(by_seed), float(by_seed.mean()) if point is None else point
     tail = (1 - confidence) / 2
@@ -82,10 +81,10 @@ def interval_of(
 
 
 def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Student's t interval of the mean difference over seeds, given one difference per seed.
+    """Return Student's t interval of the mean difference over seeds, given one difference per seed.
 
-    None with one seed, and if all seeds agree exactly on a nonzero difference: such agreement is chance (few examples
-    give few possible values) and carries no information on seed noise. If all are exactly zero it is [0, 0].
+    It is None for one seed, and if all seeds have exactly the same nonzero difference: this happens by chance (few examples
+    have few possible values) and has no information on the noise between seeds. It is [0, 0] if all differences are zero.
     """
     values = np.asarray(by_seed, dtype=float)
     mean, count = float(values.mean()), len(values)
@@ -98,7 +97,7 @@ def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CON
 
 
 def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all differences are zero."""
+    """Return the two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all differences are 0."""
     values = np.asarray(by_seed, dtype=float)
     if len(values) < 2:
         return None
@@ -108,9 +107,10 @@ def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
 
 
 def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
-    """Exact (binomial) McNemar test of two runs of one seed; scores (N,) are 0 or 1.
+    """Apply the exact (binomial) McNemar test to two runs of one seed, with scores (N,) of 0 or 1.
 
-    Under equal accuracy, an example that only one of the two classifies correctly is either's with probability 1/2.
+    Under the null hypothesis of equal accuracy, an example that only one run classifies correctly is equally likely to be
+    either run's.
     """
     only_variant = int(np.sum((variant > 0.5) & (baseline <= 0.5)))
     only_baseline = int(np.sum((baseline > 0.5) & (variant <= 0.5)))
@@ -120,9 +120,9 @@ def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, made monotone and at most 1.
+    """Apply Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, made monotone, at most 1.
 
-    A missing p-value stays missing but counts as a comparison.
+    A missing p-value stays missing, but counts as a comparison.
     """
     known = [(p, index) for index, p in enumerate(p_values) if p is not None]
     corrected: list[float | None] = [None] * len(p_values)
@@ -134,10 +134,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _resampled_means(differences: np.ndarray, resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """Return (resamples,) means.
+    """Return the mean of each resample, (resamples,).
 
-    Examples with a zero difference in all seeds contribute nothing, so the number of other examples in a resample is drawn
-    first (binomial), then which ones: they are few, which makes this many times faster.
+    Examples with a difference of zero in all seeds contribute nothing. So we first draw the number of other examples in a
+    resample (binomial), and then these examples. As they are few, this is many times faster.
     """
     seeds, examples = differences.shape
     informative = differences[:, differences.any(axis=0)]
@@ -156,37 +156,37 @@ def _resampled_means(differences: np.ndarray, resamples: int, generator: np.rand
 
 
 def _all_equal(values: np.ndarray) -> bool:
-    """Return whether all values are equal up to the rounding of a mean."""
+    """Return whether all values are equal, up to the rounding error of a mean."""
     return bool(np.ptp(values) <= 1e-12 * max(1.0, float(np.abs(values).max())))
 
 
 class RunCurves(Protocol):
-    """A finished run with its curves: a `RunSummary`, for example."""
+    """Interface of a finished run with its curves, such as `RunSummary`."""
 
     @property
     def seed(self) -> int: ...
 
     @property
     def curve(self) -> Mapping[str, Sequence[float]]:
-        """Values after each epoch, by key."""
+        """Values after each epoch by key."""
 
 
 def epochs_to_baseline(
     runs: Sequence[RunCurves], baseline: Sequence[RunCurves], *, key: str, higher_is_better: bool
 ) -> EpochsToBaseline | None:
-    """Epochs until each seed of a variant, and its mean over seeds, first reach the baseline's best mean.
+    """Return the epochs at which each seed of a variant, and its mean over seeds, first reach the baseline's best mean.
 
-    BiSA's Fig. 3, on means over seeds: the first epoch at which the variant's mean curve reaches the best value of the
-    baseline's mean curve, over the epoch at which the baseline itself reaches it.
+    The ratio, as in BiSA's Fig. 3 but for means over seeds, is the first epoch at which the variant's mean curve reaches the
+    best value of the baseline's mean curve, divided by the epoch at which the baseline itself reaches it.
 
     Args:
-        runs: the variant's finished runs; the baseline's own give a ratio of 1.
+        runs: the variant's finished runs; for the baseline's runs the ratio is 1.
         baseline: the baseline's finished runs.
-        key: of the curve ("val/top1"). Values that are not finite never reach the target.
+        key: key of the curve ("val/top1"); values that are not finite never reach the target.
         higher_is_better: direction of the metric.
 
     Returns:
-        None if either has no run, or the baseline no finite value.
+        None if one of them has no run, or the baseline has no finite value.
     """
     sign = 1 if higher_is_better else -1
     means = enumerate(_mean_curve(baseline, key), start=1)

@@ -1,6 +1,6 @@
-"""A study's result as files: results.json, which is read back, results.csv and suites.csv.
+"""Saving and loading of a study's result: results.json, results.csv and suites.csv.
 
-The CSV files hold one flat row per variant, or per suite, condition and variant, unrounded.
+results.csv has a row per variant and suites.csv a row per suite, condition and variant, both without rounding.
 """
 
 import csv
@@ -35,7 +35,7 @@ def save_result(result: StudyResult, folder: Path) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json; without suites the key is left out."""
+    """Return the contents of results.json; the key `suites` is omitted if there are none."""
     plain = dataclasses.asdict(result)
     if not result.suites:
         del plain["suites"]
@@ -43,10 +43,10 @@ def result_to_dict(result: StudyResult) -> dict[str, Any]:
 
 
 def load_result(path: Path | str) -> StudyResult:
-    """Read the result in `path`, a results.json or a study folder.
+    """Load a result from `path`, a results.json file or a study folder.
 
     Raises:
-        ConfigError: the file is missing, damaged, or written by a newer version.
+        ConfigError: the file is missing or damaged, or was written by a newer version.
     """
     path = Path(path) / RESULT_FILE if Path(path).is_dir() else Path(path)
     try:
@@ -55,20 +55,20 @@ def load_result(path: Path | str) -> StudyResult:
         raise ConfigError(f"{path}: cannot be read as a study's result: {error}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
         raise ConfigError(
-            f"{path}: has format {content['format']}, this version reads up to {FORMAT}; update attngraft"
+            f"{path}: has format {content['format']}, but this version reads formats up to {FORMAT}; update attngraft"
         )
     result = read(StudyResult, content, where=str(path))
     variants = []
     for variant in result.variants:
         reached = variant.epochs_to_baseline
-        if reached is not None:  # JSON turned the seeds into text
+        if reached is not None:  # JSON converted the seeds to strings
             reached = dataclasses.replace(reached, by_seed={int(seed): n for seed, n in reached.by_seed.items()})
         variants.append(dataclasses.replace(variant, epochs_to_baseline=reached))
     return dataclasses.replace(result, variants=variants)
 
 
 def csv_rows(result: StudyResult) -> list[dict[str, CsvValue]]:
-    """Return one flat row per variant, all with the same columns; None where there is no number."""
+    """Return a flat row per variant, all with the same columns; None if there is no number."""
     return [dict(_csv_cells(variant, result)) for variant in result.variants]
 
 
@@ -80,7 +80,7 @@ def csv_text(result: StudyResult) -> str:
 
 
 def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
-    """Return every cost as a ratio to the baseline, None where it was not measured."""
+    """Return all costs as ratios to the baseline, None if not measured."""
     if cost is None:
         return dict.fromkeys(("parameters", "macs", "train_time", "inference_time", "memory"))
     train, infer = cost.train_time_ratio, cost.inference_time_ratio
@@ -94,7 +94,7 @@ def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
 
 
 def suites_csv(result: StudyResult) -> str:
-    """Return the text of suites.csv: a row per suite, condition and variant; empty where there is no number."""
+    """Return the text of suites.csv: a row per suite, condition and variant, with empty cells if there is no number."""
     header = ["suite", "condition", "label", "noise_seeds", "examples", "metric", "variant", "mean", "deviation"]
     header += ["difference", "bootstrap_low", "bootstrap_high", "t_low", "t_high", "p_value", "verdict", "reason"]
     rows: list[list[CsvValue]] = []

@@ -1,4 +1,4 @@
-"""The result of a study as plain data: written to results.json, read by the report."""
+"""The result of a study as plain data, which is written to results.json and shown by the report."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,7 +8,7 @@ from attngraft.results.sections import Metric, Section
 FORMAT = 1
 
 Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise": no significant difference
-Curve = dict[str, list[float]]  #: "epoch" and, per metric ("train/loss", "val/top1"), one value per epoch
+Curve = dict[str, list[float]]  #: "epoch", and each metric ("train/loss", "val/top1"), with one value per epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One variant trained with one seed."""
+    """A run: one variant trained with one seed."""
 
     seed: int
     folder: str  #: relative to the study's folder
-    last: dict[str, float]  #: metrics at the last epoch, which are compared
+    last: dict[str, float]  #: metrics at the last epoch, used for the comparison
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
     curve: Curve
@@ -35,7 +35,7 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Mean and sample standard deviation over seeds; the deviation is None with one seed."""
+    """Mean and sample standard deviation over seeds; the deviation is None for one seed."""
 
     mean: float
     deviation: float | None
@@ -43,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class McNemar:
-    """Exact McNemar test of one seed, with the numbers of examples that only one of the two models gets right."""
+    """Exact McNemar test for one seed, with the numbers of examples that only one of the models classifies correctly."""
 
     seed: int
     only_variant: int
@@ -56,19 +56,19 @@ class Difference:
     """A variant's primary metric minus the baseline's, paired by seed and example, at the last epoch."""
 
     mean: float
-    bootstrap: Interval  #: crossed over seeds and examples
-    t: Interval | None  #: over seeds; None with one seed, and if all seeds agree exactly on a nonzero difference
-    p_value: float | None  #: paired t over seeds, None if `t` is; McNemar's with one seed
-    p_holm: float | None  #: corrected over the study's variants
+    bootstrap: Interval  #: crossed bootstrap over seeds and examples
+    t: Interval | None  #: over seeds; None for one seed, and if all seeds have the same nonzero difference
+    p_value: float | None  #: of the paired t-test over seeds (None if `t` is), or, for one seed, of McNemar's test
+    p_holm: float | None  #: corrected for the number of variants in the study
     p_source: Literal["paired t over seeds", "exact McNemar"]
     mcnemar: list[McNemar]
     verdict: Verdict
-    why: str  #: one sentence that can be checked against the numbers
+    why: str  #: reason for the verdict, in one sentence with the numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Costs of a variant. Ratios are to the baseline, measured side by side in one run; None if not measured."""
+    """Costs of a variant; ratios are to the baseline, measured side by side in one run, None if not measured."""
 
     parameters: int
     macs: int | None
@@ -86,7 +86,7 @@ class Cost:
 class EpochsToBaseline:
     """Epochs (1-based) until the baseline's best mean over seeds is reached; None if it never is.
 
-    `ratio` and `speed_up` are of mean curves; they are None in results written before they were computed.
+    `ratio` and `speed_up` refer to mean curves; they are None in results of older versions, which did not compute them.
     """
 
     target: float  #: the best value of the baseline's mean curve
@@ -97,7 +97,7 @@ class EpochsToBaseline:
     speed_up: float | None = None  #: 1 / ratio
 
     def ratio_of(self, seed: int) -> float | None:
-        """Return the same ratio for the curve of one seed; None if it never reaches the target."""
+        """Return the ratio for the curve of one seed; None if the curve never reaches the target."""
         reached = self.by_seed.get(seed)
         return None if reached is None or self.baseline_epoch is None else reached / self.baseline_epoch
 
@@ -107,67 +107,67 @@ class VariantResult:
     """All results of one variant."""
 
     name: str
-    spec: str  #: canonical graft specification, "none" for the plain host
+    spec: str  #: canonical graft specification; "none" for the host without grafts
     is_baseline: bool
     runs: list[RunSummary]
     last: dict[str, Spread]
-    best: dict[str, Spread]  #: secondary: best epoch by seed
+    best: dict[str, Spread]  #: metrics at the best epoch of each seed (secondary)
     cost: Cost | None
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
-    sections: list[Section] = field(default_factory=list)  #: the task's results beside its metrics
-    host: dict[str, Any] | None = None  #: name, args, ... of a host other than the study's
+    sections: list[Section] = field(default_factory=list)  #: the task's results in addition to metrics
+    host: dict[str, Any] | None = None  #: name, args, ... of the host, if it is not the study's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A variant at a rung of successive halving."""
+    """Result of a variant at a rung of successive halving."""
 
     variant: str
-    epoch: int  #: the rung
-    score: float | None  #: mean over seeds of the primary metric after that epoch; None if it is not a number
+    epoch: int  #: epoch of the rung
+    score: float | None  #: mean over seeds of the primary metric after this epoch; None if it is NaN
     promoted: bool  #: whether training was continued
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A variant with a failed run; successive halving continued without it."""
+    """A variant with a failed run, without which successive halving continued."""
 
     variant: str
-    arrivals: int  #: the number of standings at that time
+    arrivals: int  #: number of standings at the time of the failure
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalvingResult:
-    """Decisions of successive halving, and the scores that they are based on."""
+    """Decisions of successive halving, and the underlying scores."""
 
     eta: int
-    rungs: list[int]  #: epochs after which variants were compared
-    epochs: int  #: of a complete run
+    rungs: list[int]  #: epochs after which variants are compared
+    epochs: int  #: number of epochs of a complete run
     metric: str
     higher_is_better: bool
-    standings: list[Standing] = field(default_factory=list)  #: in the order in which variants reached the rungs
+    standings: list[Standing] = field(default_factory=list)  #: in the order of arrival at the rungs
     lost: list[Lost] = field(default_factory=list)
-    stopped: dict[str, int] = field(default_factory=dict)  #: the rung's epoch of every variant that was stopped
+    stopped: dict[str, int] = field(default_factory=dict)  #: variants that were stopped -> epoch of the rung
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionVariant:
-    """A variant under a condition."""
+    """Result of a variant under a condition."""
 
-    value: Spread | None  #: the suite's metric over seeds, each a mean over noise seeds; None: no run was evaluated
-    difference: Difference | None  #: None for the baseline, and if no seed has both; not corrected for conditions
-    reason: str = ""  #: why there are no numbers
+    value: Spread | None  #: the suite's metric over seeds, averaged over noise seeds; None: no run was evaluated
+    difference: Difference | None  #: None for the baseline or without a common seed; not corrected for conditions
+    reason: str = ""  #: reason why there are no numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionResult:
-    """A condition of a suite, or the mean over the severities of one kind."""
+    """Results under a condition of a suite, or their mean over the severities of a kind."""
 
     name: str
     label: str
     variants: list[ConditionVariant]  #: in the study's order
-    noise_seeds: int = 0  #: number of noise seeds that scores are averaged over; 0: nothing is random
+    noise_seeds: int = 0  #: number of noise seeds that scores are averaged over; 0: not random
     kind: str = ""
     severity: int | None = None
 
@@ -191,21 +191,21 @@ class StudyResult:
     """The result of a study."""
 
     title: str
-    created: str  #: ISO 8601, UTC
+    created: str  #: time of creation, ISO 8601 in UTC
     version: str
-    command: str  #: the command line that repeats the study
+    command: str  #: command line that repeats the study
     task: str
     metric: str  #: the primary metric
     higher_is_better: bool
-    host: dict[str, Any]  #: name, args, pretrained; of the baseline, and of all variants without a host of their own
+    host: dict[str, Any]  #: name, args, pretrained; used by the baseline and by all variants without their own host
     data: dict[str, Any]  #: the task's facts
-    recipe: dict[str, Any]  #: resolved
+    recipe: dict[str, Any]  #: resolved recipe
     environment: dict[str, Any]
     seeds: list[int]
     epochs: int
     variants: list[VariantResult]
-    notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, runs missing, ...)
-    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels of metrics; others are labeled by their names
-    halving: HalvingResult | None = None  #: None: no variant was to be stopped early
-    suites: list[SuiteResult] = field(default_factory=list)  #: further evaluations of the finished runs
+    notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
+    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels of metrics; the default is their name
+    halving: HalvingResult | None = None  #: None: halving was not used
+    suites: list[SuiteResult] = field(default_factory=list)  #: evaluations of the finished runs under suites
     format: int = FORMAT

@@ -1,6 +1,6 @@
-"""Numbers and sentences shared by the terminal, the plots and the pages.
+"""Formatting of numbers and sentences for the terminal, plots and pages.
 
-All text is Latin-1, so that it prints on any terminal; plots and pages set minus signs with `minus`.
+All text is Latin-1, which any terminal can print; plots and pages insert minus signs with `minus`.
 """
 
 import math
@@ -16,7 +16,7 @@ from attngraft.yaml_config import dump_line
 ABSENT = "n/a"
 _MINUS = re.compile(r"(?<![\w.)-])-(?=[\d.])")
 
-EMA = "ema/"  #: prefix of the moving average's metrics
+EMA = "ema/"  #: prefix of metrics of the moving average
 
 
 # --- metrics and numbers ----------------------------------------------------------------------------------------------
@@ -24,13 +24,13 @@ EMA = "ema/"  #: prefix of the moving average's metrics
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFormat:
-    """Format of one metric of one study: its name in prose, its unit, and the decimals that its magnitude needs."""
+    """Format of a metric of a study: its label in text, its unit, and the number of decimals for its magnitude."""
 
     name: str
     label: str
-    column: str  #: as a column heading
-    unit: str  #: "%" or nothing
-    scale: float  #: written value per stored value: 100 for shares
+    column: str  #: column heading
+    unit: str  #: "%" or empty
+    scale: float  #: factor from stored to displayed values: 100 for fractions
     decimals: int
 
     def value(self, number: float | None) -> str:
@@ -39,7 +39,7 @@ class MetricFormat:
         return f"{self.scale * number:.{self.decimals}f}"
 
     def change(self, number: float | None) -> str:
-        """Format a difference with its sign; without one if it rounds to zero."""
+        """Format a difference with its sign, or without one if it rounds to zero."""
         if number is None or not math.isfinite(number):
             return ABSENT
         text = f"{self.scale * number:+.{self.decimals}f}"
@@ -57,12 +57,12 @@ class MetricFormat:
 
     @property
     def points(self) -> str:
-        """Unit of a difference: percentages differ by points."""
+        """Unit of differences: points for percentages."""
         return "points" if self.unit == "%" else ""
 
 
 def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
-    """Return the format of metric `name` (default: the study's primary metric), from the values in the study."""
+    """Return the format of metric `name` (default: the primary metric), based on its values in the study."""
     name = name or result.metric
     base = name.removeprefix(EMA)
     metrics = [metrics for variant in result.variants for run in variant.runs for metrics in (run.last, run.best)]
@@ -87,12 +87,12 @@ def metric_names(result: StudyResult) -> list[str]:
 
 
 def shown(text: object) -> str:
-    """Return `text` on one line, without control characters, which break terminals and XML parsers."""
+    """Return `text` on one line and without control characters, which would break terminals and XML parsers."""
     return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "�" for c in str(text))
 
 
 def shorten(text: object, width: int) -> str:
-    """Return `text` in at most `width` characters, cut in the middle: specifications differ at both ends."""
+    """Shorten `text` to at most `width` characters by cutting the middle, as specifications differ at both ends."""
     line = shown(text)
     if len(line) <= width:
         return line
@@ -101,18 +101,18 @@ def shorten(text: object, width: int) -> str:
 
 
 def minus(text: str) -> str:
-    """Return `text` with minus signs in front of its negative numbers (not in "top-1"), for plots and pages."""
+    """Replace hyphens before negative numbers (not in "top-1") with minus signs, for plots and pages."""
     return _MINUS.sub("−", text)
 
 
 def signed(number: float, decimals: int) -> str:
-    """Format a difference with its sign, without one if it rounds to zero, for pages."""
+    """Format a difference with its sign, or without one if it rounds to zero, for pages."""
     text = f"{number:+.{decimals}f}"
     return minus(text if text.strip("+-0.") else text[1:])
 
 
 def ratio(number: float | None, *, exact: bool = False) -> str:
-    """Format a ratio to the baseline. An `exact` one (of counts) keeps the digits in which it differs from 1."""
+    """Format a ratio to the baseline; an `exact` one (of counts) has all digits needed to show a difference from 1."""
     if number is None or not math.isfinite(number):
         return ABSENT
     return f"{number:.{4 if exact and 0 < abs(number - 1) < 0.005 else 2}f}×"
@@ -125,7 +125,7 @@ def p_value(number: float | None) -> str:
 
 
 def si(number: float | None, unit: str = "") -> str:
-    """Format with three digits and an SI prefix: 5.72M, 1.26G."""
+    """Format a number with three digits and an SI prefix: 5.72M, 1.26G."""
     if number is None or not math.isfinite(number):
         return ABSENT
     for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -136,14 +136,14 @@ def si(number: float | None, unit: str = "") -> str:
 
 
 def size(number: int | None) -> str:
-    """Format bytes as MiB or GiB."""
+    """Format a number of bytes in MiB or GiB."""
     if number is None:
         return ABSENT
     return f"{number / 2**30:.2f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
 
 
 def duration(seconds: float | None) -> str:
-    """Format a time from microseconds to hours in a suitable unit."""
+    """Format a time with a suitable unit, from microseconds to hours."""
     if seconds is None or not math.isfinite(seconds):
         return ABSENT
     if seconds < 1:
@@ -160,7 +160,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def spread_text(mean: float | None, deviation: float | None, style: MetricFormat) -> str:
-    """Format mean ± deviation over seeds, or the mean alone."""
+    """Format mean ± deviation over seeds, or only the mean."""
     if mean is None or not math.isfinite(mean):
         return ABSENT
     return style.value(mean) if deviation is None else f"{style.value(mean)} ± {style.value(deviation)}"
@@ -178,14 +178,14 @@ def has_other_hosts(result: StudyResult) -> bool:
 
 
 def compared_things(result: StudyResult) -> str:
-    """Return the kinds of variants that the study compares with its baseline."""
+    """Return what the study compares with its baseline: grafts, hosts, or both."""
     if not has_other_hosts(result):
         return "attention grafts"
     return "hosts" if all(variant.spec == "none" for variant in result.variants) else "hosts and attention grafts"
 
 
 def host_label(host: Mapping[str, Any]) -> str:
-    """Return a host on one line, from `StudyHost.plain`: `deit_tiny_patch16_224: {depth: 4}`; equal for equal hosts."""
+    """Return a host (`StudyHost.plain`) on one line, such as `deit_tiny_patch16_224: {depth: 4}`; unique per host."""
     text = f"{host['name']}: {dump_line(host['args'])}" if host.get("args") else str(host["name"])
     if "weights" in host:
         return f"{text}, weights {host['weights']}"
@@ -193,7 +193,7 @@ def host_label(host: Mapping[str, Any]) -> str:
 
 
 def variant_details(variant: VariantResult) -> str:
-    """Return the parts of a variant that its name leaves out: specification, and host if not the study's."""
+    """Return what the variant's name does not contain: the specification, and the host if it is not the study's."""
     spec = "" if variant.spec == variant.name else variant.spec
     if variant.host is None:
         return spec
@@ -204,7 +204,7 @@ def variant_details(variant: VariantResult) -> str:
 
 
 def stopped_text(result: StudyResult, name: str) -> str:
-    """Return `stopped after epoch 3` for a variant stopped by successive halving, otherwise nothing."""
+    """Return `stopped after epoch 3` for a variant that successive halving stopped, or else an empty string."""
     stopped = {} if result.halving is None else result.halving.stopped
     return f"stopped after epoch {stopped[name]}" if name in stopped else ""
 
@@ -254,7 +254,7 @@ def difference_sentence(difference: Difference, style: MetricFormat) -> str:
 
 
 def reason(difference: Difference, *, seeds: int) -> str:
-    """Return the reason for the verdict without numbers: those of `Difference.why` are shares, not percentages."""
+    """Return the reason for the verdict without numbers, which `Difference.why` gives as fractions, not percentages."""
     bootstrap, t = difference.bootstrap, difference.t
     if identical(difference):
         return "No difference at all: all examples have the same score in all seeds."
@@ -273,7 +273,7 @@ def reason(difference: Difference, *, seeds: int) -> str:
 
 
 def identical(difference: Difference) -> bool:
-    """Return whether all scores of all seeds are equal: only then is the bootstrap interval [0, 0]."""
+    """Return whether all scores of all seeds are equal, the only case with a bootstrap interval of [0, 0]."""
     bootstrap = difference.bootstrap
     return bootstrap.point == bootstrap.low == bootstrap.high == 0
 
@@ -282,7 +282,7 @@ def identical(difference: Difference) -> bool:
 
 
 def epochs_text(variant: VariantResult, epochs: int) -> str:
-    """Return the epochs that each seed needed to reach the baseline's best mean: "5, 6, >12" (not within 12)."""
+    """Return the epochs until each seed reaches the baseline's best mean: "5, 6, >12" (not within 12)."""
     by_seed = variant.epochs_to_baseline.by_seed if variant.epochs_to_baseline else {}
     if not by_seed:
         return ABSENT
@@ -290,7 +290,7 @@ def epochs_text(variant: VariantResult, epochs: int) -> str:
 
 
 def epochs_compared(result: StudyResult) -> list[tuple[int, VariantResult, EpochsToBaseline]]:
-    """Return the variants with a ratio of epochs to the baseline's, each with its index in the study."""
+    """Return index and epochs of each variant that has a ratio of epochs to the baseline's."""
     return [
         (index, variant, variant.epochs_to_baseline)
         for index, variant in enumerate(result.variants)
@@ -307,7 +307,7 @@ def epochs_ratio_text(reached: EpochsToBaseline, epochs: int) -> str:
 
 
 def added_parameters(variant: VariantResult) -> str:
-    """Return the parameters added to the baseline's in percent ("+0.37%"); empty if costs were not measured."""
+    """Return the parameters added in percent of the baseline's ("+0.37%"); empty if costs were not measured."""
     if variant.cost is None:
         return ""
     text = f"{100 * (variant.cost.parameters_ratio - 1):+.2f}"
@@ -315,7 +315,7 @@ def added_parameters(variant: VariantResult) -> str:
 
 
 def epochs_sentence(variant: VariantResult, reached: EpochsToBaseline, epochs: int) -> str:
-    """Describe one variant: "cb_s: 0.75, 1.33x as fast; seeds 0.67, 0.83, never; parameters +0.01%"."""
+    """Describe a variant: "cb_s: 0.75, 1.33x as fast; seeds 0.67, 0.83, never; parameters +0.01%"."""
     ratios = [reached.ratio_of(seed) for seed in sorted(reached.by_seed)]
     seeds = ", ".join("never" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
     more = added_parameters(variant)

@@ -135,7 +135,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
     """Parse the text of a manifest.
 
     Raises:
-        ExportError: as `read_manifest`; names `where`.
+        ExportError: see `read_manifest`; the message names `where`.
     """
     try:
         content = json.loads(text)

@@ -117,7 +117,7 @@ class StudyConfig:
         """Return the resolved recipe of one run. For several runs use `plan.resolve`, which reads the recipe once.
 
         Raises:
-            ConfigError: as `recipes`.
+            ConfigError: see `recipes`.
         """
         return self.recipes()(variant, seed)
 

@@ -66,11 +66,11 @@ def _same_weights(runs: Iterable[RunRecord]) -> bool:
 
 
 def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
-    """Return notes on variants with another host than the study's."""
+    """Return notes on variants whose host differs from the study's."""
     names = [variant.name for variant in config.variants if variant.host is not None]
     if not names:
         return []
-    models = "is another model than the baseline" if len(names) == 1 else "are other models than the baseline"
+    models = "is a different model from the baseline" if len(names) == 1 else "are different models from the baseline"
     notes = [
         f"{_listed(names)} {models}: same data, order, augmentation and recipe, but different initial values. "
         "One recipe does not suit all models alike."

@@ -67,8 +67,8 @@ class Study(StudyConfig):
     def save_split(self, task: Task) -> None:
         """Write the random split of `task`, if any, for all runs that have saved nothing yet.
 
-        Otherwise a run that starts after images were added would be trained and evaluated on other images than earlier
-        runs.
+        Otherwise a run that starts after images were added would be trained and evaluated on different images from
+        earlier runs.
 
         Raises:
             StorageError: the file cannot be written.

@@ -46,7 +46,7 @@ def expected_share(halving: Halving, schedule: ScheduleConfig, *, variants: int)
     """Return the fraction of all epochs of `variants` variants that is trained if no variant is promoted early.
 
     Raises:
-        UsageError: as `rung_epochs`.
+        UsageError: see `rung_epochs`.
     """
     trained, left, before = 0, variants, 0
     for rung in [*rung_epochs(halving, schedule), schedule.epochs]:

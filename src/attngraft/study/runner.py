@@ -204,7 +204,7 @@ def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
 
 
 def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Study:
-    """Return the study with the epochs that its time budget allows; halving leaves room for more."""
+    """Return the study with as many epochs as its time budget allows; with halving, stopped runs leave time for more."""
     if estimate is None or study.time_budget is None:
         raise UsageError("--time-budget needs an estimate of the time, which failed; give --epochs instead")
     budget = (study.time_budget - _cost_seconds(study)) * concurrency

@@ -53,7 +53,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     """Check before training that the suites can be evaluated.
 
     Raises:
-        DataError: images must be downloaded, are missing or in another layout, or have other classes.
+        DataError: images are missing, must be downloaded first, or have an unexpected layout or different classes.
         ConfigError: the task does not support suites.
         TrainingError: pyarrow is not installed.
     """
@@ -131,14 +131,14 @@ class _EvaluatedRun:
             exists = weights_file(folder, WEIGHTS).is_file()
             checkpoints[folder] = checkpoint_digest(self.record, WEIGHTS) if exists else result.checkpoint
         if result.checkpoint != checkpoints[folder]:
-            return "its results are of other weights than the run has now"
+            return "its results were computed with different weights from the run's current ones"
         if result.digest and result.digest != digest:
-            return "it was evaluated on other examples than most runs"
+            return "it was evaluated on different examples from most runs"
         if result.digest:
             made = [read_fingerprint(folder / FOLDER / file) for group in result.groups for file in group.files]
             expected = (result.checkpoint, result.digest)
             if any(each is None or (each["checkpoint"], each["data"]) != expected for each in made):
-                return "its files of predictions are not those of its results"
+                return "its prediction files do not belong to its results"
         return ""
 
     def scores(self, name: str) -> Scores:

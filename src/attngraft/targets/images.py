@@ -24,7 +24,7 @@ class ImageSet:
     source: str  #: name of the data, for messages
     names: Sequence[str]  #: unique
     open: Callable[[int], Image.Image]
-    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabelled
+    labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabeled
     classes: tuple[str, ...] = ()
     user_chosen: bool = False  #: whether the user chose the images; False: they are those that a run was validated on
 

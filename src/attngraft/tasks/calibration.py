@@ -11,9 +11,11 @@ BINS = 15
 
 
 def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bins: int = BINS) -> Reliability:
-    """Return the bins over all seeds and each seed's expected calibration error (Guo et al. 2017, equation 3).
+    """Return the bins of the reliability diagram over all seeds, and each seed's expected calibration error.
 
         error = sum_b n_b / N |mean predicted probability - observed frequency|, over bins of equal width
+
+    Source: Guo et al. 2017, equation 3.
 
     Args:
         stated: per seed, the predicted probabilities (N,).

@@ -68,7 +68,7 @@ def build_started_model(
     """Return the model of `build_model` with a description of its initial weights.
 
     Raises:
-        UsageError, HostError, ConfigError: as `build_model`.
+        UsageError, HostError, ConfigError: see `build_model`.
     """
     model, file, start = _started_host(recipe, model_args, weights=weights)
     with seeded("graft", recipe.seed):
@@ -88,7 +88,7 @@ def check_start(recipe: Recipe) -> None:
     """Fetch and load the recipe's initial weights, if any, in order to fail early.
 
     Raises:
-        UsageError, HostError, ConfigError: as `build_model`.
+        UsageError, HostError, ConfigError: see `build_model`.
     """
     if recipe.host.pretrained or recipe.host.weights is not None:
         build_model(recipe, {})

@@ -114,7 +114,7 @@ def _unwrapped(state: TrainState) -> nn.Module:
 def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
     """Fill the detached originals (host modules that a graft replaces) from `content`, a checkpoint.
 
-    Without a checkpoint their values are not those of the run, so undo must refuse to restore them.
+    If the checkpoint does not contain them, their values are not those of the run, so `ungraft` must not restore them.
     """
     if "parked" in content:
         load_detached_state(model, content["parked"])

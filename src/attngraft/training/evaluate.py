@@ -145,7 +145,7 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
     """Open the split to evaluate a run on, its own validation split or that of other data, with recipe and task.
 
     Raises:
-        DataError: as `evaluate_run`.
+        DataError: see `evaluate_run`.
     """
     recipe = _with_data(record.recipe, data, split)
     task = build_task(recipe)

@@ -86,7 +86,8 @@ def step_losses(
     if config.kind == "token":
         if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
             raise TrainingError(
-                "distill.kind: token needs a host that returns two heads in training; this one does not"
+                "distill.kind: token requires a host that returns the logits of two heads in training (LeViT, distilled "
+                "DeiT); this one does not, so use --set distill.kind=logits"
             )
         labeled, distilled = outputs
     losses = task.loss(labeled, batch)
@@ -138,7 +139,7 @@ def check_teacher(recipe: Recipe) -> None:
     """Build the recipe's teacher, if any, without data, in order to fail early.
 
     Raises:
-        ConfigError, UsageError, HostError, ExportError, TrainingError: as `create_teacher`.
+        ConfigError, UsageError, HostError, ExportError, TrainingError: see `create_teacher`.
     """
     if recipe.distill is not None:
         _find_teacher(recipe.distill.teacher, None)
@@ -272,7 +273,7 @@ def _refuse_other_classes(source: _Source, data: TaskData) -> None:
         return
     if sorted(classes) == sorted(source.classes):
         raise ConfigError(
-            f"{FIELD}: {source.name} has the data's classes in another order; give task.data.classes in the teacher's: "
+            f"{FIELD}: {source.name} has the data's classes in another order; set task.data.classes to the teacher's order: "
             f"{_listed(source.classes)}"
         )
     unknown = [name for name in classes if name not in source.classes]

@@ -208,7 +208,7 @@ def test_a_graft_everywhere_passes_it_over_and_says_so() -> None:
 def test_grafts_that_need_keys_of_the_queries_name_where_they_fit() -> None:
     model, _ = made(TestBixt)
     with pytest.raises(
-        attngraft.HostError, match=r"other tokens than its queries.*@blocks\.\*?.*self_attention_latents"
+        attngraft.HostError, match=r"keys and queries come from different tokens.*@blocks\.\*?.*self_attention_latents"
     ):
         attngraft.graft(model, "bisa")
 

@@ -39,7 +39,7 @@ class TestGCViT(HostContract):
 def test_queries_of_the_image_are_refused_what_needs_own_ones() -> None:
     model = TestGCViT().make()
     for spec, reason in {
-        "bisa": "other tokens than its queries",
+        "bisa": "keys and queries come from different tokens",
         "uniform_heads(value=cb)": "different tokens",
     }.items():
         with pytest.raises(attngraft.HostError, match=rf"stages.0.blocks.1.attn.*{reason}"):

@@ -55,7 +55,7 @@ class TestVoloWithEveryGraft(TestVolo):
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("bisa@network.0", "no queries and keys"),
+        ("bisa@network.0", "without queries and keys"),
         ("uniform_heads@network.0", "neighborhood of each position"),
     ],
 )

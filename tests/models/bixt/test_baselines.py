@@ -287,7 +287,7 @@ def test_weights_of_other_heads_are_refused(name: str, args: dict[str, int], tmp
 
 @pytest.mark.parametrize("sets", [0, 4])
 def test_more_cross_attentions_than_blocks_are_refused(sets: int):
-    with pytest.raises(UsageError, match="cross_sets must be from 1 to the depth, 3"):
+    with pytest.raises(UsageError, match=r"cross_sets must be between 1 and the depth \(3\)"):
         Iterative(**SMALL, **{**ITERATIVE, "cross_sets": sets})
 
 

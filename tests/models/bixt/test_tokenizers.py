@@ -82,7 +82,7 @@ def test_what_cannot_be() -> None:
         ConvolutionalEmbedding(32)
     with pytest.raises(UsageError, match="need a width that can be halved 3 times"):
         ConvolutionalEmbedding(16, dim=12)
-    with pytest.raises(UsageError, match="set no stride"):
+    with pytest.raises(UsageError, match="stride must equal its patch size, 16, not 8"):
         make_tokenizer("conv", 16, 8, in_chans=3, dim=16)
     with pytest.raises(UsageError, match="tokenizer of BiXT must be 'linear' or 'conv', not 'mlp'"):
         make_tokenizer("mlp", 16, in_chans=3, dim=16)

@@ -76,9 +76,8 @@ def test_jobs_change_no_bit(alone: StudyConfig, tmp_path: Path) -> None:
     config = tiny(tmp_path)
     carry_out(config, Processes(jobs=2))
     assert same_bits(alone, config)
-    other = tiny(tmp_path / "other", seeds=[1, 2])
-    carry_out(other)
-    assert not _same(resolve(alone).runs[0].folder, resolve(other).runs[0].folder)  # the comparison can tell
+    one, other, *_ = resolve(alone).runs
+    assert not _same(one.folder, other.folder)  # the comparison can tell seeds apart
 
 
 @pytest.mark.product

@@ -17,6 +17,7 @@ from tests.study.fakes import study, tools
 from .laborers import PLACE_FILE, Laborer, processes
 
 pytestmark = [
+    pytest.mark.usefixtures("forked"),
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores"),
 ]
@@ -34,7 +35,6 @@ def places_of(out: Path, *, threads: int = 1) -> list[dict[str, Any]]:
 @pytest.mark.skipif(len(placement._cores()) < 2, reason="two runs with a core each take two cores")
 def test_each_has_cores_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "_devices", list)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     before = os.sched_getaffinity(0)
     one, other = places_of(tmp_path)
     assert one["cores"]
@@ -43,7 +43,7 @@ def test_each_has_cores_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert set(one["cores"]) | set(other["cores"]) <= before
     assert [each["threads"] for each in (one, other)] == [1, 1]
     assert [each["omp"] for each in (one, other)] == [1, 1]
-    assert [each["device"] for each in (one, other)] == ["", ""]
+    assert [each["device"] for each in (one, other)] == [os.environ.get("CUDA_VISIBLE_DEVICES")] * 2
     assert os.sched_getaffinity(0) == before  # who gave the work stays where it is
 
 

@@ -7,8 +7,6 @@ import importlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,10 +16,13 @@ import pytest
 from attngraft.errors import TrainingError, UsageError
 from attngraft.study import StudyResult, compare, incomplete
 from attngraft.study.executors import Processes
+from proof.faults.process import forkserver
 from tests.slow import product_but
 from tests.study.fakes import study, tools
 
 from .laborers import Laborer, gone, processes
+
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def _import(name: str) -> object:
@@ -77,41 +78,31 @@ def test_ctrl_c_stops_all_and_all_save(tmp_path: Path) -> None:
         compare(config, tools=tools(Laborer(waits=waits)), executor=Processes(jobs=2))
     assert all(path.with_name("saved").exists() for path in waiting)
     assert gone(processes(tmp_path))
-    assert not incomplete(compare(config, tools=tools(Laborer())))
+    assert not incomplete(compare(config, tools=tools(Laborer()), executor=Processes(jobs=2)))
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from attngraft.study import compare
-from attngraft.study.executors import Processes
-from tests.study.executors.laborers import Laborer
-from tests.study.fakes import study, tools
-
-if __name__ == "__main__":
+def _give_work(out: Path) -> None:
+    """In a process of its own, whose workers start anew."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     waits = frozenset({("none", 0), ("cb_s", 0)})
-    compare(study(Path(sys.argv[1])), tools=tools(Laborer(waits=waits)), executor=Processes(jobs=2))
-"""
+    compare(study(out), tools=tools(Laborer(waits=waits)), executor=Processes(jobs=2))
 
 
 @pytest.mark.parametrize("how", product_but([signal.SIGKILL, signal.SIGTERM], [signal.SIGKILL]))
 def test_nobody_outlives_whoever_gave_the_work(tmp_path: Path, how: signal.Signals) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    root = Path(__file__).parents[3]
     out = tmp_path / "study"
-    path = os.pathsep.join([str(root), *sys.path])
-    parent = subprocess.Popen(
-        [sys.executable, str(script), str(out)], env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.DEVNULL
-    )
+    parent = forkserver.Process(target=_give_work, args=(out,))
+    parent.start()
     waiting = [out / "runs" / name / "seed0" / "waiting" for name in ("baseline", "cb_s")]
     deadline = time.monotonic() + 120
     while not all(path.exists() for path in waiting):
-        assert parent.poll() is None
+        assert parent.is_alive()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    parent.send_signal(how)
-    parent.wait(30)
+    assert parent.pid is not None
+    os.kill(parent.pid, how)
+    parent.join(30)
+    assert not parent.is_alive()
     assert gone(processes(out))
     assert all(path.with_name("saved").exists() for path in waiting)
 

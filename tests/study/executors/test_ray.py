@@ -27,6 +27,8 @@ from tests.study.fakes import FakeTrainer, study, tools
 from .laborers import Laborer, gone, processes
 from .test_processes import plain
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra ray)")
 
 
@@ -50,33 +52,17 @@ def cluster() -> Iterator[Any]:
 
 @with_ray
 @pytest.mark.slow
-def test_a_killed_worker_and_a_failing_run(tmp_path: Path, cluster: Any) -> None:
+def test_a_cluster(tmp_path: Path, cluster: Any) -> None:
+    """In one test, as processes that share the tests do not share a cluster."""
+    check_that_deaths_and_a_failure_leave_the_others_going(tmp_path / "deaths", cluster)
+    check_that_ctrl_c_stops_all_and_all_save(tmp_path / "stopped")
+
+
+def check_that_deaths_and_a_failure_leave_the_others_going(tmp_path: Path, cluster: Any) -> None:
+    """A worker is killed, a run fails, and a node is taken away that is at work on a run; another one goes on with it."""
     fails = {("horizontal", 1)}
     alone = compare(study(tmp_path / "a"), tools=tools(FakeTrainer({"cb_s": 0.1}, fails=fails)))
-    trainer = Laborer({"cb_s": 0.1}, dies={("cb_s", 0): 1}, fails=fails)
-    result = compare(study(tmp_path / "b"), tools=tools(trainer), executor=Ray(cpus=1))
-    assert plain(result) == plain(alone)
-    text = " ".join(result.notes)
-    assert "cb_s, seed 0: its process was killed, or crashed; it was resumed from its last checkpoint" in text
-    assert "horizontal, seed 1 failed: RuntimeError: out of luck (traceback: " in text
-    assert os.getpid() not in processes(tmp_path / "b")
-    assert not (tmp_path / "b" / module.BEACON).exists()
-
-
-@with_ray
-@pytest.mark.product
-def test_a_run_that_kills_its_worker_again_and_again_is_given_up(tmp_path: Path, cluster: Any) -> None:
-    trainer = Laborer(dies={("cb_s", 0): 9})
-    result = compare(study(tmp_path, seeds=1), tools=tools(trainer), executor=Ray(cpus=1, retries=1))
-    assert [len(variant.runs) for variant in result.variants] == [1, 0, 1]
-    assert any("cb_s, seed 0 failed: its process was killed, or crashed, 2 times" in note for note in result.notes)
-
-
-@with_ray
-@pytest.mark.slow
-def test_a_node_dies(tmp_path: Path, cluster: Any) -> None:
-    """The node is taken away that is at work on a run; another one goes on with it."""
-    name = tmp_path / "runs" / "cb_s" / "seed0" / "node"
+    name = tmp_path / "b" / "runs" / "cb_s" / "seed1" / "node"
 
     def take_away() -> None:
         while not name.exists():
@@ -86,17 +72,21 @@ def test_a_node_dies(tmp_path: Path, cluster: Any) -> None:
 
     killer = threading.Thread(target=take_away, daemon=True)
     killer.start()
-    result = compare(study(tmp_path, seeds=1), tools=tools(Laborer(stranded=("cb_s", 0))), executor=Ray(cpus=1))
+    trainer = Laborer({"cb_s": 0.1}, dies={("cb_s", 0): 1}, stranded=("cb_s", 1), fails=fails)
+    result = compare(study(tmp_path / "b"), tools=tools(trainer), executor=Ray(cpus=1))
     killer.join(60)
     cluster.add_node(num_cpus=1)
-    assert not incomplete(result)
+    assert plain(result) == plain(alone)
+    text = " ".join(result.notes)
+    assert "cb_s, seed 0: its process was killed, or crashed; it was resumed from its last checkpoint" in text
+    assert "cb_s, seed 1: its process was " in text
     assert len(set((name.parent / "processes").read_text().split())) == 2
-    assert any("cb_s, seed 0: its process was " in note for note in result.notes)
+    assert "horizontal, seed 1 failed: RuntimeError: out of luck (traceback: " in text
+    assert os.getpid() not in processes(tmp_path / "b")
+    assert not (tmp_path / "b" / module.BEACON).exists()
 
 
-@with_ray
-@pytest.mark.slow
-def test_ctrl_c_stops_all_and_all_save(tmp_path: Path, cluster: Any) -> None:
+def check_that_ctrl_c_stops_all_and_all_save(tmp_path: Path) -> None:
     waits = frozenset({("none", 0), ("cb_s", 0)})
     waiting = [tmp_path / "runs" / name / "seed0" / "waiting" for name in ("baseline", "cb_s")]
 
@@ -111,6 +101,15 @@ def test_ctrl_c_stops_all_and_all_save(tmp_path: Path, cluster: Any) -> None:
     assert all(path.with_name("saved").exists() for path in waiting)
     others = Laborer()
     assert not incomplete(compare(study(tmp_path), tools=tools(others), executor=Processes(jobs=1)))
+
+
+@with_ray
+@pytest.mark.product
+def test_a_run_that_kills_its_worker_again_and_again_is_given_up(tmp_path: Path, cluster: Any) -> None:
+    trainer = Laborer(dies={("cb_s", 0): 9})
+    result = compare(study(tmp_path, seeds=1), tools=tools(trainer), executor=Ray(cpus=1, retries=1))
+    assert [len(variant.runs) for variant in result.variants] == [1, 0, 1]
+    assert any("cb_s, seed 0 failed: its process was killed, or crashed, 2 times" in note for note in result.notes)
 
 
 @with_ray

@@ -65,7 +65,7 @@ def test_policies_of_timm_are_taken(policy: str) -> None:
         ({"augment": {"erasing_mode": "noise"}}, r"task\.augment\.erasing_mode: 'noise' is not a choice"),
         (
             {"augment": {"color_jitter": [0.1, 0.2]}},
-            r"task\.augment\.color_jitter: takes one strength, or three or four",
+            r"task\.augment\.color_jitter: must be one strength, or three or four",
         ),
         ({"augment": {"mix_off_epoch": -1}}, r"task\.augment\.mix_off_epoch: must not"),
         ({"augment": {"interpolation": "cubic"}}, r"task\.augment\.interpolation: unknown 'cubic'"),

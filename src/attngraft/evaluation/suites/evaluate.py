@@ -81,7 +81,7 @@ def evaluate_suites(
 
     Raises:
         TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
-        DataError: as `open_context`; nothing was evaluated.
+        DataError: see `open_context`; nothing was evaluated.
         ConfigError: the task does not support suites that change images; nothing was evaluated.
         SuitesFailed: some of several suites failed, and the others were evaluated. If a single suite was requested, its own
             error is raised.

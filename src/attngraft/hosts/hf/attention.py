@@ -81,8 +81,8 @@ class CallState(NamedTuple):
 class ProjectedSite(AttentionSite):
     """Attention with q, k, v and output projections; returns (tokens, weights) as the host does.
 
-    The weights are those of `eager` attention: after softmax, weights grafts and dropout; None with `sdpa`. With a mix graft
-    they are those of the host's own self-attention, without the graft.
+    As in `eager` attention, the weights are returned after the softmax, the grafts at `weights`, and dropout; with `sdpa`
+    they are None. With a graft at `mix`, they are those of the host's own self-attention, without the graft.
     """
 
     projections: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")  #: names of the q, k and v projections

@@ -19,7 +19,7 @@ _BLOCK = ("norm1", "proj", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "
 class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
     """`timm.models.hiera.MaskUnitAttention`: tokens of all units are interleaved, (B, tokens of a unit, units, C).
 
-    If queries are pooled, their tokens are pooled too, as the host pools the residual.
+    If the host max-pools the queries, `Projected.queries` are the tokens pooled in the same way.
     """
 
     def forward(self, x: Tensor) -> Tensor:

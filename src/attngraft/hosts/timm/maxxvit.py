@@ -146,7 +146,7 @@ class TimmMaxxVit(TimmFamily):
     blocks: ClassVar = dict.fromkeys((maxxvit.TransformerBlock2d, *_PARTITIONED), _sites)
 
     def example_inputs(self, model: nn.Module, *, batch: int) -> tuple[Tensor, ...]:
-        """Return random images; position tables give their size if the model does not store it (timm 1.0.26)."""
+        """Return random images; their size is derived from position tables if the model does not store it (timm 1.0.26)."""
         channels, rows, columns = image_size(model)
         if not hasattr(model, "img_size"):
             rows, columns = self._size_of_positions(model) or (rows, columns)

@@ -213,7 +213,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         return Projected(q, k, v, x, bias=mask.bias, causal=mask.causal, keys=keys, rest=call)
 
     def _heads(self, x: Tensor, batch: int) -> Tensor:
-        """(N, B, H * d) to (B, H, N, d)."""
+        """Reshape (N, B, H * d) to (B, H, N, d)."""
         number = x.shape[0]
         heads = x.contiguous().view(number, batch * self.num_heads, self.head_dim).transpose(0, 1)
         return heads.view(batch, self.num_heads, number, self.head_dim)

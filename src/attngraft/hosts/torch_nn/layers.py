@@ -113,7 +113,7 @@ class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
 
 
 def _pad(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert a nested tensor to a padded one; returns it with its padding mask."""
+    """Convert a nested tensor to a padded one, and return it with its padding mask."""
     padded = nested.to_padded_tensor(0.0)
     lengths = torch.tensor([each.shape[0] for each in nested.unbind()], device=padded.device)
     return padded, torch.arange(padded.shape[1], device=padded.device) >= lengths[:, None]

@@ -12,7 +12,7 @@ WHOLE_SET = "the softmax over queries depends on all tokens: image size, padding
 
 
 class BidirectionalGraft(BidirectionalMix, Graft):
-    """`BidirectionalMix` at a site."""
+    """`BidirectionalMix` as a graft."""
 
     @property
     def adds_after(self) -> bool:  # type: ignore[override]
@@ -91,7 +91,7 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
                 "vertical, which do not mix tokens"
             )
         if site.cross:
-            return "its keys come from other tokens than its queries; choose self-attention sites"
+            return "its keys and queries come from different tokens; choose self-attention sites"
         if site.query_tokens is not None:
             return (
                 "its query side has fewer tokens than its key side (queries are subsampled), and the paper never replaces "

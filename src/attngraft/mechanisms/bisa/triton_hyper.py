@@ -154,7 +154,7 @@ def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Ten
     flops=_flops,
 )
 def transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-    """Return (B, H, N, dv)."""
+    """Return the transformed heads (B, H, N, dv)."""
     out, rows = empty_heads(u, hyper), u.shape[:3].numel()
     if rows:
         options = tiles(max(hyper.shape), u.dtype)

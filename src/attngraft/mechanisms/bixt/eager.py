@@ -89,7 +89,7 @@ def projected_attention(
 
 
 def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float) -> tuple[Tensor, Tensor]:
-    """Choose whole maps if they are small, maps of groups of images with few tokens, or pieces."""
+    """Attend with whole maps if they are small, in groups of images if these have few tokens, or else in pieces."""
     operands = (r_latents, v_latents, tokens, *weights)
     images = SMALL // (tokens.shape[1] * r_latents.shape[1] * r_latents.shape[2])
     if images >= len(tokens) and not in_dispatch_mode():

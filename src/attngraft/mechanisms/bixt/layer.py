@@ -78,7 +78,7 @@ class BidirectionalCrossAttention(_CrossAttention):
     two_way = True
 
     def forward(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend between latents (B or 1, M, dim_latents) and tokens (B, N, dim_tokens); returns both with batch size B.
+        """Attend between latents (B or 1, M, dim_latents) and tokens (B, N, dim_tokens), and return both with batch size B.
 
         Raises:
             UsageError: the batch sizes of latents and tokens differ.
@@ -163,7 +163,7 @@ class OneSidedCrossAttention(_CrossAttention):
     map_name = "latents_to_tokens"  #: name of the recorded map
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
-        """Attend from (B or 1, M, dim_latents) to (B, N, dim_tokens); returns (B, M, dim_latents)."""
+        """Attend from (B or 1, M, dim_latents) to (B, N, dim_tokens), and return (B, M, dim_latents)."""
         (r_latents,) = split_parts(self.r_latents(latents), 1, self.heads)
         r_tokens, v_tokens = split_parts(self.rv_patches(tokens), 2, self.heads)
         if self.is_recording("scores", self.map_name):

@@ -18,7 +18,7 @@ FEWEST_TOKENS = 64
 
 
 def pieces(tokens: int, scores: int, device: torch.device) -> list[slice]:
-    """Return the slices of equal size (except the last) into which tokens are split; `scores` is per token."""
+    """Return slices that split the tokens into pieces of equal size, except the last, for `scores` scores per token."""
     most = NUMBERS if device.type == "cpu" else NUMBERS_OFF_CPU
     step = min(tokens, max(most // scores, FEWEST_TOKENS))
     return [slice(start, min(start + step, tokens)) for start in range(0, tokens, step)]

@@ -16,7 +16,7 @@ from attngraft.mechanisms.registry import register_graft
 
 
 class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
-    """`ContextBroadcast` at a site."""
+    """`ContextBroadcast` as a graft."""
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str:
         """Fold the factor 1/2 into an adjacent linear layer.
@@ -48,19 +48,19 @@ class ContextBroadcastGraft(layer.ContextBroadcast, Graft):
 
 
 class ScaledContextBroadcastGraft(layer.ScaledContextBroadcast, Graft):
-    """`ScaledContextBroadcast` at a site."""
+    """`ScaledContextBroadcast` as a graft."""
 
 
 class ContextGateGraft(layer.ContextGate, Graft):
-    """`ContextGate` at a site."""
+    """`ContextGate` as a graft."""
 
 
 class ContextHybridGraft(layer.ContextHybrid, Graft):
-    """`ContextHybrid` at a site."""
+    """`ContextHybrid` as a graft."""
 
 
 class SqueezeExcitationGraft(layer.SqueezeExcitation, Graft):
-    """`SqueezeExcitation` at a site."""
+    """`SqueezeExcitation` as a graft."""
 
 
 class UniformHeadsGraft(Graft):
@@ -181,7 +181,7 @@ class SqueezeExcitationOptions:
 
 
 class SqueezeExcitationType(GraftType[SqueezeExcitationOptions]):
-    """`se`."""
+    """The graft type `se`."""
 
     name = "se"
     summary = "squeeze-and-excitation on tokens at the MLP's end: channels gated by the mean token"
@@ -212,7 +212,7 @@ class UniformHeadsOptions:
 
 
 class UniformHeadsType(GraftType[UniformHeadsOptions]):
-    """`uniform_heads`."""
+    """The graft type `uniform_heads`."""
 
     name = "uniform_heads"
     summary = "the last heads attend uniformly to all visible tokens; their q and k rows stay in the host, unused"

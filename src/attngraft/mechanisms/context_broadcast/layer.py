@@ -44,7 +44,7 @@ class ContextBroadcast(Recordable, nn.Module):
 class ScaledContextBroadcast(Recordable, nn.Module):
     """CB_S: x_i + Lambda * context, one Lambda (C) per site, without halving (Sec. 2.2).
 
-    Records `context`.
+    Records `context` and `scale`, which is Lambda.
 
     Args:
         dim: C.

@@ -9,11 +9,11 @@ from attngraft.mechanisms.registry import register_graft
 
 
 class HorizontalGraft(layer.HorizontalAttention, Graft):
-    """`HorizontalAttention` at a site."""
+    """`HorizontalAttention` as a graft."""
 
 
 class VerticalGraft(layer.VerticalAttention, Graft):
-    """`VerticalAttention` at a site."""
+    """`VerticalAttention` as a graft."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class VerticalOptions:
 
 
 class HorizontalType(GraftType[HorizontalOptions]):
-    """`horizontal`."""
+    """The graft type `horizontal`."""
 
     name = "horizontal"
     summary = "horizontal attention: the heads of each token weighted by a softmax over heads"
@@ -68,7 +68,7 @@ class HorizontalType(GraftType[HorizontalOptions]):
 
 
 class VerticalType(GraftType[VerticalOptions]):
-    """`vertical`."""
+    """The graft type `vertical`."""
 
     name = "vertical"
     summary = "vertical attention: the channels of each token gated by a sigmoid, after the output projection"

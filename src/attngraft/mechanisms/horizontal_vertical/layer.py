@@ -256,7 +256,7 @@ class TranslationLayer(nn.Module):
             UsageError: `memory` is missing, or passed to a layer without cross-attention.
         """
         if (memory is None) != (self.cross_attention is None):
-            raise UsageError("a decoder layer requires memory, and an encoder layer takes none")
+            raise UsageError("a layer with cross-attention requires `memory`, and one without does not accept it")
         if self.attention is not None and self.attention_norm is not None:
             x = self.attention_norm(x + self.attention(x, visible=visible, causal=causal))
         if self.cross_attention is not None and self.cross_norm is not None:

@@ -30,7 +30,7 @@ class IdentityOptions:
 
 
 class IdentityType(GraftType[IdentityOptions]):
-    """`identity`."""
+    """The graft type `identity`."""
 
     name = "identity"
     summary = "does nothing, without parameters: the control of a comparison, whose difference must be exactly 0"

@@ -30,7 +30,7 @@ def local_filter(
     neighborhood: Neighborhood,
     softmax: bool,
 ) -> Tensor:
-    """Return (B, C, Y', X'), channels last in memory."""
+    """Return the filtered map (B, C, Y', X'), channels last in memory."""
     if needs_aten_ops(values, filters, multiplier, addend) and not values.is_meta:
         return reference.local_filter(values, filters, multiplier, addend, neighborhood=neighborhood, softmax=softmax)
     near, dtype = neighborhood, accumulation_dtype(values)
@@ -50,7 +50,7 @@ def local_filter(
 
 
 def local_scores(queries: Tensor, keys: Tensor, *, heads: int, neighborhood: Neighborhood) -> Tensor:
-    """Return (B, H K, Y, X), channels last in memory."""
+    """Return the scores of all neighbors (B, H K, Y, X), channels last in memory."""
     if needs_aten_ops(queries, keys) and not queries.is_meta:
         return reference.local_scores(queries, keys, heads=heads, neighborhood=neighborhood)
     dtype = accumulation_dtype(queries)
@@ -153,7 +153,7 @@ def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any)
 def apply_filters(
     values: Tensor, filters: Tensor, multiplier: Tensor | None, size: int, dilation: int, stride: int, softmax: bool
 ) -> Tensor:
-    """Return (B, Y', X', C)."""
+    """Return the filtered map (B, Y', X', C)."""
     near = Neighborhood(size, dilation, stride)
     if not values.numel():
         return _empty_output(values, filters)
@@ -253,7 +253,7 @@ def _scores_backward(to_outputs: Any, operands: Any, saved: Any, heads: int, *si
     flops=_score_flops,
 )
 def compute_scores(queries: Tensor, keys: Tensor, heads: int, size: int, dilation: int) -> Tensor:
-    """Return (B, Y, X, H K)."""
+    """Return the scores of all neighbors (B, Y, X, H K)."""
     near = Neighborhood(size, dilation)
     if not queries.numel():
         return _empty_scores(queries, keys, heads, size, dilation).zero_()

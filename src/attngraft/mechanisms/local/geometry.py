@@ -70,7 +70,7 @@ def relative_positions(rows: int, columns: int) -> Tensor:
 
 
 def shifted_window_mask(sizes: Sequence[int], window: int, shift: int, device: torch.device | None = None) -> Tensor:
-    """Return the pairs that share a window before the map is rolled by `shift`, (windows, window^2, window^2), boolean.
+    """Return the attention mask of a map rolled by `shift`, (windows, window^2, window^2); True for pairs that attend.
 
     Rolling brings pixels from opposite ends of the map into one window; those do not attend to each other.
     """

@@ -22,30 +22,30 @@ _PAPER = "ELSA: Enhanced Local Self-Attention for Vision Transformer"
 
 
 class ElsaGraft(HadamardAttention, Graft):
-    """`HadamardAttention` at a site."""
+    """`HadamardAttention` as a graft."""
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str:
         return _fold_constants(self, *self.ghosts())
 
 
 class LocalGraft(LocalAttention, Graft):
-    """`LocalAttention` at a site."""
+    """`LocalAttention` as a graft."""
 
 
 class DepthwiseGraft(counterparts.DepthwiseConvolution, Graft):
-    """`DepthwiseConvolution` at a site."""
+    """`DepthwiseConvolution` as a graft."""
 
 
 class DynamicGraft(counterparts.DynamicConvolution, Graft):
-    """`DynamicConvolution` at a site."""
+    """`DynamicConvolution` as a graft."""
 
 
 class DecoupledGraft(counterparts.DecoupledFilter, Graft):
-    """`DecoupledFilter` at a site."""
+    """`DecoupledFilter` as a graft."""
 
 
 class OutlookGraft(OutlookAttention, Graft):
-    """timm's `OutlookAttention` at a site. Records `weights` (B, H, neighborhoods, cells, cells), a row per output cell."""
+    """timm's `OutlookAttention` as a graft. Records `weights` (B, H, neighborhoods, cells, cells), a row per output cell."""
 
     kernel_size: Any
     attn: Any
@@ -61,7 +61,7 @@ class OutlookGraft(OutlookAttention, Graft):
 
 
 class GhostGraft(GhostHead, Graft):
-    """`GhostHead` at a site."""
+    """`GhostHead` as a graft."""
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str:
         return _fold_constants(self, self.mul, self.add)
@@ -220,7 +220,7 @@ class GhostOptions:
 
 
 class GhostType(GraftType[GhostOptions]):
-    """`ghost`."""
+    """The graft type `ghost`."""
 
     name = "ghost"
     summary = "the ghost head on attention maps: several maps from each, by static matrices of relative positions"

@@ -172,7 +172,7 @@ def local_filter(
     neighborhood: Neighborhood,
     softmax: bool,
 ) -> Tensor:
-    """Return (B, C, Y', X')."""
+    """Return the filtered map (B, C, Y', X')."""
     values, filters, mul, add = cast_for_autocast(values, filters, multiplier, addend)
     ghosts = (None if ghost is None else ghost.flatten(1).contiguous() for ghost in (mul, add))
     near = neighborhood

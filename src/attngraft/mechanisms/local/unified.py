@@ -49,13 +49,15 @@ NETWORKS: dict[str, tuple[Term, ...]] = {
 
 
 class LocalAttention(Recordable, nn.Module):
-    """One layer of the family on a map (B, Y, X, dim).
+    """Local attention on a map (B, Y, X, dim), with the chosen terms, area and norm.
+
+    Special cases: `terms=("qk", "rb")` in windows with a softmax is Swin's attention. In a neighborhood with
+    `norm="identity"`, `terms=("qr",)` is an involution, and `terms=("rb",)` with `heads=dim` a depthwise convolution
+    between two linear layers.
 
     Args:
-        heads: H. With H = dim, `terms=("rb",)`, a neighborhood and the identity it is a depthwise convolution between two
-            linear layers; with `terms=("qr",)` there, an involution; with ("qk", "rb") in windows with a softmax, Swin's
-            attention.
-        terms: the terms that are summed, of "qk", "qr", "rk", "rb"; `NETWORKS` lists the paper's combinations.
+        heads: number of heads, H.
+        terms: which of the terms "qk", "qr", "rk" and "rb" are summed; `NETWORKS` lists the paper's combinations.
         area: "window" or "neighborhood".
         size: rows, and columns, of the area; odd for a neighborhood.
         shift: shift of the windows, less than `size`; maps are zero-padded to whole windows, and the padding is attended to.

@@ -119,7 +119,7 @@ class Iterative(LatentModel):
         if self_layers < 1:  # else latents never attend to each other
             raise UsageError(f"self_layers must be 1 or more, not {self_layers}")
         if not 1 <= cross_sets <= depth:
-            raise UsageError(f"cross_sets must be from 1 to the depth, {depth}, not {cross_sets}")
+            raise UsageError(f"cross_sets must be between 1 and the depth ({depth}), not {cross_sets}")
         branches: dict[str, Any] = {
             "mlp_ratio": mlp_ratio,
             "layer_scale": init_values,

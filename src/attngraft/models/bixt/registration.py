@@ -51,7 +51,7 @@ HEAD_WIDTH = 32  #: width of the heads if the name does not contain their number
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """Parse a name; returns the arguments of `BiXT`.
+    """Parse a name and return the arguments of `BiXT`.
 
     Raises:
         ValueError: the name does not follow the pattern.

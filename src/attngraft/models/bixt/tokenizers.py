@@ -97,7 +97,9 @@ def make_tokenizer(
     if check_choice("tokenizer", kind, ("linear", "conv")) == "linear":
         return PatchEmbedding(patch_size, stride, in_chans=in_chans, dim=dim)
     if stride not in (None, patch_size):
-        raise UsageError(f"the convolutional tokenizer's patches of {patch_size} do not overlap; set no stride")
+        raise UsageError(
+            f"the convolutional tokenizer's stride must equal its patch size, {patch_size}, not {stride}; leave it at None"
+        )
     return ConvolutionalEmbedding(patch_size, in_chans=in_chans, dim=dim)
 
 

@@ -130,7 +130,9 @@ class AugmentConfig:
             raise FieldError("mix_off_epoch", f"must not be negative, got {self.mix_off_epoch}")
         if isinstance(self.color_jitter, tuple) and len(self.color_jitter) not in (3, 4):
             raise FieldError(
-                "color_jitter", "takes one strength, or three or four (brightness, contrast, saturation, hue)"
+                "color_jitter",
+                "must be one strength, or three or four (brightness, contrast, saturation, optionally hue), "
+                f"got {list(self.color_jitter)}",
             )
         if self.interpolation is not None:
             _interpolation(self.interpolation, crop=self.crop)

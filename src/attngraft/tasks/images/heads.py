@@ -35,6 +35,6 @@ def mean_logits(outputs: object, *, classes: int) -> Tensor:
     """Return the logits (B, classes) used for predictions: the mean over heads, in float32.
 
     Raises:
-        TrainingError: as `heads_of`.
+        TrainingError: see `heads_of`.
     """
     return torch.stack([head.float() for head in heads_of(outputs, classes=classes)]).mean(0)

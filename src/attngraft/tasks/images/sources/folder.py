@@ -45,7 +45,7 @@ def open_folder(path: Path, config: DataConfig) -> ImageSource:
     """Open the images below `path`.
 
     Raises:
-        DataError: as `listing.split_folders`, or a folder cannot be read.
+        DataError: a folder cannot be read; see also `listing.split_folders`.
     """
     return split_folders(
         list_folder(path),

@@ -167,7 +167,7 @@ def read_schema(path: Path) -> pyarrow.Schema:
     """Read the schema of a file, without its rows.
 
     Raises:
-        DataError: as `open_table`.
+        DataError: see `open_table`.
     """
     with _reading(path) as pa:
         if path.suffix.lower() == ".parquet":

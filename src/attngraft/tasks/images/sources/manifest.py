@@ -42,7 +42,7 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
     """Open `train.csv` and `val.csv` (or .tsv, .parquet) in a folder, or its only table (`metadata.csv`, ...).
 
     Raises:
-        DataError: as `open_manifest`, or there is no validation table.
+        DataError: there is no validation table; see also `open_manifest`.
     """
     tables = _tables(folder)
     train = find_train(list(tables), config, where=str(folder))

@@ -1,4 +1,4 @@
-"""Images in an .npz file: `x_train`, `y_train`, likewise for `val` or `test`; optionally `classes` and names `f_train`."""
+"""Images in an .npz file: `x_train`, `y_train`, the same for `val` or `test`; optionally `classes` and file names `f_*`."""
 
 import zipfile
 from pathlib import Path

@@ -34,7 +34,7 @@ def with_validation(
     is used instead of a random split.
 
     Raises:
-        DataError: as `read_split`, or a class has a single image and cannot be split.
+        DataError: a class has a single image and cannot be split; see also `read_split`.
     """
     if config.split_file is not None:
         path = Path(config.split_file).expanduser()

@@ -340,7 +340,7 @@ def open_tar(path: Path, config: DataConfig) -> ImageSource:
     """Open one tar that contains class folders or label files.
 
     Raises:
-        DataError: as `listing.split_folders`, or the file is not an uncompressed tar, or its labels are not found.
+        DataError: the file is not an uncompressed tar, or its labels are not found; see also `listing.split_folders`.
     """
     index = index_tar(path)
     tars = _Tars([path], [index], prefixed=False)
@@ -360,7 +360,7 @@ def open_tar_folder(folder: Path, config: DataConfig) -> ImageSource:
     """Open the only tar in a folder, or the tars named by split: `train.tar`, or `train-000.tar`, `train-001.tar`, ...
 
     Raises:
-        DataError: as `open_tar`, or there is no training or validation tar.
+        DataError: there is no training or validation tar; see also `open_tar`.
     """
     tars = tars_in(folder)
     if len(tars) == 1 and config.train_split is None and tars[0].stem.lower() not in TRAIN_NAMES:
@@ -374,7 +374,7 @@ def open_shards(pattern: str, config: DataConfig) -> ImageSource:
     Tars are assigned to splits by name, as in a folder; if no name is that of a split, all tars form one split.
 
     Raises:
-        DataError: as `open_tar`, or a tar is missing.
+        DataError: a tar is missing; see also `open_tar`.
     """
     paths = [Path(path).expanduser() for path in expanded(pattern)]
     missing = [path for path in paths if not path.is_file()]

@@ -105,7 +105,9 @@ def _checked(labels: np.ndarray, name: str) -> np.ndarray:
             f"timm:{name}: classification requires one integer label per image; got {labels.dtype} {labels.shape}"
         )
     if len(labels) and labels.min() < 0:
-        raise DataError(f"timm:{name}: some images have no label")
+        raise DataError(
+            f"timm:{name}: some images have no label; choose labeled splits with task.data.train_split and val_split"
+        )
     return labels.astype(np.int64)
 
 
