@@ -19,6 +19,7 @@ from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
 RESAMPLES, FEWEST = 2000, 200
+DRAW = 60  #: nanoseconds to draw the count of one example, about
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
@@ -113,7 +114,7 @@ def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statis
     The estimate is for one CPU core (`bench/resampling.py` compares it with the time taken).
     """
     every = [*baseline, *variant]
-    nanoseconds = 60 * every[0].examples + sum(statistic.cost for statistic in every)
+    nanoseconds = DRAW * every[0].examples + sum(statistic.cost for statistic in every)
     return int(np.clip(1e9 * seconds / nanoseconds, FEWEST, RESAMPLES))
 
 
