@@ -116,6 +116,7 @@ def test_the_tokenizer_and_its_limit(tmp_path: Path) -> None:
         "tokenizer": str(tmp_path),
         "max_length": 20,
         "vocab_size": 0,
+        "pad": 1,
     }
 
 
