@@ -133,7 +133,7 @@ class TestDense(TaskContract):
     serves = False
 
     def section(self, folder: Path) -> dict[str, Any]:
-        return {"name": "dense", "size": 47}
+        return {"name": "toy_drawings", "size": 47}
 
     def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
         return {"task.sise: unknown field": {"sise": 3}}
