@@ -10,18 +10,14 @@ from attngraft.saved.manifest import Check, Manifest
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.text.lengths import logits_of
 
-_LENGTH = 16  #: most tokens of an example of text
-
 Forward = Callable[[Tensor], Tensor]  #: function of normalized images (B, C, H, W) that returns outputs (B, classes)
 
 
 def example_images(manifest: Manifest, *, batch: int) -> Tensor:
     """Return standard-normal images (B, C, H, W) in the model's precision, the same for every call; ids (B, L) for text."""
     with seeded("export", batch):
-        if manifest.serving.kind == "text":
-            length = min(manifest.serving.input["max_length"] or _LENGTH, _LENGTH)
-            return torch.randint(manifest.serving.input["vocab_size"], (batch, length))
-        return torch.randn(batch, *manifest.input_size).to(getattr(torch, manifest.dtype))
+        (inputs,), _ = manifest.serving.example_inputs(batch)
+    return inputs.to(getattr(torch, manifest.dtype)) if inputs.is_floating_point() else inputs
 
 
 @torch.no_grad()

@@ -172,7 +172,7 @@ def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | N
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     if (path / "recipe.yaml").is_file():
-        source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code)
+        source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code, purpose="predict")
         network, manifest = source.model, source.manifest
     else:
         manifest = read_manifest(path)

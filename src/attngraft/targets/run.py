@@ -14,6 +14,7 @@ from attngraft.models.trust import trusting
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
 from attngraft.saved.manifest import HostEntry, Manifest, Origin
+from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task, host_defaults, model_data_config
 from attngraft.training.evaluate import Weights, trained_model
@@ -34,7 +35,12 @@ class OpenedRun:
 
 
 def open_run(
-    folder: Path | str, weights: Weights = "last", *, unfinished: bool = False, trust_code: bool = False
+    folder: Path | str,
+    weights: Weights = "last",
+    *,
+    unfinished: bool = False,
+    trust_code: bool = False,
+    purpose: str = "export",
 ) -> OpenedRun:
     """Open the model of a run.
 
@@ -43,11 +49,12 @@ def open_run(
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         unfinished: accept a run that is not finished.
         trust_code: import a `module:` host that the folder names, which runs its code.
+        purpose: the capability that the task must have.
 
     Raises:
         UsageError: the folder is a study; the message names its runs.
         TrainingError: the folder is not a run, or the run has no such weights.
-        ConfigError: the run's task does not describe the model's inputs and outputs.
+        ConfigError: the run's task lacks the capability, or does not describe the model's inputs and outputs.
         ExportError: the run has not read its data yet, or is not finished.
     """
     if (Path(folder) / RESULT_FILE).is_file():
@@ -63,6 +70,7 @@ def open_run(
         )
     recipe = record.recipe
     task = build_task(recipe)
+    require(task, purpose)
     task.load_files(RunFolder(record.folder).fitted)
     with trusting(every=trust_code):
         serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
