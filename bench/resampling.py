@@ -28,7 +28,7 @@ from attngraft.results.measured import (
     Statistic,
     macro_f1,
 )
-from attngraft.results.statistics import affordable_resamples, crossed_bootstrap_of
+from attngraft.results.statistics import DRAW, affordable_resamples, crossed_bootstrap_of
 from attngraft.timing import Duration, duration
 
 Make = Callable[[np.random.Generator, int, int], Statistic]  #: (generator, images, classes) -> statistic
@@ -109,7 +109,7 @@ def estimated(name: str, make: Make, images: int, classes: int, samples: int) ->
     """Return the time of a resample over the estimate, and in the name the number of resamples of a study of 10 seeds."""
     baseline, variant = pair(make, images, classes)
     taken = seconds([baseline, variant], resamples=FEW, samples=samples)
-    estimate = 1e-9 * FEW * (15 * images + baseline.cost + variant.cost)
+    estimate = 1e-9 * FEW * (DRAW * images + baseline.cost + variant.cost)
     number = affordable_resamples([baseline] * 10, [variant] * 10)
     low, middle, high = taken.low / estimate, taken.seconds / estimate, taken.high / estimate
     return Measurement(

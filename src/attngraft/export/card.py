@@ -109,7 +109,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     header = ModelCardData(
         license="unknown",
         library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
-        pipeline_tag=pipeline,
+        pipeline_tag=None if manifest.serving.numeric else pipeline,
         tags=[
             "attngraft",
             *(["timm"] if maker in ("timm", "attngraft") else []),

@@ -108,9 +108,14 @@ class Manifest:
         return int(channels), int(height), int(width)
 
 
+_OPTIONAL = ("offset", "scale")  #: keys of `serving` that only models of numbers have
+
+
 def manifest_text(manifest: Manifest) -> str:
     """Return `manifest` as JSON for `parse_manifest`. Exported programs contain it too, so they can be used alone."""
-    return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
+    plain = dataclasses.asdict(manifest)
+    plain["serving"] = {name: value for name, value in plain["serving"].items() if name not in _OPTIONAL or value}
+    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:

@@ -167,6 +167,7 @@ def _stage_context(
         return StageContext(stage=stage, recipe=changed, task=task, order=order)
     own = build_task(changed)
     own.load_split(folder.split)
+    own.load_files(folder.fitted)
     found = own.load(model_data_config=model_data_config(changed))
     if dict(found.model_args) != dict(data.model_args):
         raise ConfigError(f"stages.{stage.name}.task: would need another model than the run's; change other fields")

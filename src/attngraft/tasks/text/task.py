@@ -103,6 +103,8 @@ class TextClassification(Task):
         self._loss = training_loss(config.loss, class_weights(config.loss, counts, source.classes))
         if self._tokenizer is None:
             self._tokenizer = self._new_tokenizer(source.train, model_data_config)
+        if config.tokenizer.max_length is not None:  # another one, for a stage of training
+            self._tokenizer = self._tokenizer.cut_at(config.tokenizer.max_length)
         if self._expected not in (None, self._tokenizer.digest):
             raise DataError(
                 f"the tokenizer of the run ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed"
