@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +34,18 @@ class Codec(ABC):
         args, kwargs = self.example_inputs(batch_size)
         return {"forward": Program(module=model, args=args, kwargs=kwargs)}
 
+    def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the model's positional and keyword arguments for raw inputs: words of `attngraft predict`.
+
+        Raises:
+            DataError: an input cannot be read.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.encode is missing")
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the outputs for encoded inputs: by default of one forward pass. Override this to generate."""
+        return model(*args, **kwargs)
+
     @abstractmethod
     def decode(self, outputs: Any) -> list[Any]:
         """Return a JSON-ready value for each example of the model's outputs."""
@@ -43,7 +55,9 @@ class Codec(ABC):
 class Serving(Codec):
     """Description of models of images or texts whose outputs are classes or numbers, (B, K); JSON-ready."""
 
-    kind: Literal["images", "text"]  #: kind of inputs, for `attngraft predict`
+    kind: Literal[
+        "images", "text", "other"
+    ]  #: kind of inputs, for `attngraft predict`; other: the task has its own codec
     #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode; text: tokenizer (a file of the model's folder),
     #: max_length, vocab_size, column
     input: Mapping[str, Any]
@@ -53,6 +67,11 @@ class Serving(Codec):
     threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
     scale: tuple[float, ...] = ()  #: of each number
     offset: tuple[float, ...] = ()  #: of each number
+
+    @property
+    def takes(self) -> str:
+        """The kind of inputs, for messages."""
+        return "other inputs" if self.kind == "other" else self.kind
 
     @property
     def numeric(self) -> bool:
@@ -76,3 +95,8 @@ class Serving(Codec):
     def decode(self, outputs: Tensor) -> list[dict[str, float]]:
         """Return the probabilities of the classes, or the numbers, of outputs (B, classes), by name."""
         return [dict(zip(self.classes, row, strict=True)) for row in self.activate(outputs.float()).tolist()]
+
+
+OTHER = Serving(
+    kind="other", input={}, activation="none", classes=()
+)  #: in manifests, for a codec that is no `Serving`

@@ -97,7 +97,7 @@ class Regression(ImageTask):
         return sections(predictions, names=facts["targets"])
 
     def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-        return bool(a["targets"] == b["targets"])
+        return a.get("targets") == b.get("targets")
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         described = super().serving({**facts, "classes": facts["targets"]}, model_data_config=model_data_config)

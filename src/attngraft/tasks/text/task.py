@@ -187,7 +187,8 @@ class TextClassification(Task):
 
     def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         """Return whether classes and tokenizer are the same."""
-        return super().compatible(a, b) and a["input"]["tokenizer"] == b["input"]["tokenizer"]
+        ours, theirs = (facts.get("input", {}).get("tokenizer") for facts in (a, b))
+        return super().compatible(a, b) and (None in (ours, theirs) or ours == theirs)
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         known = facts["input"]
