@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attngraft.tasks.images.heads import mean_logits
+
 _LENGTH = 16  #: most tokens of an example input of text
 
 
@@ -92,11 +94,11 @@ class Serving(Codec):
             return (torch.randint(self.input["vocab_size"], (batch_size, length)),), {}
         return (torch.randn(batch_size, *map(int, self.input["size"])),), {}
 
-    def decode(self, outputs: Tensor) -> list[dict[str, float]]:
-        """Return the probabilities of the classes, or the numbers, of outputs (B, classes), by name."""
-        return [dict(zip(self.classes, row, strict=True)) for row in self.activate(outputs.float()).tolist()]
+    def decode(self, outputs: Any) -> list[dict[str, float]]:
+        """Return the probabilities of the classes, or the numbers, by name."""
+        logits = mean_logits(getattr(outputs, "logits", outputs), classes=len(self.classes))
+        return [dict(zip(self.classes, row, strict=True)) for row in self.activate(logits).tolist()]
 
 
-OTHER = Serving(
-    kind="other", input={}, activation="none", classes=()
-)  #: in manifests, for a codec that is no `Serving`
+#: in manifests, for a codec that is no `Serving`
+OTHER = Serving(kind="other", input={}, activation="none", classes=())
