@@ -69,6 +69,7 @@ class TextClassification(Task):
     auto_class = "AutoModelForSequenceClassification"
     primary = "top1"  # default; the recipe may choose another
     metrics: ClassVar = Classification.metrics
+    capabilities = frozenset({"data_check", "export", "halving", "labels", "predict"})
 
     def __init__(self, config: TextClassificationConfig, *, seed: int) -> None:
         self.config, self.seed, self.primary = config, seed, config.metrics.primary
@@ -183,6 +184,11 @@ class TextClassification(Task):
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table, classes=len(facts["classes"]))
+
+    def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        """Return whether classes and tokenizer are the same."""
+        ours, theirs = (facts.get("input", {}).get("tokenizer") for facts in (a, b))
+        return super().compatible(a, b) and (None in (ours, theirs) or ours == theirs)
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         known = facts["input"]
