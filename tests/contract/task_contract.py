@@ -201,6 +201,10 @@ class TaskContract:
             predictions = list(predictor(raw))
             found = [each.probabilities if each.numbers is None else each.numbers for each in predictions]
             np.testing.assert_allclose(np.stack(found), expected.numpy(), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+        codec = loaded.task.codec(loaded.data.facts, model_data_config=model_data_config(loaded.recipe))
+        for program in codec.programs(network, batch_size=2).values():
+            decoded = codec.decode(program.module(*program.args, **program.kwargs))
+            assert len(json.loads(json.dumps(decoded))) == 2
         for kind, writer in WRITERS.items():
             file = io.BytesIO()
             written = writer(file, out.serving)

@@ -52,7 +52,13 @@ def explore(
 
     arguments = assignments(host_arg or [], option="--host-arg")
     handles = open_models(
-        model, names=name or [], weights=weights, pretrained=pretrained, arguments=arguments, trust_code=trust_code
+        model,
+        names=name or [],
+        weights=weights,
+        pretrained=pretrained,
+        arguments=arguments,
+        trust_code=trust_code,
+        purpose="explorer",
     )
     page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

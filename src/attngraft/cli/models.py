@@ -24,8 +24,11 @@ def open_models(
     pretrained: bool = False,
     arguments: dict[str, Any] | None = None,
     trust_code: bool = False,
+    purpose: str = "analyses",
 ) -> tuple[ModelHandle, ...]:
     """Open runs, exported folders and hosts by name; `pretrained` and `arguments` apply to the latter only.
+
+    `purpose` is the capability that the tasks of runs must have.
 
     Raises:
         UsageError: more names than models, or two models with the same name.
@@ -48,6 +51,7 @@ def open_models(
                 pretrained=pretrained and by_name,
                 arguments=arguments if by_name else None,
                 trust_code=trust_code,
+                purpose=purpose,
             )
         )
     shown = [handle.name for handle in found]

@@ -60,6 +60,7 @@ def open_handle(
     pretrained: bool = False,
     arguments: Mapping[str, Any] | None = None,
     trust_code: bool = False,
+    purpose: str = "analyses",
 ) -> ModelHandle:
     """Open a run's folder, an exported folder, or a host by name.
 
@@ -70,6 +71,7 @@ def open_handle(
         pretrained: load a host's weights; otherwise they are random.
         arguments: arguments of the host's factory.
         trust_code: import a `module:` host that the folder names, which runs its code.
+        purpose: the capability that the task of a run must have.
 
     Raises:
         UsageError: `where` is a study, is neither a folder nor a model name, or its model does not take images.
@@ -83,7 +85,7 @@ def open_handle(
             raise UsageError(f"{where}: --pretrained and --host-arg apply to hosts, not folders; remove them")
         if (path / MANIFEST).is_file():
             return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
-        opened = open_run(path, weights, unfinished=True, trust_code=trust_code)
+        opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
         return replace(handle, record=opened.record, weights=weights)
     if ":" not in where and not path.is_dir() and (path.suffix or "/" in where):
@@ -126,7 +128,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
     if serving.kind != "images":
-        raise UsageError(f"{name}: takes {serving.kind}, and this command is for models of images")
+        raise UsageError(f"{name}: takes {serving.takes}, and this command is for models of images")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ModelHandle(
         name=name,

@@ -204,29 +204,24 @@ def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tup
             f"{record.folder}: this run's model was built for {record.model_args}, "
             f"but the data require {dict(found.model_args)}; evaluate the run on data of the same kind"
         )
-    _check_classes(record, found.facts.get("classes"), where=data or "the data")
+    if not task.compatible(record.facts, found.facts):
+        raise _other_data(record, found.facts.get("classes"), where=data or "the data")
     judged = found.test is not None and data is None and split is None
     return recipe, task, found.test if judged and found.test is not None else found.val
 
 
-def _check_classes(record: RunRecord, theirs: object, *, where: str) -> None:
-    """Check that the labels mean the same classes.
-
-    Data without class names have numbers as names, which are not checked.
-
-    Raises:
-        DataError: the data have other classes, or the same in another order.
-    """
+def _other_data(record: RunRecord, theirs: object, *, where: str) -> DataError:
+    """Return the error for data that a run's model cannot be used on: other classes, or the same in another order."""
     ours = record.facts.get("classes")
     if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
-        return
-    if [str(number) for number in range(len(ours))] in (ours, theirs):
-        return
+        return DataError(
+            f"{where}: their vocabulary or input is not that of {record.folder}; evaluate the run on data of the same kind"
+        )
     both = f"{where}: its classes are {_few(theirs)}, and those of {record.folder} are {_few(ours)}"
     unknown = next((name for name in theirs if name not in ours), None)
     if unknown is not None:
-        raise DataError(f"{both}: {unknown!r} is not one of them; evaluate the run on data of its own classes")
-    raise DataError(f"{both}: the same classes in another order, which would mix up the labels; use the same order")
+        return DataError(f"{both}: {unknown!r} is not one of them; evaluate the run on data of its own classes")
+    return DataError(f"{both}: the same classes in another order, which would mix up the labels; use the same order")
 
 
 def _few(names: list[object]) -> str:
