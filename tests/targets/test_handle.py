@@ -13,6 +13,7 @@ from PIL import Image
 from attngraft.errors import HostError, TrainingError, UsageError
 from attngraft.export.run import export_run
 from attngraft.targets.handle import model_handle, open_handle
+from attngraft.targets.judged import HostOptions
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.export.runs import CLASSES, make_run
@@ -45,7 +46,7 @@ def test_a_run_and_its_export_are_the_same_model(tmp_path: Path) -> None:
 
 
 def test_models_of_timm() -> None:
-    handle = open_handle("vit_tiny_patch16_224", arguments=TINY)
+    handle = open_handle("vit_tiny_patch16_224", host=HostOptions(arguments=TINY))
     assert handle.name == "vit_tiny_patch16_224"
     assert handle.classes == ()
     model = handle.model
@@ -66,8 +67,8 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         open_handle(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="did you mean"):
         open_handle("vit_tiny_patch16_225")
-    with pytest.raises(UsageError, match="--pretrained and --host-arg apply to hosts"):
-        open_handle(str(make_run(tmp_path / "run")), pretrained=True)
+    with pytest.raises(UsageError, match="--host-arg apply to hosts"):
+        open_handle(str(make_run(tmp_path / "run")), host=HostOptions(pretrained=True))
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(TrainingError, match="not a run folder"):

@@ -19,7 +19,7 @@ from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites,
 from attngraft.evaluation.suites.cache import read_columns
 from attngraft.evaluation.suites.changes import noise_generator
 from attngraft.evaluation.suites.progress import SuiteProgress
-from attngraft.training.evaluate import evaluate_run, open_split, trained_model
+from attngraft.training.evaluate import evaluate_run, open_split, run_target, trained_model
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.run_folder import read_run
@@ -76,7 +76,7 @@ def test_clean_is_what_eval_says(done: Path) -> None:
 
 def test_noise_and_fgsm_by_a_plain_loop(done: Path) -> None:
     record = read_run(done)
-    _, _, split = open_split(record, data=None, split=None)
+    split = open_split(run_target(record, "last"), data=None, split=None).split
     model = trained_model(record, "last").eval()
     images = torch.stack([split[(0, index)][0] for index in range(len(split))]).float() / 255
     labels = torch.tensor([int(split[(0, index)][1]) for index in range(len(split))])
