@@ -10,7 +10,7 @@ import timm
 import torch
 from PIL import Image
 
-from attngraft.errors import HostError, TrainingError, UsageError
+from attngraft.errors import TrainingError, UsageError
 from attngraft.export.run import export_run
 from attngraft.targets.handle import model_handle, open_handle
 from attngraft.targets.judged import HostOptions
@@ -73,5 +73,3 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(TrainingError, match="not a run folder"):
         open_handle(str(empty))
-    with pytest.raises(HostError):
-        open_handle("resnet18")

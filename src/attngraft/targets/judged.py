@@ -145,9 +145,13 @@ def host_config(name: str, options: HostOptions) -> tuple[HostConfig, bool]:
         raise UsageError("--pretrained and --host-weights both choose the weights; remove one of them")
     file = None if options.weights is None else str(options.weights)
     host = HostConfig(name=name, args=options.arguments, pretrained=options.pretrained, weights=file)
-    if file is None or "num_classes" in host.args:
+    if file is None:
         return host, True
     weights = read_weights(file, host=name)
+    if weights.grafts:
+        raise UsageError(f"{file}: has weights of grafts; give its run, or a folder of attngraft export")
+    if "num_classes" in host.args:
+        return host, True
     with torch.device("meta"):
         outputs = weights.outputs(create_host(host.name, **host.args))
     if outputs is None:

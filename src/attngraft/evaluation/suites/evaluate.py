@@ -4,8 +4,8 @@
                                      results.json, results.csv
                                      reliability.svg, reliability.png    (calibration)
 
-For models other than runs, the folder is OUT/<suite>. For data other than the run's full validation split, the suite's folder is `<suite>--<which>`. A condition is finished if its
-file was computed from the same weights, data and settings.
+For models other than runs, the suite's folder is OUT/<suite>. For data other than the run's full validation split, it is
+`<suite>--<which>`. A condition is finished if its file was computed from the same weights, data and settings.
 """
 
 import logging
