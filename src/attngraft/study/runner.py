@@ -23,7 +23,13 @@ from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
-from attngraft.study.checks import check_variants, refuse_counted_updates, refuse_other_recipes, refuse_other_variants
+from attngraft.study.checks import (
+    check_untrained,
+    check_variants,
+    refuse_counted_updates,
+    refuse_other_recipes,
+    refuse_other_variants,
+)
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
@@ -174,7 +180,9 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
-        counted = any(run.recipe.counts_updates for run in study.runs)
+        check_untrained(study, benchmark.data)
+        trains = all(run.recipe.schedule.trains for run in study.runs)
+        counted = any(run.recipe.counts_updates for run in study.runs) or not trains
         if not counted:
             progress.on_stage("timing a few steps of every variant")
         try:
