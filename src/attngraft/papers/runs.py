@@ -86,7 +86,7 @@ def _read(folder: Path) -> Run | None:
 
 def _suite_metrics(evaluations: Path) -> dict[str, float]:
     """Return the means of a run's suites, by suite, condition and metric: on all validation images, or on a test set."""
-    found = {}
+    found: dict[str, float] = {}
     for name, suite in suites().items() if evaluations.is_dir() else ():
         folders = [evaluations / name] if not suite.test_set else evaluations.glob(f"{name}--*")
         results = [result for folder in folders if (result := read_suite_run(folder)) is not None]

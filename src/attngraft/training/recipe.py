@@ -319,8 +319,6 @@ class Recipe:
     def _check_stages(self) -> None:
         if self.train.first is not None:
             raise FieldError("stages", "already say what train.first does; set train.first to null")
-        if not self.schedule.trains:
-            return False
         if self.schedule.steps is not None or self.train.eval_every is not None:
             raise FieldError("stages", "count epochs; set schedule.steps and train.eval_every to null")
         names = [stage.name for stage in self.stages]
@@ -362,6 +360,8 @@ class Recipe:
     @property
     def counts_updates(self) -> bool:
         """Whether evaluations are numbered by updates: not all runs of this recipe have the same number of epochs."""
+        if not self.schedule.trains:
+            return False
         if self.schedule.steps is not None or self.train.eval_every is not None:
             return True
         return any(stage.patience is not None for stage in self.stages)
