@@ -240,14 +240,14 @@ def _host(where: str, name: str, options: HostOptions, task: str, results: Path)
             f"{host.weights}: has no head of {host.name}, so its predictions are unknown; give other weights"
         )
     recipe = Recipe(host=host, task={"name": task})
+    shown = model_data_config(recipe)
+    if missing := load_task(task).missing_from_host(shown):
+        raise UsageError(f"{where}: its weights lack {missing}; give its run, or a folder of attngraft export")
     model, start = build_started_model(recipe, {})
     if not (start.whole or own):
         raise UsageError(
             f"{where}: its head is new, with random values: {start.origin}; give weights that have this head"
         )
-    shown = model_data_config(recipe)
-    if missing := load_task(task).missing_from_host(shown):
-        raise UsageError(f"{where}: its weights lack {missing}; give its run, or a folder of attngraft export")
     classes = getattr(model, "num_classes", None)
     return Target(
         name=where,

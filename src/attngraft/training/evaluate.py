@@ -236,7 +236,7 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     Raises:
         DataError, UsageError: see `evaluate_target`.
     """
-    if data is None and not target.is_run:
+    if data is None and "data" not in target.recipe.task and not target.is_run:
         raise UsageError(f"{target.name}: give the data to evaluate this {target.kind} on, with --data SOURCE")
     recipe = with_data(target.recipe, data, split)
     task = build_task(recipe)

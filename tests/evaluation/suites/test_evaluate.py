@@ -143,7 +143,7 @@ def test_calibration_by_numpy(done: Path) -> None:
 def test_what_is_done_is_not_done_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(done / "evaluation")
     monkeypatch.setattr(
-        "attngraft.evaluation.suites.conditions.trained_model", lambda *_: pytest.fail("made the model")
+        "attngraft.training.evaluate.trained_model", lambda *_: pytest.fail("made the model")
     )
     under(done, *EVERYTHING)
     assert contents(done / "evaluation") == before
