@@ -142,9 +142,7 @@ def test_calibration_by_numpy(done: Path) -> None:
 
 def test_what_is_done_is_not_done_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(done / "evaluation")
-    monkeypatch.setattr(
-        "attngraft.training.evaluate.trained_model", lambda *_: pytest.fail("made the model")
-    )
+    monkeypatch.setattr("attngraft.training.evaluate.trained_model", lambda *_: pytest.fail("made the model"))
     under(done, *EVERYTHING)
     assert contents(done / "evaluation") == before
 
@@ -360,9 +358,9 @@ def test_of_several_processes_none_goes_on_alone(tmp_path: Path, monkeypatch: py
         asked.append(choice)
         raise AttngraftError("of this process alone")
 
-    monkeypatch.setattr(evaluate._RunEvaluator, "suite", fail)
-    work = evaluate._RunEvaluator(read_run(run), "last", SILENT)
-    work.run.accelerator = SimpleNamespace(num_processes=2)
+    monkeypatch.setattr(evaluate._TargetEvaluator, "suite", fail)
+    work = evaluate._TargetEvaluator(run_target(read_run(run), "last"), SILENT)
+    work.model.accelerator = SimpleNamespace(num_processes=2)
     with pytest.raises(AttngraftError, match="^of this process alone$"):
         work.suites([(choice, None) for choice in parse_suites(["clean", "fgsm"])], None)  # type: ignore[misc,arg-type]
     assert len(asked) == 1
