@@ -180,8 +180,9 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
-        check_untrained(study, benchmark.data)
         trains = all(run.recipe.schedule.trains for run in study.runs)
+        if not trains:
+            check_untrained(study, benchmark.data)
         counted = any(run.recipe.counts_updates for run in study.runs) or not trains
         if not counted:
             progress.on_stage("timing a few steps of every variant")
