@@ -13,6 +13,7 @@ it took longer.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -95,9 +96,12 @@ def pair(make: Make, images: int, classes: int) -> list[Statistic]:
 def seconds(statistics: list[Statistic], *, resamples: int, samples: int) -> Duration:
     """Time the bootstrap interval of one pair of runs, after the rankings, which are made once."""
     baseline, variant = ([each] for each in statistics)
-    return duration(
-        lambda: crossed_bootstrap_of(baseline, variant, resamples=resamples), samples=samples, clock=time.process_time
-    )
+    states = itertools.count()  # the counts of one state are kept, and not drawn again
+
+    def once() -> None:
+        crossed_bootstrap_of(baseline, variant, resamples=resamples, random_state=next(states))
+
+    return duration(once, samples=samples, clock=time.process_time)
 
 
 def timed(name: str, make: Make, samples: int) -> Measurement:
@@ -109,7 +113,7 @@ def estimated(name: str, make: Make, images: int, classes: int, samples: int) ->
     """Return the time of a resample over the estimate, and in the name the number of resamples of a study of 10 seeds."""
     baseline, variant = pair(make, images, classes)
     taken = seconds([baseline, variant], resamples=FEW, samples=samples)
-    estimate = 1e-9 * FEW * (15 * images + baseline.cost + variant.cost)
+    estimate = 1e-9 * FEW * (40 * images + baseline.cost + variant.cost)
     number = affordable_resamples([baseline] * 10, [variant] * 10)
     low, middle, high = taken.low / estimate, taken.seconds / estimate, taken.high / estimate
     return Measurement(

@@ -210,6 +210,10 @@ class TaskContract:
         judged = replace(judged, recipe=replace(judged.recipe, task=task))
         found, wanted = (dict(each.metrics) for each in (evaluate_target(judged), evaluate_run(tmp_path / "run")))
         assert found == pytest.approx(wanted, rel=1e-5)
+        codec = loaded.task.codec(loaded.data.facts, model_data_config=model_data_config(loaded.recipe))
+        for program in codec.programs(network, batch_size=2).values():
+            decoded = codec.decode(program.module(*program.args, **program.kwargs))
+            assert len(json.loads(json.dumps(decoded))) == 2
         for kind, writer in WRITERS.items():
             file = io.BytesIO()
             written = writer(file, out.serving)

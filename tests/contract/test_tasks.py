@@ -66,7 +66,7 @@ class TestMultiLabel(TaskContract):
 
 class TestTokenLabeling(TaskContract):
     host: ClassVar = {
-        "name": "volo_d1_224",
+        "name": "elsa_volo_d1",
         "args": {
             "img_size": 32,
             "layers": [1, 1, 1, 1],
@@ -75,11 +75,11 @@ class TestTokenLabeling(TaskContract):
             "stem_hidden_dim": 8,
         },
     }
-    overfit, steps = 0.5, 30
+    overfit, steps, draws = 0.5, 30, True
     held_fixed = frozenset({"balanced_accuracy"})
 
     def section(self, folder: Path) -> dict[str, Any]:
-        rows = {image: "dot" if "dot" in labels else "none" for image, labels in write_drawings(folder).items()}
+        rows = {image: "dot" if "dot" in labels else "plain" for image, labels in write_drawings(folder).items()}
         data = {"source": write_table(folder, "path,label", rows), "val_fraction": 0.25}
         return {"name": "token_labeling", "data": data, "augment": NO_CHANGES, "loss": {"smoothing": 0.0}}
 
@@ -133,7 +133,7 @@ class TestDense(TaskContract):
     serves = False
 
     def section(self, folder: Path) -> dict[str, Any]:
-        return {"name": "dense", "size": 47}
+        return {"name": "toy_drawings", "size": 47}
 
     def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
         return {"task.sise: unknown field": {"sise": 3}}

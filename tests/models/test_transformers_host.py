@@ -97,6 +97,7 @@ def test_text(tmp_path: Path, arguments: dict[str, Any], kind: str, head: str) -
         "tokenizer": None,
         "max_length": 24,
         "vocab_size": 40,
+        "pad": 0,
     }
     if "num_classes" in arguments:
         assert model.classifier.weight.shape == (3, 16) and started.fitted is not None
@@ -107,7 +108,7 @@ def test_text(tmp_path: Path, arguments: dict[str, Any], kind: str, head: str) -
 def test_the_tokenizer_and_its_limit(tmp_path: Path) -> None:
     saved_text(tmp_path, "roberta", pad_token_id=1)
     found = host_input(f"hf:{tmp_path}", {"vocab_size": 50})
-    assert found == {"kind": "text", "tokenizer": None, "max_length": 22, "vocab_size": 50}
+    assert found == {"kind": "text", "tokenizer": None, "max_length": 22, "vocab_size": 50, "pad": 1}
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 20}))
     assert host_input(f"hf:{tmp_path}", {}) | {"vocab_size": 0} == {
@@ -115,6 +116,7 @@ def test_the_tokenizer_and_its_limit(tmp_path: Path) -> None:
         "tokenizer": str(tmp_path),
         "max_length": 20,
         "vocab_size": 0,
+        "pad": 1,
     }
 
 

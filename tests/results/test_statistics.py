@@ -135,7 +135,7 @@ class TestBootstrapOfAnyMetric:
         found = crossed_bootstrap_of(*seeds, resamples=300)
         generator, resamples, undefined = np.random.default_rng(0), np.empty((300, 3)), 0
         for row in range(300):
-            at = generator.integers(30, size=30)
+            at = np.repeat(np.arange(30), generator.multinomial(30, np.full(30, 1 / 30)))
             undefined += 0 not in at
             for seed, (before, after) in enumerate(zip(*seeds, strict=True)):
                 resamples[row, seed] = after.take(at).point - before.take(at).point

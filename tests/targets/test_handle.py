@@ -9,8 +9,10 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from torch import nn
 
-from attngraft.errors import TrainingError, UsageError
+import attngraft
+from attngraft.errors import HostError, TrainingError, UsageError
 from attngraft.export.run import export_run
 from attngraft.targets.handle import model_handle, open_handle
 from attngraft.targets.judged import HostOptions
@@ -73,3 +75,13 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(TrainingError, match="not a run folder"):
         open_handle(str(empty))
+
+
+def test_hosts_without_an_adapter(tmp_path: Path) -> None:
+    """Their input is that of their scheme; only grafting and recording need an adapter."""
+    handle = open_handle("torchvision:shufflenet_v2_x0_5", host=HostOptions(arguments={"img_size": 32}))
+    assert handle.inputs([handle.view(Image.new("RGB", (40, 40)))]).shape == (1, 3, 32, 32)
+    with pytest.raises(HostError, match="not a supported host"):
+        attngraft.graft(handle.model, "cb_s")
+    with pytest.raises(HostError):
+        model_handle("own", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))

@@ -172,7 +172,7 @@ def compare(
             "--metric",
             metavar="NAME",
             help="Metric of the comparison, any of the task's: top1, top5, balanced_accuracy, macro_f1, loss; multilabel: "
-            "image_ap, map, macro_f1, micro_f1, loss.",
+            "image_ap, map, macro_f1, micro_f1, loss; regression: rmse, mae, r2, spearman.",
         ),
     ] = None,
     suite: Annotated[

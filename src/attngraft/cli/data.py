@@ -82,9 +82,13 @@ def check(
         attngraft data check reviews.csv --task text_classification
     """
     from attngraft.strict import read
+    from attngraft.tasks.capabilities import require
     from attngraft.tasks.images.inspection import inspect_images
     from attngraft.tasks.images.opening import data_config
+    from attngraft.tasks.task import load_task
 
+    if task is not None:
+        require(load_task(task), "data_check")
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}

@@ -54,6 +54,8 @@ def explore(
     from attngraft.report.explorer import explore_handles
 
     host = host_options(pretrained, host_weights, host_arg)
-    handles = open_models(model, names=name or [], weights=weights, host=host, trust_code=trust_code)
+    handles = open_models(
+        model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"
+    )
     page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

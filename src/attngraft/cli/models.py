@@ -24,8 +24,11 @@ def open_models(
     weights: Weights = "last",
     host: HostOptions | None = None,
     trust_code: bool = False,
+    purpose: str = "analyses",
 ) -> tuple[ModelHandle, ...]:
     """Open runs, exported folders, hosts and files of weights; the options `host` apply to the latter two only.
+
+    `purpose` is the capability that the tasks of runs must have.
 
     Raises:
         UsageError: more names than models, two models with the same name, or `--host-weights` for several hosts.
@@ -53,6 +56,7 @@ def open_models(
                 weights=weights,
                 host=own,
                 trust_code=trust_code,
+                purpose=purpose,
             )
         )
     shown = [handle.name for handle in found]

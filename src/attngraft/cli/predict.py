@@ -81,7 +81,9 @@ def predict(
         raise UsageError("nothing to predict: give images, or for a model of texts a table or --text TEXT")
     predictor = open_model(model, checkpoint=checkpoint, device=device, trust_code=trust_code)
     serving, stdin = predictor.serving, sys.stdin.buffer if "-" in given else None
-    if serving.kind == "text":
+    if serving.kind == "other":
+        files = [*given, *(text or [])]
+    elif serving.kind == "text":
         files = [*find_texts(given, column=serving.input["column"], stdin=stdin), *(text or [])]
     elif text:
         raise UsageError(f"--text: {model} takes images")
@@ -89,7 +91,7 @@ def predict(
         files = find_images(given, stdin=stdin)
     unreadable = []
     with _output(out) as file, progress_bars(described=False) as bar:
-        progress = bar.add_task("texts" if serving.kind == "text" else "images", total=len(files))
+        progress = bar.add_task({"text": "texts", "other": "inputs"}.get(serving.kind, "images"), total=len(files))
         writer = WRITERS[chosen](file, serving, top=top)
         writer.begin()
         for prediction in predictor(files, batch=batch):

@@ -21,7 +21,7 @@ from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
-_PIPELINES = {"images": "image-classification", "text": "text-classification"}  #: tasks of the Hub
+_PIPELINES = {"images": "image-classification", "text": "text-classification", "other": None}  #: tasks of the Hub
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
 _COUNTED = 20  #: largest number of classes for which the card lists the number of images of each
 
@@ -109,11 +109,12 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     header = ModelCardData(
         license="unknown",
         library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
-        pipeline_tag=pipeline,
+        pipeline_tag=None if manifest.serving.numeric else pipeline,
         tags=[
             "attngraft",
             *(["timm"] if maker in ("timm", "attngraft") else []),
-            "image-regression" if manifest.serving.numeric else pipeline,
+            *([pipeline] if pipeline and not manifest.serving.numeric else []),
+            *(["image-regression"] if pipeline and manifest.serving.numeric else []),
         ],
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()

@@ -17,18 +17,20 @@ from typing import IO, Any, Literal
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
-from attngraft.saved.folder import load
+from attngraft.models.trust import trusting
+from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import MANIFEST, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
+from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
-from attngraft.tasks.task import Serving
 from attngraft.tasks.text.lengths import call_model
 from attngraft.tasks.text.tokenizer import read_tokenizer
 from attngraft.training.evaluate import Weights
@@ -41,11 +43,12 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Probabilities or numbers for one image or text, or the reason why it cannot be read."""
+    """Probabilities, numbers or another value for one input, or the reason why it cannot be read."""
 
     image: str  #: name of the file as given by the user, or the text
     probabilities: np.ndarray | None = None  #: (classes,)
     numbers: np.ndarray | None = None  #: (numbers,) of a model that predicts numbers
+    value: Any = None  #: JSON-ready, of a task with its own codec
     error: str | None = None
 
 
@@ -123,6 +126,30 @@ class TextPredictor(Predictor):
                 yield Prediction(image=text, probabilities=probabilities)
 
 
+class CodecPredictor(Predictor):
+    """A model with its task's own codec (`Task.codec`).
+
+    Args:
+        model: the network.
+        codec: description of its inputs and outputs.
+        device: the device of the model.
+    """
+
+    def __init__(self, model: nn.Module, codec: Codec, *, device: str | torch.device) -> None:
+        self.serving = OTHER
+        self._model, self._codec, self._device = model, codec, device
+
+    @torch.no_grad()
+    def __call__(self, inputs: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
+        """Yield a prediction per input, in order."""
+        remaining = (os.fspath(each) for each in inputs)
+        while part := list(itertools.islice(remaining, batch)):
+            args, kwargs = send_to_device(self._codec.encode(part), self._device)
+            outputs = self._codec.run(self._model, args, kwargs)
+            for name, value in zip(part, self._codec.decode(outputs), strict=True):
+                yield Prediction(image=name, value=value)
+
+
 def _activated(outputs: object, serving: Serving) -> np.ndarray:
     logits = mean_logits(outputs, classes=len(serving.classes)).cpu()
     predicted: np.ndarray = serving.activate(logits).numpy()
@@ -172,15 +199,19 @@ def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | N
     if device is None:
         device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     if (path / "recipe.yaml").is_file():
-        source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code)
-        network, manifest = source.model, source.manifest
+        source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code, purpose="predict")
+        network, manifest, codec = source.model, source.manifest, source.codec
     else:
         manifest = read_manifest(path)
         network = load(path, trust_code=trust_code)
+        with trusting(every=trust_code):
+            codec = open_codec(manifest, path)
     try:
         network = network.to(device)
     except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
         raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
+    if manifest.serving.kind == "other":
+        return CodecPredictor(network, codec, device=device)
     if manifest.serving.kind == "text":
         return TextPredictor(network, manifest.serving, folder=path, device=device)
     return Predictor(lambda images: network(images.to(device)), manifest.serving, dtype=getattr(torch, manifest.dtype))
@@ -204,12 +235,11 @@ class PredictionWriter(ABC):
 
     def __init__(self, file: IO[bytes], serving: Serving, *, top: int | None = None) -> None:
         if serving.numeric and top is not None:
-            raise UsageError(
-                f"--top: this model predicts numbers ({', '.join(serving.classes)}), not classes; remove it"
-            )
+            numbers = f"predicts numbers ({', '.join(serving.classes)})" if serving.classes else "has other outputs"
+            raise UsageError(f"--top: this model {numbers}, not classes; remove it")
         self.file, self.serving = file, serving
         self.multilabel = serving.threshold is not None
-        self.noun = "text" if serving.kind == "text" else "image"
+        self.noun = {"text": "text", "other": "input"}.get(serving.kind, "image")
         self.all = top is None and self.multilabel
         self.top = min(top or 1, len(serving.classes))
 
@@ -257,7 +287,7 @@ class CsvWriter(PredictionWriter):
         if self.multilabel:
             columns = ["labels", *([f"p:{name}" for name in self.serving.classes] if self.all else columns)]
         if self.serving.numeric:
-            columns = list(self.serving.classes)
+            columns = list(self.serving.classes) or ["prediction"]
         self.width = len(columns)
         self.separator = "|" if any(";" in name for name in self.serving.classes) else ";"
         self._row([self.noun, *columns, "error"])
@@ -266,6 +296,9 @@ class CsvWriter(PredictionWriter):
         probabilities = prediction.probabilities
         if prediction.error is not None:
             self._row([prediction.image, *[""] * self.width, prediction.error])
+            return
+        if prediction.value is not None:
+            self._row([prediction.image, _json(prediction.value), ""])
             return
         if probabilities is None:
             self._row([prediction.image, *self.numbers(prediction).values(), ""])
@@ -296,6 +329,8 @@ class JsonLinesWriter(PredictionWriter):
         probabilities = prediction.probabilities
         if prediction.error is not None:
             return {self.noun: prediction.image, "error": prediction.error}
+        if prediction.value is not None:
+            return {self.noun: prediction.image, "prediction": prediction.value}
         if probabilities is None:
             return {self.noun: prediction.image, "numbers": self.numbers(prediction)}
         best = self.best(probabilities)
@@ -313,10 +348,11 @@ class JsonWriter(JsonLinesWriter):
     """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and a list, `images` or `texts`."""
 
     def begin(self) -> None:
-        head: dict[str, Any] = {"numbers" if self.serving.numeric else "classes": list(self.serving.classes)}
+        names = list(self.serving.classes)
+        head: dict[str, Any] = {"numbers" if self.serving.numeric else "classes": names} if names else {}
         if self.multilabel:
             head["threshold"] = self.serving.threshold
-        self.write(f'{_json(head)[:-1]}, "{self.noun}s": [')
+        self.write(f'{_json(head)[:-1]}{", " if head else ""}"{self.noun}s": [')
         self.first = True
 
     def add(self, prediction: Prediction) -> None:

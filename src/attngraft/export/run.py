@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attngraft.attention import sites_with_detached
 from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
-from attngraft.export.check import check_outputs
+from attngraft.export.check import check_outputs, check_programs
 from attngraft.export.fold import fold as fold_model
 from attngraft.files import write_atomically
 from attngraft.hosts import forget
@@ -86,6 +86,13 @@ def export_run(
     manifest = source.manifest
     if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
         raise UsageError(f"--to {others[0]}: only models of images; remove it, for a folder that attngraft loads")
+    other = manifest.serving.kind == "other"
+    if other and (fold or dtype != "float32"):
+        raise UsageError(f"{'--fold' if fold else '--dtype'}: only models of images or texts; remove it")
+    if "hf" in to and manifest.around is not None:
+        raise UsageError(
+            f"--to hf: the task {manifest.task} has modules around the host, which plain timm lacks; remove it"
+        )
     if "hf" in to and manifest.serving.numeric:
         raise UsageError(
             "--to hf: plain timm and the hub would take the model's numbers for classes; remove --to hf, and use the folder "
@@ -112,7 +119,10 @@ def export_run(
         manifest = write_model(source.model, manifest, folder)
         source.task.save_files(folder / FITTED_FOLDER)
         again = load(folder, trust_code=trust_code)
-        checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
+        if other:
+            checks.append(check_programs(again, source.model, source.codec, file=WEIGHTS, tolerance=RELOADING))
+        else:
+            checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
         programs: dict[str, str] = {}
         if {"pt2", "onnx"} & set(to):
             program = torch_export.export_program(source.model, manifest)

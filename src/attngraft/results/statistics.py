@@ -7,8 +7,10 @@ A mean difference has two sources of random variation: the seeds and the validat
 both; the t-interval covers the seeds for fixed examples.
 """
 
+import copy
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
 RESAMPLES, FEWEST = 2000, 200
+_KEPT = 2**26  #: number of counts kept for the next comparison
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
@@ -83,19 +86,32 @@ def crossed_bootstrap_of(
     by_seed = paired_differences(baseline, variant, np.ones((1, examples)))[0]
     if not np.isfinite(by_seed).all():
         raise ValueError("the metric is undefined")
-    generator = np.random.default_rng(random_state)
-    drawn = np.empty((resamples, seeds))
-    rows = max(1, _CHUNK // examples)
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
-        indices = generator.integers(examples, size=(size, examples)) * size + np.arange(size)[:, None]
-        counts = np.bincount(indices.reshape(-1), minlength=size * examples).reshape(examples, size).astype(float)
-        drawn[start : start + size] = paired_differences(
-            baseline, variant, counts.T
-        )  # the order that scipy.sparse uses
+    counts: Iterable[np.ndarray]
+    if examples * resamples <= _KEPT:
+        counts, generator = _kept_counts(examples, resamples, random_state)
+        generator = copy.deepcopy(generator)
+    else:
+        generator = np.random.default_rng(random_state)
+        counts = _counts(examples, resamples, generator)
+    columns = (np.asfortranarray(each, dtype=float) for each in counts)  # the order that scipy.sparse uses
+    drawn = np.concatenate([paired_differences(baseline, variant, each) for each in columns])
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(1) / seeds
     return interval_of(means[np.isfinite(means)], by_seed, confidence=confidence)
+
+
+def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield how often each resample has each example, (R, N), in parts."""
+    rows = max(1, _CHUNK // examples)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        yield generator.multinomial(examples, np.full(examples, 1 / examples), size=size)
+
+
+@functools.lru_cache(maxsize=1)  # drawing takes longer than most metrics, and all variants are resampled alike
+def _kept_counts(examples: int, resamples: int, random_state: int) -> tuple[list[np.ndarray], np.random.Generator]:
+    generator = np.random.default_rng(random_state)
+    return [each.astype(np.uint8) for each in _counts(examples, resamples, generator)], generator
 
 
 def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statistic], counts: np.ndarray) -> np.ndarray:
@@ -115,7 +131,7 @@ def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statis
     The estimate is for one CPU core (`bench/resampling.py` compares it with the time taken).
     """
     every = [*baseline, *variant]
-    nanoseconds = 15 * every[0].examples + sum(statistic.cost for statistic in every)
+    nanoseconds = 40 * every[0].examples + sum(statistic.cost for statistic in every)
     return int(np.clip(1e9 * seconds / nanoseconds, FEWEST, RESAMPLES))
 
 

@@ -24,9 +24,12 @@ from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
 from attngraft.models.create import create_host as create_by_name
+from attngraft.models.host_input import host_input
 from attngraft.models.trust import trusting
 from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
+from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import FITTED_FOLDER, Task, load_task
 from attngraft.tensors import unshared
 
 _SHOWN = 3  #: maximum number of problems listed in a message
@@ -72,11 +75,33 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", tr
                 load_grafts(model, folder / GRAFTS, check_fingerprint=False)
         except GraftFileError as error:
             raise ExportError(f"{error} (exported model in {folder})") from None
+    if manifest.around is not None:
+        with seeded("around", 0):
+            model = open_task(manifest, folder).build(model, manifest.around.facts)
     _load_weights(model, folder / WEIGHTS)
     for _, site in sites_with_detached(model):
         site.whole = False  # the folder lacks the weights that grafts replace
     _mark_folded(model, manifest)
     return model.to(device=device, dtype=getattr(torch, manifest.dtype)).eval()
+
+
+def open_task(manifest: Manifest, folder: Path) -> Task:
+    """Return the task of a model of format 2, with what it fitted to its data."""
+    entry = manifest.around
+    if entry is None:
+        raise TypeError(f"{folder}: describes no task")
+    config = {name: value for name, value in entry.section.items() if name != "name"}
+    task = load_task(manifest.task).from_config(config, seed=manifest.origin.seed or 0)
+    task.load_files(folder / FITTED_FOLDER)
+    return task
+
+
+def open_codec(manifest: Manifest, folder: Path) -> Codec:
+    """Return the description of the model's inputs and outputs."""
+    if manifest.around is None:
+        return manifest.serving
+    expects = host_input(manifest.host.name, dict(manifest.host.args))
+    return open_task(manifest, folder).codec(manifest.around.facts, model_data_config=expects)
 
 
 def create_host(manifest: Manifest) -> nn.Module:

@@ -11,13 +11,15 @@ import torch
 from torch import nn
 
 from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
+from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.grafting.plan import plan
 from attngraft.grafting.spec import parse
 from attngraft.results.wording import host_label
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study, existing_run, run_folder
 from attngraft.study.variants import StudyHost, Variant
-from attngraft.tasks.task import TaskData
+from attngraft.tasks.capabilities import require
+from attngraft.tasks.task import TaskData, load_task
 from attngraft.training.build import (
     build_model,
     build_started_model,
@@ -31,6 +33,20 @@ from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
 from attngraft.training.teacher import check_teacher
 from attngraft.yaml_config import apply_overrides, differing_fields
+
+
+def refuse_unsupported(config: StudyConfig) -> None:
+    """Check that the tasks of all runs have the capabilities that the study needs.
+
+    Raises:
+        ConfigError: a task lacks one.
+    """
+    needs = [name for choice in parse_suites(config.suites) for name in choice.suite.needs]
+    needs += ["halving"] if config.halving is not None else []
+    recipe_of = config.recipes()
+    for variant in config.variants:
+        recipe = recipe_of(variant, config.seeds[0])
+        require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
 
 
 def refuse_counted_updates(study: Study) -> None:

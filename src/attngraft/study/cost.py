@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 
+from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
 from attngraft.results.study import Cost, Interval
 from attngraft.strict import read
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study
+from attngraft.tasks.codec import Program
+from attngraft.tasks.task import Task
 from attngraft.timing import PairedRatio, count_macs, count_parameters, several
 from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
 from attngraft.training.recipe import Recipe, recipe_to_dict
@@ -61,7 +64,7 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
             parameters=parameters[key],
             macs=macs[key],
             parameters_ratio=parameters[key] / parameters[base],
-            macs_ratio=macs[key] / macs[base] if macs[base] else None,
+            macs_ratio=_ratio(macs[key], macs[base]),
             train_time_ratio=_interval(training.get(key)),
             inference_time_ratio=_interval(inference.get(key)),
             memory_ratio=memory[key] / memory[base] if memory[base] else None,
@@ -73,12 +76,25 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
     }
 
 
-def _macs_of_one_example(profiler: Profiler) -> int:
-    data, task = profiler.benchmark.data, profiler.benchmark.task
-    one = send_to_device(data.val.collate([data.val[(0, 0)]]), profiler.device)
-    args, kwargs = task.to_model(one)
+def _macs_of_one_example(profiler: Profiler) -> int | None:
+    """Return the multiply-adds of one forward pass, else the sum of the task's programs; None if it describes none."""
+    benchmark, task = profiler.benchmark, profiler.benchmark.task
+    val = benchmark.data.val
+    if type(task).to_model is not Task.to_model:
+        args, kwargs = task.to_model(send_to_device(val.collate([val[(0, 0)]]), profiler.device))
+        programs = {"forward": Program(module=profiler.model, args=args, kwargs=kwargs)}
+    else:
+        try:
+            codec = task.codec(benchmark.data.facts, model_data_config=benchmark.input)
+        except ConfigError:
+            return None
+        programs = dict(codec.programs(profiler.model))
     with torch.compiler.set_stance("force_eager"):  # a compiled model hides its operations from the counter
-        return count_macs(profiler.model, *args, **kwargs)
+        inputs = (send_to_device((each.args, dict(each.kwargs)), profiler.device) for each in programs.values())
+        return sum(
+            count_macs(each.module, *args, **kwargs)
+            for each, (args, kwargs) in zip(programs.values(), inputs, strict=True)
+        )
 
 
 def _ratios(
@@ -98,6 +114,10 @@ def _ratios(
     seconds = next(iter(found.values())).baseline_seconds
     same = PairedRatio(ratio=1, low=1, high=1, baseline_seconds=seconds, candidate_seconds=seconds, pairs=pairs)
     return {base: same, **found}
+
+
+def _ratio(number: int | None, base: int | None) -> float | None:
+    return None if number is None or not base else number / base
 
 
 def _interval(ratio: PairedRatio | None) -> Interval | None:

@@ -29,6 +29,7 @@ from attngraft.study.checks import (
     refuse_counted_updates,
     refuse_other_recipes,
     refuse_other_variants,
+    refuse_unsupported,
 )
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
@@ -114,13 +115,14 @@ def compare(
     if trust_code:
         tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
     hosts = config.host_names()
+    refuse_unsupported(config)
     with writing(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
     with trusting(*hosts, every=trust_code), locked(config.out):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
-            study = prepare(config, executor=executor, progress=progress, tools=tools)
+            study = _prepare(config, executor, progress, tools)
             write_study(study)
             if study.benchmark is not None:
                 study.save_split(study.benchmark.task)
@@ -164,6 +166,7 @@ def prepare(
     Raises:
         As `compare`, before anything is trained.
     """
+    refuse_unsupported(config)
     with trusting(*config.host_names(), every=trust_code):
         return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())
 

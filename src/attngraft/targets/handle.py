@@ -60,6 +60,7 @@ def open_handle(
     weights: Weights = "last",
     host: HostOptions | None = None,
     trust_code: bool = False,
+    purpose: str = "analyses",
 ) -> ModelHandle:
     """Open a run's folder, an exported folder, a host by name, or a file of weights that names its host.
 
@@ -69,6 +70,7 @@ def open_handle(
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
         host: weights and arguments of a host; without weights, they are random.
         trust_code: import a `module:` host that the folder names, which runs its code.
+        purpose: the capability that the task of a run must have.
 
     Raises:
         UsageError: `where` is a study, is neither a folder nor a model name, or its model does not take images.
@@ -85,7 +87,7 @@ def open_handle(
             )
         if kind == "exported":
             return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
-        opened = open_run(path, weights, unfinished=True, trust_code=trust_code)
+        opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
         return replace(handle, record=opened.record, weights=weights)
     named, typed = where, kind == "host"
@@ -132,7 +134,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
     if serving.kind != "images":
-        raise UsageError(f"{name}: takes {serving.kind}, and this command is for models of images")
+        raise UsageError(f"{name}: takes {serving.takes}, and this command is for models of images")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ModelHandle(
         name=name,

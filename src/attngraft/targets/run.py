@@ -9,11 +9,14 @@ from torch import nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.grafting.spec import parse
+from attngraft.hosts import host_of
 from attngraft.models.schemes import split_scheme
 from attngraft.models.trust import trusting
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
-from attngraft.saved.manifest import HostEntry, Manifest, Origin
+from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
+from attngraft.tasks.capabilities import require
+from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task, host_defaults, model_data_config
 from attngraft.training.evaluate import Weights, trained_model
@@ -31,10 +34,16 @@ class OpenedRun:
     manifest: Manifest
     record: RunRecord
     task: Task
+    codec: Codec
 
 
 def open_run(
-    folder: Path | str, weights: Weights = "last", *, unfinished: bool = False, trust_code: bool = False
+    folder: Path | str,
+    weights: Weights = "last",
+    *,
+    unfinished: bool = False,
+    trust_code: bool = False,
+    purpose: str = "export",
 ) -> OpenedRun:
     """Open the model of a run.
 
@@ -43,11 +52,12 @@ def open_run(
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         unfinished: accept a run that is not finished.
         trust_code: import a `module:` host that the folder names, which runs its code.
+        purpose: the capability that the task must have.
 
     Raises:
         UsageError: the folder is a study; the message names its runs.
         TrainingError: the folder is not a run, or the run has no such weights.
-        ConfigError: the run's task does not describe the model's inputs and outputs.
+        ConfigError: the run's task lacks the capability, or does not describe the model's inputs and outputs.
         ExportError: the run has not read its data yet, or is not finished.
     """
     if (Path(folder) / RESULT_FILE).is_file():
@@ -63,19 +73,25 @@ def open_run(
         )
     recipe = record.recipe
     task = build_task(recipe)
+    require(task, purpose)
     task.load_files(RunFolder(record.folder).fitted)
     with trusting(every=trust_code):
-        serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
+        codec = task.codec(record.facts, model_data_config=model_data_config(recipe))
         model = trained_model(record, weights).eval()
+    around = not isinstance(codec, Serving) or type(task).build is not Task.build
     manifest = Manifest(
-        host=_host(model, recipe.host.name, {**host_defaults(recipe), **recipe.host.args, **record.model_args}),
+        host=_host(
+            host_of(model)[0], recipe.host.name, {**host_defaults(recipe), **recipe.host.args, **record.model_args}
+        ),
         graft=None if recipe.graft is None else str(parse(recipe.graft)),
         task=task.name,
-        serving=serving,
+        serving=codec if isinstance(codec, Serving) else OTHER,
         origin=_origin(record, weights, task),
         packages={name: _version(name) for name in PACKAGES},
+        format=2 if around else 1,
+        around=TaskEntry(section=recipe.task, facts=record.facts) if around else None,
     )
-    return OpenedRun(model=model, manifest=manifest, record=record, task=task)
+    return OpenedRun(model=model, manifest=manifest, record=record, task=task, codec=codec)
 
 
 def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:

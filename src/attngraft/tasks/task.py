@@ -15,21 +15,24 @@ import importlib
 import importlib.metadata
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from attngraft.errors import ConfigError
 from attngraft.results.measured import Measured
 from attngraft.results.records import Column, Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.suggest import did_you_mean
+from attngraft.tasks.codec import Codec
+from attngraft.tasks.codec import Serving as Serving
 
 Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, which stay on the CPU
 
@@ -168,34 +171,6 @@ class StepContext:
     stage: str = "main"  #: name of the recipe's stage
 
 
-@dataclass(frozen=True, kw_only=True)
-class Serving:
-    """Description of a trained model's inputs and outputs, for use without its task and data; JSON-ready."""
-
-    kind: Literal["images", "text"]  #: kind of inputs, for `attngraft predict`
-    #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode; text: tokenizer (a file of the model's folder),
-    #: max_length, vocab_size, column
-    input: Mapping[str, Any]
-    #: function that maps the outputs (B, classes) to probabilities; none: numbers are predicted, outputs * scale + offset
-    activation: Literal["softmax", "sigmoid", "none"]
-    classes: tuple[str, ...]  #: names of the outputs: classes, or the predicted numbers
-    threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
-    scale: tuple[float, ...] = ()  #: of each number
-    offset: tuple[float, ...] = ()  #: of each number
-
-    @property
-    def numeric(self) -> bool:
-        """Return whether the model predicts numbers instead of classes."""
-        return self.activation == "none"
-
-    def activate(self, outputs: Tensor) -> Tensor:
-        """Return the probabilities, or the numbers in float64, of outputs (B, classes)."""
-        if self.activation == "none":
-            scale, offset = (torch.tensor(each, dtype=torch.float64) for each in (self.scale, self.offset))
-            return outputs.double().cpu() * scale + offset
-        return outputs.sigmoid() if self.activation == "sigmoid" else outputs.softmax(-1)
-
-
 class Distillation(ABC):
     """Base class of a teacher's inputs and the loss against its outputs; returned by `Task.distillation`."""
 
@@ -261,6 +236,9 @@ class Task(ABC):
     auto_class: ClassVar[str | None] = (
         None  #: transformers' class that creates an `hf:` host; None: by its configuration
     )
+    #: what the task can do, of the names in `capabilities.CAPABILITIES`; anything else is refused before it begins. None:
+    #: unknown, and methods that are missing raise errors
+    capabilities: ClassVar[Collection[str] | None] = None
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
     #: whether `infer(full=False)` is another inference than `infer(full=True)`: then curves are of the first, and a finished
     #: run is evaluated once more with the second
@@ -453,6 +431,28 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name}: does not support export and prediction (Task.serving)")
 
+    def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Codec:
+        """Return example inputs, programs and the decoding of outputs, without the data; by default those of `serving`.
+
+        Args:
+            facts, model_data_config: as in `serving`.
+
+        Raises:
+            ConfigError: the task does not support it.
+        """
+        return self.serving(facts, model_data_config=model_data_config)
+
+    def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        """Return whether a model that was trained on data with facts `a` can be used on data with facts `b`.
+
+        By default, whether both have the same classes in the same order, where both name them; numbers are no names.
+        Override this for other vocabularies or inputs.
+        """
+        ours, theirs = a.get("classes"), b.get("classes")
+        if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
+            return True
+        return [str(number) for number in range(len(ours))] in (ours, theirs)
+
     @classmethod
     def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the `task` section, without data, and the facts that `serving` describes: its inverse, to evaluate an
@@ -510,6 +510,16 @@ def __getattr__(name: str) -> Any:
 def to_records(columns: Mapping[str, Tensor]) -> Records:
     """Return columns of tensors (B, ...) as statistics on the CPU, half precision as float32."""
     return Records(statistics={name: _to_numpy(tensor) for name, tensor in columns.items()})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of a run, for inference that calls parts of it or generates.
+
+    In training, only calls of the wrapped model itself are correct. Sharded weights (FSDP) cannot be unwrapped: a task that
+    needs this declares the capability `generation`, and is then refused under FSDP.
+    """
+    found = model if isinstance(model, nn.Module) else model._model  # memory format (training.inputs)
+    return found.module if isinstance(found, DistributedDataParallel) else found
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

@@ -248,7 +248,7 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
         task.load_split(target.split)
     found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
-    _check_classes(target, found.facts.get("classes"), where=data or "the data")
+    _check_facts(task, target, found.facts, where=data or "the data")
     judged = found.test is not None and data is None and split is None
     return OpenedSplit(
         task=task,
@@ -281,23 +281,25 @@ def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
             raise UsageError(f"{target.name}: was built for {name}={own!r}, but the data require {value!r}")
 
 
-def _check_classes(target: Target, theirs: object, *, where: str) -> None:
-    """Check that the labels mean the same classes.
-
-    Data without class names have numbers as names, which are not checked.
+def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where: str) -> None:
+    """Check that the model can be used on data with these facts (`Task.compatible`).
 
     Raises:
-        DataError, UsageError: the data have other classes, or the same in another order.
+        DataError, UsageError: the data have other classes, the same in another order, or another vocabulary or input.
     """
-    ours = target.facts.get("classes")
-    if ours is None and isinstance(theirs, list) and sorted(target.labels) == sorted(theirs):
-        ours = list(target.labels)
-    if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
+    facts, classes = target.facts, theirs.get("classes")
+    if not facts and isinstance(classes, list) and sorted(target.labels) == sorted(classes):
+        facts = {"classes": list(target.labels)}
+    if not facts or task.compatible(facts, theirs):
         return
-    if [str(number) for number in range(len(ours))] in (ours, theirs):
-        return
-    both = f"{where}: its classes are {_few(theirs)}, and those of {target.name} are {_few(ours)}"
-    unknown = next((name for name in theirs if name not in ours), None)
+    ours = facts.get("classes")
+    if not isinstance(ours, list) or not isinstance(classes, list) or ours == classes:
+        raise target.data_error(
+            f"{where}: their vocabulary or input is not that of {target.name}; evaluate the {target.kind} on data of the "
+            "same kind"
+        )
+    both = f"{where}: its classes are {_few(classes)}, and those of {target.name} are {_few(ours)}"
+    unknown = next((name for name in classes if name not in ours), None)
     if unknown is not None:
         raise target.data_error(
             f"{both}: {unknown!r} is not one of them; evaluate the {target.kind} on data of its own classes"

@@ -43,8 +43,8 @@ class BenchmarkBatch:
                 self.task.load_split(folder / SPLIT_FILE)
                 if fitted:
                     self.task.load_files(folder / FITTED_FOLDER)
-            self._input = model_data_config(recipe)
-            self.data = self.task.load(model_data_config=self._input)
+            self.input = model_data_config(recipe)
+            self.data = self.task.load(model_data_config=self.input)
             self.teacher = create_teacher(recipe, self.task, self.data, device=run_device())
             examples, validation = self.data.train, self.data.val
             order = TrainOrder(
@@ -66,9 +66,9 @@ class BenchmarkBatch:
         """Return this benchmark, or a new one for a recipe with another task section, teacher, batch size or text input."""
         sizes = [(r.train.batch_size, r.train.accumulate, r.train.eval_batch_size) for r in (recipe, self.recipe)]
         same_input = True
-        if self._input.get("kind", "images") != "images" and recipe.host != self.recipe.host:
+        if self.input.get("kind", "images") != "images" and recipe.host != self.recipe.host:
             with _separate_stream(recipe):
-                same_input = model_data_config(recipe) == self._input
+                same_input = model_data_config(recipe) == self.input
         same = (recipe.task, recipe.distill, sizes[0]) == (self.recipe.task, self.recipe.distill, sizes[1])
         return self if same and same_input else BenchmarkBatch(recipe, folder=self._folder, fitted=same_input)
 

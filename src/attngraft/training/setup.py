@@ -16,6 +16,7 @@ from torch import nn
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
+from attngraft.tasks.capabilities import is_declared, require
 from attngraft.tasks.task import Task, TaskData
 from attngraft.training.build import (
     Start,
@@ -106,6 +107,13 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
+    if recipe.distill is not None:
+        require(task, "teacher")
+    if accelerator.distributed_type == DistributedType.FSDP and is_declared(task, "generation"):
+        raise ConfigError(
+            f"task {task.name}: generates with the whole model, whose weights FSDP shards; launch without --use_fsdp, which "
+            "uses DDP"
+        )
     check_task_host(recipe)
     task.load_split(folder.split)
     task.load_files(folder.fitted)
@@ -168,6 +176,7 @@ def _stage_context(
         return StageContext(stage=stage, recipe=changed, task=task, order=order)
     own = build_task(changed)
     own.load_split(folder.split)
+    own.load_files(folder.fitted)
     found = own.load(model_data_config=model_data_config(changed))
     if dict(found.model_args) != dict(data.model_args):
         raise ConfigError(f"stages.{stage.name}.task: would need another model than the run's; change other fields")

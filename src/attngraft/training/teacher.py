@@ -8,7 +8,7 @@ teacher weights, which are identified by their hash.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from attngraft.grafting.spec import parse
 from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.tasks.capabilities import require
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Distillation, StepTeacher, Task, TaskData
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
@@ -109,8 +110,9 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     config = recipe.distill
     if config is None:
         return None
+    require(task, "teacher")
     source = _find_teacher(config.teacher, data.model_args)
-    _refuse_other_classes(source, data)
+    _refuse_other_classes(source, data, task)
     expects = dict(source.expects) | {"input_size": _input_size(config.teacher, source)}
     distillation = task.distillation(model_data_config=expects)
     facts = {
@@ -160,7 +162,7 @@ class _Source:
     origin: str  #: origin of its weights, for messages
     expects: Mapping[str, Any]  #: input configuration, as in `model_data_config`
     built_for: Mapping[str, Any]  #: model arguments that the teacher's data required (num_classes)
-    classes: tuple[str, ...] | None = None  #: class names, if known
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: facts about its data, as far as known (classes)
 
 
 def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Source:
@@ -220,7 +222,7 @@ def _trained(path: Path) -> _Source:
             origin=f"the exported model in {path}",
             expects={**manifest.serving.input, "input_size": manifest.input_size},
             built_for=manifest.host.args,
-            classes=manifest.serving.classes,
+            facts={"classes": list(manifest.serving.classes)},
         )
     run = RunFolder(path if path.is_dir() else path.parent.parent)
     if not run.recipe.is_file():
@@ -237,14 +239,13 @@ def _trained(path: Path) -> _Source:
     weights = run.best() if path.is_dir() else path
     model = build_model(record.recipe, record.model_args, weights=False)
     facts = load_weights(weights, model)
-    classes = record.facts.get("classes")
     return _Source(
         model=model,
         name=_grafted_name(record.recipe.host.name, record.recipe.graft),
         origin=f"weights of {weights}" + (f" (epoch {facts['epoch']})" if "epoch" in facts else ""),
         expects=model_data_config(record.recipe),
         built_for=record.model_args,
-        classes=tuple(classes) if isinstance(classes, list | tuple) else None,
+        facts=record.facts,
     )
 
 
@@ -252,7 +253,7 @@ def _grafted_name(host: str, graft: str | list[Any] | None) -> str:
     return host if graft is None else f"{host} with {parse(graft)}"
 
 
-def _refuse_other_classes(source: _Source, data: TaskData) -> None:
+def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
     for name, value in data.model_args.items():
         built = source.built_for.get(name)
         if built is not None and built != value:
@@ -264,19 +265,21 @@ def _refuse_other_classes(source: _Source, data: TaskData) -> None:
             raise ConfigError(
                 f"{FIELD}: {source.name} was made for {what}; use a teacher that was trained on the student's classes"
             )
-    classes = data.facts.get("classes")
-    if source.classes is None or not isinstance(classes, list | tuple) or tuple(classes) == source.classes:
+    classes, theirs = data.facts.get("classes"), source.facts.get("classes")
+    if not isinstance(theirs, list) or not isinstance(classes, list) or classes == theirs:
+        if source.facts and not task.compatible(source.facts, data.facts):
+            raise ConfigError(f"{FIELD}: {source.name} was trained on data with another vocabulary or input")
         return
-    if sorted(classes) == sorted(source.classes):
+    if sorted(classes) == sorted(theirs):
         raise ConfigError(
             f"{FIELD}: {source.name} has the data's classes in another order; set task.data.classes to the teacher's order: "
-            f"{_listed(source.classes)}"
+            f"{_listed(theirs)}"
         )
-    unknown = [name for name in classes if name not in source.classes]
+    unknown = [name for name in classes if name not in theirs]
     raise ConfigError(f"{FIELD}: {source.name} was trained on other classes; it lacks {_listed(unknown)}")
 
 
-def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
+def _listed(names: list[str], shown: int = 12) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(map(str, names[:shown])) + more
 

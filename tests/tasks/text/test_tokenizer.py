@@ -28,6 +28,7 @@ def test_training_is_repeatable_and_the_file_says_everything(tmp_path: Path, siz
     ids, cut = again.encode([" ".join(TEXTS[:4]), "Dull."])
     assert (again.digest, again.pad, again.max_length) == (made.digest, 1, 9)
     assert cut == 1 and len(ids[0]) == 9 and len(ids[1]) < 9
+    assert again.cut_at(9) is again and len(again.cut_at(4).encode(["Dull and noisy."])[0][0]) == 4
     batch = again.batch(ids)
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 9)
     assert np.array_equal(batch["input_ids"][1, : len(ids[1])], ids[1])

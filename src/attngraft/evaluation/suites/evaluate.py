@@ -38,6 +38,8 @@ from attngraft.evaluation.suites.result import (
 )
 from attngraft.evaluation.suites.throughput import measure_throughput
 from attngraft.models.trust import trusting
+from attngraft.tasks.capabilities import require
+from attngraft.tasks.task import load_task
 from attngraft.training.evaluate import Weights, run_target
 from attngraft.training.run_folder import read_run
 from attngraft.training.setup import create_accelerator
@@ -80,13 +82,14 @@ def evaluate_suites(
     Raises:
         TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
         DataError: see `open_context`; nothing was evaluated.
-        ConfigError: the task does not support suites that change images; nothing was evaluated.
+        ConfigError: the task does not support such suites; nothing was evaluated.
         SuitesFailed: some of several suites failed, and the others were evaluated. If a single suite was requested, its own
             error is raised.
         Interrupted: Ctrl-C was pressed; finished conditions are kept, and the same call resumes.
     """
     require_pyarrow()
     target = of if isinstance(of, Target) else run_target(read_run(of), weights)
+    require(load_task(target.recipe.task["name"]), *(name for choice in choices for name in choice.suite.needs))
     contexts: dict[tuple[str | None, str], EvaluationContext] = {}
     with trusting(every=trust_code):
         for choice in choices:

@@ -155,8 +155,9 @@ class ProjectedSite(AttentionSite):
 
     def kernel_is_causal(self, q: Tensor, mask: Tensor | None, is_causal: bool | None) -> bool:
         """Return whether the fused kernel's causal mask replaces an omitted mask; `eager` attention has none."""
-        is_causal = self.is_causal if is_causal is None else is_causal
-        return self.fused_attn and mask is None and q.shape[2] > 1 and is_causal
+        if not self.fused_attn or mask is not None or q.shape[2] <= 1:
+            return False  # some modules without a fused kernel have no `is_causal` (T5 of transformers 5.9)
+        return self.is_causal if is_causal is None else is_causal
 
     def project_again(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
         """Project other tokens for a mix graft."""

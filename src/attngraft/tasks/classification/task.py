@@ -40,6 +40,7 @@ class Classification(ImageTask):
         "macro_f1": Metric(label="macro F1", share=True),
         "loss": Metric(label="loss", higher_is_better=False),
     }
+    capabilities = ImageTask.capabilities | {"attacks", "calibration", "labels", "suites", "teacher"}
     config: ClassificationConfig
     config_class = ClassificationConfig
     multilabel = False

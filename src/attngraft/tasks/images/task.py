@@ -26,6 +26,9 @@ from attngraft.tasks.task import Batch, Distillation, Serving, Split, SuiteSuppo
 class ImageTask(Task):
     """Image task: loads images, normalizes batches and saves random splits; subclasses add labels, loss and metrics."""
 
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"analyses", "data_check", "explorer", "export", "halving", "predict"}
+    )
     config_class: ClassVar[type[Any]]  #: dataclass of the recipe section, with `data`, `augment`, `metrics`
     multilabel: ClassVar[bool] = False  #: whether images have several labels
     numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes

@@ -37,6 +37,7 @@ class MultiLabel(ImageTask):
         "micro_f1": Metric(label="micro F1", share=True),
         "loss": Metric(label="loss", higher_is_better=False),
     }
+    capabilities = ImageTask.capabilities | {"attacks", "calibration", "suites", "teacher"}
     config: MultiLabelConfig
     config_class = MultiLabelConfig
     multilabel = True

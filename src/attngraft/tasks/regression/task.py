@@ -17,7 +17,7 @@ from attngraft.tasks.images.inputs import ImageBatches
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.regression.config import RegressionConfig
 from attngraft.tasks.regression.evaluator import measure, sections
-from attngraft.tasks.task import Batch, Serving, Task, TaskData
+from attngraft.tasks.task import Batch, Serving, TaskData
 
 
 class Regression(ImageTask):
@@ -96,6 +96,9 @@ class Regression(ImageTask):
         """Return the errors of each number, and predicted against true numbers."""
         return sections(predictions, names=facts["targets"])
 
+    def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        return a.get("targets") == b.get("targets")
+
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         described = super().serving({**facts, "classes": facts["targets"]}, model_data_config=model_data_config)
         scale = facts["scale"]
@@ -110,7 +113,3 @@ class Regression(ImageTask):
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
         return "the mean and deviation of the numbers that it was trained on"
-
-    # what is defined for classes only
-    distillation = Task.distillation
-    suite_support = Task.suite_support

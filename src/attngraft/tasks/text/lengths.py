@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.attention import Graft, GraftedModule
+from attngraft.tasks.task import unwrapped
 
 
 def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -26,7 +27,7 @@ def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> T
 
 def takes_padding(model: nn.Module) -> bool:
     """Return whether a model and its grafts can leave out padding (`attention_mask`)."""
-    plain = cast(nn.Module, getattr(model, "module", model))  # of distributed training
+    plain = unwrapped(model)
     grafts = [
         cast(Graft, graft)
         for each in plain.modules()

@@ -69,6 +69,7 @@ class TextClassification(Task):
     auto_class = "AutoModelForSequenceClassification"
     primary = "top1"  # default; the recipe may choose another
     metrics: ClassVar = Classification.metrics
+    capabilities = frozenset({"data_check", "export", "halving", "labels", "predict"})
 
     def __init__(self, config: TextClassificationConfig, *, seed: int) -> None:
         self.config, self.seed, self.primary = config, seed, config.metrics.primary
@@ -102,6 +103,8 @@ class TextClassification(Task):
         self._loss = training_loss(config.loss, class_weights(config.loss, counts, source.classes))
         if self._tokenizer is None:
             self._tokenizer = self._new_tokenizer(source.train, model_data_config)
+        if config.tokenizer.max_length is not None:  # another one, for a stage of training
+            self._tokenizer = self._tokenizer.cut_at(config.tokenizer.max_length)
         if self._expected not in (None, self._tokenizer.digest):
             raise DataError(
                 f"the tokenizer of the run ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed"
@@ -181,6 +184,11 @@ class TextClassification(Task):
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table, classes=len(facts["classes"]))
+
+    def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        """Return whether classes and tokenizer are the same."""
+        ours, theirs = (facts.get("input", {}).get("tokenizer") for facts in (a, b))
+        return super().compatible(a, b) and (None in (ours, theirs) or ours == theirs)
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         known = facts["input"]

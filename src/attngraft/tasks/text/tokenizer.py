@@ -45,6 +45,14 @@ class Tokenizer:
     def batch(self, ids: Sequence[np.ndarray]) -> dict[str, Tensor]:
         return pad(ids, value=self.pad)
 
+    def cut_at(self, max_length: int) -> "Tokenizer":
+        """Return the tokenizer that cuts texts to this number of tokens."""
+        if max_length == self.max_length:
+            return self
+        inner = _package().Tokenizer.from_str(self.text)
+        inner.enable_truncation(max_length)
+        return Tokenizer(inner.to_str())
+
     def save(self, path: Path) -> None:
         """Write tokenizer.json.
 
