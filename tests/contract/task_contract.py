@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,12 +21,15 @@ from attngraft.export.predict import WRITERS, open_model
 from attngraft.export.run import export_run
 from attngraft.grafting.apply import ungraft
 from attngraft.results.records import Column, RecordCollector, Records, RecordTable
+from attngraft.targets.judged import open_target
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.task import Loss, Split, StepContext, Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.training.evaluate import evaluate_run, evaluate_target
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
+from attngraft.training.run_folder import read_run
 from tests.contract.stirring import stir
 from tests.training.processes import finish, start, start_together
 from tests.training.toys import assert_same_outcome, final_state, metric_rows
@@ -199,8 +203,13 @@ class TaskContract:
             expected = out.serving.activate(mean_logits(network(*args, **kwargs), classes=len(out.serving.classes)))
         for predictor in (model, out):
             predictions = list(predictor(raw))
-            found = [each.probabilities if each.numbers is None else each.numbers for each in predictions]
-            np.testing.assert_allclose(np.stack(found), expected.numpy(), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+            outputs = [each.probabilities if each.numbers is None else each.numbers for each in predictions]
+            np.testing.assert_allclose(np.stack(outputs), expected.numpy(), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+        judged = open_target(str(tmp_path / "out"))
+        task = {**judged.recipe.task, "data": read_run(tmp_path / "run").recipe.task["data"]}
+        judged = replace(judged, recipe=replace(judged.recipe, task=task))
+        found, wanted = (dict(each.metrics) for each in (evaluate_target(judged), evaluate_run(tmp_path / "run")))
+        assert found == pytest.approx(wanted, rel=1e-5)
         codec = loaded.task.codec(loaded.data.facts, model_data_config=model_data_config(loaded.recipe))
         for program in codec.programs(network, batch_size=2).values():
             decoded = codec.decode(program.module(*program.args, **program.kwargs))

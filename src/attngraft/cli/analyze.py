@@ -14,9 +14,9 @@ import typer
 
 from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.models import images_for, models_of_study, open_models
+from attngraft.cli.models import host_options, images_for, models_of_study, open_models
 from attngraft.cli.output import images_bar, output_console, print_json
-from attngraft.cli.values import TRUST_CODE, assignments
+from attngraft.cli.values import HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def analyze(
         _models(
             "--model",
             "--run",
-            help="Run folder, exported folder, or host; repeatable.",
-            metavar="RUN|FOLDER|NAME",
+            help=f"{MODEL} Repeatable.",
+            metavar="RUN|FOLDER|HOST|FILE",
         ),
     ] = None,
     study: Annotated[
@@ -60,6 +60,7 @@ def analyze(
     name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
     pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of hosts.")] = False,
+    host_weights: Annotated[Path | None, _models("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[
         list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of hosts; repeatable.")
     ] = None,
@@ -132,6 +133,8 @@ def analyze(
         attngraft analyze cka --run runs/baseline --run runs/cb_s --data ./flowers --limit 1000
 
         attngraft analyze entropy --model vit_small_patch16_224 --pretrained --data ./photos --out looks
+
+        attngraft analyze entropy --model torchvision:vit_b_16 --host-weights vit.pth --image dog.jpg
     """
     from attngraft.analysis.catalog import ANALYSES, analysis
     from attngraft.analysis.request import AnalysisRequest
@@ -140,19 +143,17 @@ def analyze(
     baseline = None
     left_out: dict[str, str] = {}
     if (study is None) == (not model):
-        raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|NAME (repeatable)")
+        raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|HOST|FILE (repeatable)")
     if study is not None:
         models, baseline, left_out = models_of_study(
             study, variants=variant or [], seed=seed, weights=weights, trust_code=trust_code
         )
     else:
-        arguments = assignments(host_arg or [], option="--host-arg")
         models = open_models(
             model or [],
             names=name or [],
             weights=weights,
-            pretrained=pretrained,
-            arguments=arguments,
+            host=host_options(pretrained, host_weights, host_arg),
             trust_code=trust_code,
         )
     saved = not (image or data or split) and all(each.has_predictions for each in models)

@@ -64,7 +64,12 @@ def compare(
         _comparison("--seeds", metavar="N|A,B", help="3 means seeds 0, 1, 2; 5,7 means seeds 5 and 7. Default: 3."),
     ] = None,
     epochs: Annotated[
-        int | None, _training("--epochs", metavar="E", help="Epochs of every run. Default: the recipe's.")
+        int | None,
+        _training(
+            "--epochs",
+            metavar="E",
+            help="Epochs of every run; 0 compares the models as they are. Default: the recipe's.",
+        ),
     ] = None,
     time_budget: Annotated[
         str | None,
@@ -221,6 +226,9 @@ def compare(
 
         attngraft compare --host levit_128s --graft cb_s --data ./flowers --set distill.teacher.weights=runs/teacher
         --out taught
+
+        attngraft compare --host vit_tiny_patch16_224 --weights runs/flowers --graft cb_s --data ./flowers
+        --epochs 0 --out as-is
 
         attngraft compare --study flowers.yaml --suite robustness --suite calibration
 

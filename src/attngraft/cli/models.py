@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attngraft.cli.values import find_images
+from attngraft.cli.values import assignments, find_images
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from attngraft.targets.handle import ModelHandle
     from attngraft.targets.images import ImageSet
+    from attngraft.targets.judged import HostOptions
     from attngraft.training.evaluate import Weights
 
 
@@ -21,35 +22,39 @@ def open_models(
     *,
     names: Sequence[str] = (),
     weights: Weights = "last",
-    pretrained: bool = False,
-    arguments: dict[str, Any] | None = None,
+    host: HostOptions | None = None,
     trust_code: bool = False,
     purpose: str = "analyses",
 ) -> tuple[ModelHandle, ...]:
-    """Open runs, exported folders and hosts by name; `pretrained` and `arguments` apply to the latter only.
+    """Open runs, exported folders, hosts and files of weights; the options `host` apply to the latter two only.
 
     `purpose` is the capability that the tasks of runs must have.
 
     Raises:
-        UsageError: more names than models, or two models with the same name.
+        UsageError: more names than models, two models with the same name, or `--host-weights` for several hosts.
     """
-    from attngraft.models.transformers_folder import transformers_folder
     from attngraft.targets.handle import open_handle
+    from attngraft.targets.judged import HostOptions, kind_of
 
     if len(names) > len(models):
         raise UsageError(
             f"{len(names)} --name for {len(models)} --model; give at most one --name per --model, in order"
         )
+    options, kinds = host or HostOptions(), [kind_of(model) for model in models]
+    if options.weights is not None and kinds.count("host") != 1:
+        raise UsageError(
+            f"--host-weights {options.weights} is for one host, and the models include {kinds.count('host')}; give files "
+            "that name their host instead (attngraft convert FILE OUT.safetensors --host MODEL)"
+        )
     found = []
-    for place, model in enumerate(models):
-        by_name = not Path(model).is_dir() or transformers_folder(model) is not None
+    for place, (model, kind) in enumerate(zip(models, kinds, strict=True)):
+        own = options if kind == "host" else HostOptions(arguments=options.arguments if kind == "weights" else {})
         found.append(
             open_handle(
                 model,
                 name=names[place] if place < len(names) else None,
                 weights=weights,
-                pretrained=pretrained and by_name,
-                arguments=arguments if by_name else None,
+                host=own,
                 trust_code=trust_code,
                 purpose=purpose,
             )
@@ -59,6 +64,14 @@ def open_models(
         if shown.count(name) > 1:
             raise UsageError(f"two models are called {name!r}; pass a --name for each, in order")
     return tuple(found)
+
+
+def host_options(pretrained: bool, weights: Path | None, host_arg: Sequence[str] | None) -> HostOptions:
+    """Return the options `--pretrained`, `--host-weights` and `--host-arg`."""
+    from attngraft.targets.judged import HostOptions
+
+    arguments = assignments(host_arg or [], option="--host-arg")
+    return HostOptions(pretrained=pretrained, weights=weights, arguments=arguments)
 
 
 def models_of_study(

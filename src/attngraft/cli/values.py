@@ -13,6 +13,11 @@ HOST = (
     "module:package.path:factory (your own)."
 )  #: help of --host
 PRETRAINED = "Start from the published weights of the host, or those in its folder."  #: help of --pretrained
+MODEL = (
+    "Run folder, exported folder, host (see attngraft compare --help), or file of weights that names its host "
+    "(attngraft convert)."
+)  #: help of a model to open
+HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 TRUST_CODE = "Import a module: host that a file or folder names, which runs its code."  #: help of --trust-code
 
 

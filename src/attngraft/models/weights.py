@@ -107,6 +107,16 @@ class WeightsFile:
         classes = getattr(model, "num_classes", None) if _layers(model, "classifier") and not new else None
         return values, Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
+    def outputs(self, model: nn.Module) -> int | None:
+        """Return the number of outputs of the file's head for a `model` of any number, on any device; None without a head.
+
+        Raises:
+            HostError: the file is not of this model.
+        """
+        values = self._filtered(model, model.state_dict())
+        weights = [values[name] for layer in _layers(model, "classifier") if (name := f"{layer}.weight") in values]
+        return int(weights[0].shape[0]) if weights else None
+
     def fill_grafts(self, model: nn.Module) -> None:
         """Load the grafts' tensors, if the file has any, into the grafted `model`.
 

@@ -34,7 +34,7 @@ def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
     """Return the panels of each of the `FIGURES` for which the study has data."""
     drawings = (
         [difference_drawing(result)],
-        _curve_drawings(result),
+        [] if wording.is_untrained(result) else _curve_drawings(result),
         [epochs_drawing(result)],
         [_cost_drawing(result, name) for name in ("parameters", "macs", "train_time")],
         [_cost_drawing(result, name) for name in ("inference_time", "memory")],

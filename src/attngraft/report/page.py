@@ -69,6 +69,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),
         last_epoch=wording.last_epoch(result),
+        untrained=wording.is_untrained(result),
         stopped_early=wording.stopped_early(result),
         other_hosts=[(row, facts(row.variant.host)) for row in rows if row.variant.host is not None],
         data=facts(result.data, counts=True),

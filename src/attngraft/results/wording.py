@@ -87,6 +87,8 @@ def judged_text(result: StudyResult) -> str:
         text = f"at the last epoch of each run (at most {result.epochs})"
     elif result.judged_weights == "last" and result.steps is not None:
         text = f"after {result.steps} updates"
+    elif is_untrained(result):
+        text = "without training"
     elif result.judged_weights == "last":
         text = "at the last epoch" if last_epoch(result) == "last epoch" else f"at the last epoch ({result.epochs})"
     elif result.judged_split == "val":
@@ -243,8 +245,15 @@ def epochs_of(variant: VariantResult, result: StudyResult) -> int:
     return int(variant.recipe.get("schedule.epochs", result.epochs))
 
 
+def is_untrained(result: StudyResult) -> bool:
+    """Return whether the study compares models as they are (`--epochs 0`)."""
+    return result.steps is None and all(epochs_of(variant, result) == 0 for variant in result.variants)
+
+
 def last_epoch(result: StudyResult) -> str:
-    """Return "epoch 30", "update 1000", or "last epoch" if runs have different ones."""
+    """Return "epoch 30", "update 1000", "no training", or "last epoch" if runs have different ones."""
+    if is_untrained(result):
+        return "no training"
     if result.steps is not None:
         same = all(variant.recipe.get("schedule.steps", result.steps) == result.steps for variant in result.variants)
         return f"update {result.steps}" if same else "last update"

@@ -19,8 +19,16 @@ from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study, existing_run, run_folder
 from attngraft.study.variants import StudyHost, Variant
 from attngraft.tasks.capabilities import require
-from attngraft.tasks.task import load_task
-from attngraft.training.build import build_model, build_task, check_start, check_task_host, model_data_config
+from attngraft.tasks.task import TaskData, load_task
+from attngraft.training.build import (
+    build_model,
+    build_started_model,
+    build_task,
+    check_as_is,
+    check_start,
+    check_task_host,
+    model_data_config,
+)
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
 from attngraft.training.teacher import check_teacher
@@ -91,6 +99,22 @@ def check_variants(study: Study) -> None:
     if new:  # the others have a checkpoint, and their initial weights may have been deleted
         check_start(study.baseline_recipe)
         check_teacher(study.baseline_recipe)
+
+
+def check_untrained(study: Study, data: TaskData) -> None:
+    """Check that models that are compared without training have weights for the data's classes.
+
+    Raises:
+        UsageError: one has a new head, or random weights; the message names the variant.
+    """
+    for variant in study.variants:
+        recipe = study.recipe_of(variant)
+        if recipe.schedule.trains or not (variant.is_baseline or variant.host is not None or variant.overrides):
+            continue
+        try:
+            check_as_is(recipe, build_started_model(recipe, data.model_args, facts=data.facts)[1])
+        except AttngraftError as error:
+            raise UsageError(f"the variant {variant.name}: {error}") from error
 
 
 def _on_meta(recipe: Recipe) -> nn.Module:

@@ -27,6 +27,11 @@ from attngraft.training.recipe import Recipe, changed_settings, recipe_to_dict
 from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import parse_yaml
 
+_AS_IS = (
+    "Nothing was trained (--epochs 0): each variant is its host with its weights and new grafts, evaluated once per seed. "
+    "Grafts that do not start as the identity change the host before they have learned anything."
+)
+
 
 def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, notes: Sequence[str] = ()) -> StudyResult:
     """Return the result of the study's finished runs.
@@ -80,7 +85,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             difference=by_metric.get(task.primary),
             other_differences={name: each for name, each in by_metric.items() if name != task.primary},
             epochs_to_baseline=None
-            if counted
+            if counted or not first.recipe.schedule.trains
             else epochs_to_baseline(runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better),
             sections=variant_sections(task, list(records[variant.name].values())),
         )
@@ -108,6 +113,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         variants=variants,
         notes=[
             *([] if halving is None else halving_notes(halving)),
+            *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
             *judged_notes(records, task.primary),
             *start_notes(records, task.primary, others=others),

@@ -188,8 +188,12 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     file = _read_file(mapping, source)
     if not file.out:
         raise UsageError(f"{source}: no folder for the results: give --out FOLDER, or `out:` in the study file")
-    if file.epochs is not None and file.epochs < 1:
-        raise ConfigError(f"{source}.epochs: must be at least 1; got {file.epochs}")
+    if file.epochs is not None and file.epochs < 0:
+        raise ConfigError(f"{source}.epochs: must not be negative; got {file.epochs}")
+    if file.epochs == 0 and (given := [name for name in ("time_budget", "halving") if getattr(file, name) is not None]):
+        raise UsageError(
+            f"{source}.epochs: 0 trains nothing; remove {' and '.join(given)}, or train for 1 epoch or more"
+        )
     if file.data is not None and not isinstance(file.data, str | Mapping):
         raise ConfigError(f"{source}.data: expected a source (digits, a folder, ...) or a section, found {file.data!r}")
     for override in file.set:

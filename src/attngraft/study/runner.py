@@ -24,6 +24,7 @@ from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
 from attngraft.study.checks import (
+    check_untrained,
     check_variants,
     refuse_counted_updates,
     refuse_other_recipes,
@@ -182,7 +183,10 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
-        counted = any(run.recipe.counts_updates for run in study.runs)
+        trains = all(run.recipe.schedule.trains for run in study.runs)
+        if not trains:
+            check_untrained(study, benchmark.data)
+        counted = any(run.recipe.counts_updates for run in study.runs) or not trains
         if not counted:
             progress.on_stage("timing a few steps of every variant")
         try:

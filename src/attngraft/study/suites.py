@@ -14,7 +14,7 @@ from attngraft.errors import DataError
 from attngraft.evaluation.suites.cache import read_cached, read_columns, read_fingerprint, require_pyarrow
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
 from attngraft.evaluation.suites.context import missing_images
-from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
+from attngraft.evaluation.suites.evaluate import evaluate_suites
 from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.evaluation.suites.result import FAILURES, GroupResult, SuiteRun, find_suite_run
 from attngraft.results.measured import MeanScore, Statistic
@@ -28,7 +28,7 @@ from attngraft.targets.test_sets import imagenet_order, open_test_set
 from attngraft.tasks.calibration import calibration_statistic
 from attngraft.tasks.images.sources import is_missing
 from attngraft.tasks.task import Task
-from attngraft.training.evaluate import Weights, weights_file
+from attngraft.training.evaluate import EVALUATIONS, Weights, checkpoint_digest, weights_file
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.run_folder import RunRecord
 
@@ -138,7 +138,7 @@ class _EvaluatedRun:
         if result.digest and result.digest != digest:
             return "it was evaluated on different examples from most runs"
         if result.digest:
-            made = [read_fingerprint(folder / FOLDER / file) for group in result.groups for file in group.files]
+            made = [read_fingerprint(folder / EVALUATIONS / file) for group in result.groups for file in group.files]
             expected = (result.checkpoint, result.digest)
             if any(each is None or (each["checkpoint"], each["data"]) != expected for each in made):
                 return "its prediction files do not belong to its results"
@@ -158,7 +158,7 @@ class _EvaluatedRun:
 
     def _mean(self, group: GroupResult) -> tuple[np.ndarray, MeanScore]:
         if group.name not in self._read:
-            paths = [self.record.folder / FOLDER / file for file in group.files]
+            paths = [self.record.folder / EVALUATIONS / file for file in group.files]
             columns = [read_columns(path, only=("name", "score")) for path in paths]
             kept = read_cached(paths[0])
             names = columns[0]["name"]
@@ -174,7 +174,7 @@ class _EvaluatedRun:
 
     def calibration(self, name: str, task: Task) -> RunStatistics:
         """Return the expected calibration error."""
-        columns = read_columns(self.record.folder / FOLDER / self.groups[name].files[0])
+        columns = read_columns(self.record.folder / EVALUATIONS / self.groups[name].files[0])
         return _of(columns["name"], calibration_statistic(*task.calibration_inputs(columns)))
 
 
@@ -199,7 +199,7 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
             (name, seed): _EvaluatedRun(record, found)
             for name, by_seed in records.items()
             for seed, record in by_seed.items()
-            if (found := find_suite_run(record.folder / FOLDER / record.recipe.train.judge, choice)) is not None
+            if (found := find_suite_run(record.folder / EVALUATIONS / record.recipe.train.judge, choice)) is not None
         }
         if not evaluated:
             continue

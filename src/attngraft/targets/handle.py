@@ -1,4 +1,4 @@
-"""Model handles: a run, an exported folder or a timm model, together with its image preprocessing."""
+"""Model handles: a run, an exported folder, a host or a file of weights, together with its image preprocessing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,10 +14,11 @@ from attngraft.errors import HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.create import create_model
 from attngraft.models.host_input import other_input
-from attngraft.models.transformers_folder import transformers_folder
+from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
-from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.saved.manifest import read_manifest
+from attngraft.targets.judged import HostOptions, host_config, kind_of, named_by_weights
 from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import Preprocessor
@@ -57,19 +58,17 @@ def open_handle(
     *,
     name: str | None = None,
     weights: Weights = "last",
-    pretrained: bool = False,
-    arguments: Mapping[str, Any] | None = None,
+    host: HostOptions | None = None,
     trust_code: bool = False,
     purpose: str = "analyses",
 ) -> ModelHandle:
-    """Open a run's folder, an exported folder, or a host by name.
+    """Open a run's folder, an exported folder, a host by name, or a file of weights that names its host.
 
     Args:
-        where: folder or name of a host; a folder takes precedence.
+        where: folder, file, or name of a host; folders and files take precedence.
         name: display name; default: the name of the run, the folder or the host.
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
-        pretrained: load a host's weights; otherwise they are random.
-        arguments: arguments of the host's factory.
+        host: weights and arguments of a host; without weights, they are random.
         trust_code: import a `module:` host that the folder names, which runs its code.
         purpose: the capability that the task of a run must have.
 
@@ -77,22 +76,29 @@ def open_handle(
         UsageError: `where` is a study, is neither a folder nor a model name, or its model does not take images.
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
-    path = Path(where)
+    path, options = Path(where), host or HostOptions()
     if (path / RESULT_FILE).is_file() and not (path / "recipe.yaml").is_file():
         raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({where}/runs/...)")
-    if path.is_dir() and transformers_folder(path) is None:
-        if pretrained or arguments:
-            raise UsageError(f"{where}: --pretrained and --host-arg apply to hosts, not folders; remove them")
-        if (path / MANIFEST).is_file():
+    kind = kind_of(where)
+    if kind in ("run", "exported"):
+        if options.given:
+            raise UsageError(
+                f"{where}: --pretrained, --host-weights and --host-arg apply to hosts, not folders; remove them"
+            )
+        if kind == "exported":
             return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
         opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
         return replace(handle, record=opened.record, weights=weights)
-    if ":" not in where and not path.is_dir() and (path.suffix or "/" in where):
-        raise UsageError(
-            f"{where}: no such folder; give the folder of a run or an exported model, or the name of a host"
-        )
-    return model_handle(name or where, create_model(where, pretrained=pretrained, **(arguments or {})))
+    named, typed = where, kind == "host"
+    if not typed:
+        named, options = named_by_weights(path, options)
+    with trusting(named if typed else None, every=trust_code):
+        config, _ = host_config(named, options)
+        if config.name.startswith(SCHEME):
+            refuse_untrusted(config.name)  # create_model trusts its caller
+        model = create_model(config.name, pretrained=config.pretrained, weights=config.weights, **config.args)
+    return model_handle(name or (where if typed else path.stem), model)
 
 
 def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:

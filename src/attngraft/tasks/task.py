@@ -453,6 +453,29 @@ class Task(ABC):
             return True
         return [str(number) for number in range(len(ours))] in (ours, theirs)
 
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the `task` section, without data, and the facts that `serving` describes: its inverse, to evaluate an
+        exported model. The facts are those that `use_fitted_transform` and `measure` use.
+
+        Raises:
+            ConfigError: the task does not support it.
+        """
+        raise ConfigError(
+            f"task {cls.name}: an exported model does not hold all that its evaluation needs (Task.from_serving); evaluate "
+            "its run"
+        )
+
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        """Return what a host with trained weights lacks to be evaluated alone (what the task fitted to the training data),
+        or an empty text.
+
+        Args:
+            model_data_config: as in `load`.
+        """
+        return ""
+
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted probabilities and their outcomes (True or False), both (N, K) with K predictions per example.
 

@@ -139,6 +139,28 @@ def build_started_model(
     return model, start
 
 
+def check_as_is(recipe: Recipe, start: Start) -> None:
+    """Check that a model that is not trained has all its weights from somewhere, except for grafts.
+
+    Raises:
+        ConfigError: its host, its head or what the task puts around it has random values.
+    """
+    if recipe.schedule.trains:
+        return
+    host, zero = recipe.host, "schedule.epochs is 0, which evaluates the model as it is"
+    own = host.name.startswith("module:") and not start.origin  # may load its weights itself
+    if not (start.origin or own):
+        raise ConfigError(
+            f"{zero}, and {host.name} has random weights; use --pretrained or --weights FILE, or train for 1 epoch or more"
+        )
+    if not (start.whole or own) or load_task(recipe.task["name"]).build is not Task.build:
+        new = start.origin if not start.whole else f"what the task {recipe.task['name']} puts around the host is new"
+        raise ConfigError(
+            f"{zero}, and {host.name} would have a new head with random values ({new}); use weights that were trained on "
+            "the classes of the data, or train for 1 epoch or more"
+        )
+
+
 def check_start(recipe: Recipe) -> None:
     """Fetch and load the recipe's initial weights, if any, in order to fail early.
 

@@ -1,7 +1,8 @@
-"""Evaluation of a model on a split by any number of processes, and evaluation of a trained run."""
+"""Evaluation of a model on a split by any number of processes, and evaluation of a run or another target."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,14 +14,14 @@ from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
-from attngraft.errors import DataError, TrainingError
+from attngraft.errors import DataError, TrainingError, UsageError
 from attngraft.hosts import forget
 from attngraft.models.trust import trusting
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
 from attngraft.tasks.evaluator import Evaluator
 from attngraft.tasks.task import Batch, Evaluation, Predictions, Split, Task
-from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.training.build import build_model, build_task
 from attngraft.training.checkpoint import load_detached, load_weights, read_checkpoint
 from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
@@ -28,8 +29,11 @@ from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StoppedWaiting, StopSignal
+from attngraft.training.target import Target
 
 Weights = Literal["last", "best", "ema", "best-ema"]
+
+EVALUATIONS = "evaluation"  #: folder of the results of suites in a run
 
 
 class SplitEvaluator:
@@ -174,54 +178,135 @@ def evaluate_run(
         TrainingError: the folder is not a run, or the run has no such weights.
         DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
-    record = read_run(folder)
+    return evaluate_target(run_target(read_run(folder), weights), data=data, split=split, trust_code=trust_code)
+
+
+def evaluate_target(
+    target: Target, *, data: str | None = None, split: str | None = None, trust_code: bool = False
+) -> Evaluation:
+    """Evaluate a model of any kind; the arguments are those of `evaluate_run`.
+
+    Raises:
+        TrainingError, DataError: see `evaluate_run`.
+        UsageError: the data do not fit a model that is not a run.
+    """
     with trusting(every=trust_code):
-        recipe, task, examples = open_split(record, data=data, split=split)
-        accelerator = create_accelerator(recipe)
-        model = trained_model(record, weights)
+        opened = open_split(target, data=data, split=split)
+        accelerator = create_accelerator(target.recipe)
+        model = target.build()
     model = accelerator.prepare_model(model, evaluation_mode=True)
-    evaluation = SplitEvaluator(task, examples, recipe, accelerator, facts=record.facts)(model)
+    evaluate = SplitEvaluator(opened.task, opened.split, target.recipe, accelerator, facts=opened.facts)
+    evaluation = evaluate(model)
     if evaluation is None:
-        raise TrainingError(f"{record.folder}: the evaluation was stopped")
+        raise TrainingError(f"{target.name}: the evaluation was stopped")
     return evaluation
 
 
-def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tuple[Recipe, Task, Split]:
-    """Open the split to evaluate a run on, with recipe and task: the one that the run is judged on, or of other data.
+def run_target(record: RunRecord, weights: Weights) -> Target:
+    """Return a run's model with these weights, which are read when they are used."""
+    run = RunFolder(record.folder)
+    return Target(
+        name=str(record.folder),
+        kind="run",
+        weights=weights,
+        recipe=record.recipe,
+        build=lambda: trained_model(record, weights),
+        digest=lambda: checkpoint_digest(record, weights),
+        results=record.folder / EVALUATIONS,
+        subfolder=weights,
+        facts=record.facts,
+        model_args=record.model_args,
+        split=run.split,
+        fitted=run.fitted,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSplit:
+    """The examples that a model is evaluated on."""
+
+    task: Task
+    split: Split
+    facts: Mapping[str, Any]  #: the model's, and those of the data that it does not have
+
+
+def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
+    """Open the split to evaluate a model on: the one that a run is judged on, or of other data.
 
     Raises:
-        DataError: see `evaluate_run`.
+        DataError, UsageError: see `evaluate_target`.
     """
-    recipe = _with_data(record.recipe, data, split)
+    if data is None and "data" not in target.recipe.task and not target.is_run:
+        raise UsageError(f"{target.name}: give the data to evaluate this {target.kind} on, with --data SOURCE")
+    recipe = with_data(target.recipe, data, split)
     task = build_task(recipe)
-    task.use_fitted_transform(record.facts)
-    task.load_files(RunFolder(record.folder).fitted)
-    if data is None and split is None:
-        task.load_split(RunFolder(record.folder).split)
-    found = task.load(model_data_config=model_data_config(recipe))
-    if dict(found.model_args) != record.model_args:
-        raise DataError(
-            f"{record.folder}: this run's model was built for {record.model_args}, "
-            f"but the data require {dict(found.model_args)}; evaluate the run on data of the same kind"
-        )
-    if not task.compatible(record.facts, found.facts):
-        raise _other_data(record, found.facts.get("classes"), where=data or "the data")
+    if target.facts or target.is_run:
+        task.use_fitted_transform(target.facts)
+    if target.fitted is not None:
+        task.load_files(target.fitted)
+    if data is None and split is None and target.split is not None:
+        task.load_split(target.split)
+    found = task.load(model_data_config=target.host_input())
+    _check_model_args(target, found.model_args)
+    _check_facts(task, target, found.facts, where=data or "the data")
     judged = found.test is not None and data is None and split is None
-    return recipe, task, found.test if judged and found.test is not None else found.val
+    return OpenedSplit(
+        task=task,
+        split=found.test if judged and found.test is not None else found.val,
+        facts={**found.facts, **target.facts},
+    )
 
 
-def _other_data(record: RunRecord, theirs: object, *, where: str) -> DataError:
-    """Return the error for data that a run's model cannot be used on: other classes, or the same in another order."""
-    ours = record.facts.get("classes")
-    if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
-        return DataError(
-            f"{where}: their vocabulary or input is not that of {record.folder}; evaluate the run on data of the same kind"
+def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
+    """Check that the data require the model that there is.
+
+    Raises:
+        DataError, UsageError: they require another one.
+    """
+    if target.is_run:
+        if dict(required) != target.model_args:
+            raise DataError(
+                f"{target.name}: this run's model was built for {target.model_args}, "
+                f"but the data require {dict(required)}; evaluate the run on data of the same kind"
+            )
+        return
+    for name, value in required.items():
+        own = target.model_args.get(name, value)
+        if own != value and name == "num_classes":
+            raise UsageError(
+                f"{target.name}: its head has {own} outputs, but the data have {value} classes; evaluate it on data of its "
+                "own classes, or use weights that were trained on these (compare --epochs E trains a new head)"
+            )
+        if own != value:
+            raise UsageError(f"{target.name}: was built for {name}={own!r}, but the data require {value!r}")
+
+
+def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where: str) -> None:
+    """Check that the model can be used on data with these facts (`Task.compatible`).
+
+    Raises:
+        DataError, UsageError: the data have other classes, the same in another order, or another vocabulary or input.
+    """
+    facts, classes = target.facts, theirs.get("classes")
+    if not facts and isinstance(classes, list) and sorted(target.labels) == sorted(classes):
+        facts = {"classes": list(target.labels)}
+    if not facts or task.compatible(facts, theirs):
+        return
+    ours = facts.get("classes")
+    if not isinstance(ours, list) or not isinstance(classes, list) or ours == classes:
+        raise target.data_error(
+            f"{where}: their vocabulary or input is not that of {target.name}; evaluate the {target.kind} on data of the "
+            "same kind"
         )
-    both = f"{where}: its classes are {_few(theirs)}, and those of {record.folder} are {_few(ours)}"
-    unknown = next((name for name in theirs if name not in ours), None)
+    both = f"{where}: its classes are {_few(classes)}, and those of {target.name} are {_few(ours)}"
+    unknown = next((name for name in classes if name not in ours), None)
     if unknown is not None:
-        return DataError(f"{both}: {unknown!r} is not one of them; evaluate the run on data of its own classes")
-    return DataError(f"{both}: the same classes in another order, which would mix up the labels; use the same order")
+        raise target.data_error(
+            f"{both}: {unknown!r} is not one of them; evaluate the {target.kind} on data of its own classes"
+        )
+    raise target.data_error(
+        f"{both}: the same classes in another order, which would mix up the labels; use the same order"
+    )
 
 
 def _few(names: list[object]) -> str:
@@ -237,6 +322,19 @@ def weights_file(folder: Path, weights: Weights) -> Path:
     return run.last if run.last.exists() else run.previous
 
 
+def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
+    """Return the SHA-256 of the file with a run's weights.
+
+    Raises:
+        TrainingError: the run does not have these weights.
+    """
+    path = weights_file(record.folder, weights)
+    if not path.is_file():
+        raise TrainingError(f"{path}: does not exist, so the run does not have these weights (yet)")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     """Return the grafted host with the weights of a run, on the CPU.
 
@@ -248,7 +346,8 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     return model
 
 
-def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
+def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
+    """Return the recipe with another source of data, and another validation split."""
     section = dict(recipe.task.get("data", {}))
     if data is not None or split is not None:
         section.pop("split_file", None)  # a split file names images of the run's own data

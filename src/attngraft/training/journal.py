@@ -86,7 +86,7 @@ def record_start(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> 
     facts: dict[str, Any] = {"from": start.origin}
     if start.path is not None:
         facts |= {"file": str(start.path), "sha256": _sha256(start.path)}
-    evaluation = evaluate() if start.whole else None
+    evaluation = evaluate() if start.whole and run.recipe.schedule.trains else None
     if evaluation is not None:
         facts["metrics"] = _metrics(evaluation)
     if not run.accelerator.is_main_process:

@@ -211,8 +211,11 @@ class Trainer:
         record_start(run, self._evaluate_weights)
         if teacher is not None:
             record_teacher_metrics(run, self._evaluate_teacher)
-        while not self.finished and self._counters.epoch < until:
-            self._train_to_evaluation()
+        as_is = not run.recipe.schedule.trains and not self._counters.rows
+        while as_is or (not self.finished and self._counters.epoch < until):
+            if not as_is:
+                self._train_to_evaluation()
+            as_is = False
             row = self._end_period()
             if journal is not None:
                 journal.add(row)
@@ -318,7 +321,7 @@ class Trainer:
         """Evaluate, keep the best weights, and return the row of metrics of an epoch, or of the updates since the last."""
         run, counters = self._run, self._counters
         begun = time.perf_counter()
-        row: Metrics = {"epoch": counters.epoch + 1}
+        row: Metrics = {"epoch": counters.epoch + 1 if run.recipe.schedule.trains else 0}
         if run.recipe.counts_updates:
             row["step"] = self._done
         row |= {f"train/{name}": value for name, value in self._train_means().items()}

@@ -64,6 +64,9 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: 
     config = recipe.schedule
     epochs: float = config.epochs
     warmup: float = config.warmup
+    cooldown = config.cooldown_epochs
+    if not config.trains:  # the schedule is never used
+        epochs, warmup, cooldown = 1, 0, 0
     if config.steps is not None:
         epochs = config.steps / steps
         warmup = min(5.0, epochs / 10) if config.warmup_epochs is None else config.warmup_epochs
@@ -75,11 +78,11 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: 
             )
     options: dict[str, Any] = {
         "sched": "step" if config.name == "constant" else config.name,
-        "num_epochs": epochs - config.cooldown_epochs,
+        "num_epochs": epochs - cooldown,
         "decay_epochs": config.decay_epochs or (epochs if config.name == "constant" else 90),
         "decay_milestones": list(config.decay_milestones),
         "decay_rate": config.decay_rate or (1.0 if config.name in ("constant", "poly") else 0.1),
-        "cooldown_epochs": config.cooldown_epochs,
+        "cooldown_epochs": cooldown,
         "warmup_epochs": warmup,
         "warmup_lr": config.warmup_lr,
         "min_lr": config.min_lr,

@@ -107,7 +107,7 @@ class ScheduleConfig:
     """Learning rate over `epochs` or `steps`, updated at every step; linear warm-up from `warmup_lr` first."""
 
     name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: shape
-    epochs: int = 30  #: including warm-up and cool-down
+    epochs: int = 30  #: including warm-up and cool-down; 0: the model is evaluated as it is
     steps: int | None = None  #: updates of the run, instead of epochs; other fields still count epochs
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
     warmup_steps: int | None = None  #: updates of warm-up, instead of warmup_epochs; only with steps
@@ -119,7 +119,7 @@ class ScheduleConfig:
     decay_rate: float | None = None  #: step and multistep: factor (0.1); poly: the power (1.0)
 
     def __post_init__(self) -> None:
-        _require(self, "epochs", self.epochs >= 1, "must be at least 1")
+        _require(self, "epochs", self.epochs >= 0, "must not be negative")
         _require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
         _require(self, "min_lr", self.min_lr >= 0, "must not be negative")
         _require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
@@ -129,13 +129,18 @@ class ScheduleConfig:
             self, "warmup_steps", self.warmup_steps is None or 0 <= self.warmup_steps < total, "must be below steps"
         )
         short = f"must be less than the {self.epochs} epochs"
-        by_steps = self.steps is not None  # then the number of epochs follows from the data
+        by_steps = self.steps is not None or not self.epochs  # then they follow from the data, or nothing is trained
         _require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)
         ramp = self.warmup_epochs
         fits = by_steps or ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
         _require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
         _require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
         _require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are any updates."""
+        return self.steps is not None or self.epochs > 0
 
     @property
     def length(self) -> str:
@@ -300,14 +305,15 @@ class Recipe:
         if self.graft in ("none", "", []):
             object.__setattr__(self, "graft", None)  # so that equal recipes compare equal
         first = self.train.first
-        if first is not None and self.schedule.steps is None and first.epochs >= self.schedule.epochs:
+        trains = self.schedule.trains
+        if first is not None and trains and self.schedule.steps is None and first.epochs >= self.schedule.epochs:
             rule = f"must be less than schedule.epochs ({self.schedule.epochs}); got {first.epochs}"
             raise FieldError("train.first.epochs", rule)
         for name, trained in (("parameters", self.train.parameters), ("first.parameters", first and first.parameters)):
             if trained == "grafts" and self.graft is None:
                 raise FieldError(f"train.{name}", _NO_GRAFT)
 
-        if self.stages:
+        if self.stages and trains:
             self._check_stages()
 
     def _check_stages(self) -> None:
@@ -339,6 +345,8 @@ class Recipe:
     def all_stages(self) -> tuple[Stage, ...]:
         """The stages with their epochs: those of `stages`, or of `train.first`, or one."""
         total, first = self.schedule.epochs, self.train.first
+        if not self.schedule.trains:
+            return (Stage(name="main"),)
         left = None if self.schedule.steps is not None else total  # under schedule.steps the updates end the last stage
         if first is not None:
             early = Stage(name="first", epochs=first.epochs, parameters=first.parameters)
@@ -352,6 +360,8 @@ class Recipe:
     @property
     def counts_updates(self) -> bool:
         """Whether evaluations are numbered by updates: not all runs of this recipe have the same number of epochs."""
+        if not self.schedule.trains:
+            return False
         if self.schedule.steps is not None or self.train.eval_every is not None:
             return True
         return any(stage.patience is not None for stage in self.stages)

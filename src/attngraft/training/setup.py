@@ -18,7 +18,14 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.capabilities import is_declared, require
 from attngraft.tasks.task import Task, TaskData
-from attngraft.training.build import Start, build_started_model, build_task, check_task_host, model_data_config
+from attngraft.training.build import (
+    Start,
+    build_started_model,
+    build_task,
+    check_as_is,
+    check_task_host,
+    model_data_config,
+)
 from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder
@@ -128,6 +135,8 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         teacher.refuse_other(folder)
     begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
     update, start = build_update(recipe, task, data, accelerator, order=order, teacher=teacher, weights=not begun)
+    if not begun:
+        check_as_is(recipe, start)
     if accelerator.is_main_process:
         if not begun:
             _log_start(recipe, start)

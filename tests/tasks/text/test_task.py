@@ -16,10 +16,11 @@ from attngraft.cli import main
 from attngraft.errors import ConfigError, DataError, UsageError
 from attngraft.export.predict import open_model
 from attngraft.export.run import export_run
+from attngraft.targets.judged import HostOptions, open_target
 from attngraft.tasks.text.lengths import call_model, takes_padding
 from attngraft.tasks.text.tokenizer import FILE
 from attngraft.training.build import build_model, build_task, model_data_config
-from attngraft.training.evaluate import evaluate_run
+from attngraft.training.evaluate import evaluate_run, evaluate_target
 from attngraft.training.loop import train
 from attngraft.training.run_folder import read_run
 from tests.tasks.text.toys import host, recipe, sentences, table
@@ -96,6 +97,28 @@ def test_export_and_run_predict_alike(trained: Path, tmp_path: Path) -> None:
     assert model(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, 2)
     with pytest.raises(UsageError, match="--to onnx: only models of images"):
         export_run(trained, tmp_path / "other", to=["onnx"])
+
+
+def test_exported_folders_and_hosts_are_judged(trained: Path, tmp_path: Path) -> None:
+    data = str(trained.parent / "reviews.csv")
+    export_run(trained, tmp_path / "model")
+    found = evaluate_target(open_target(str(tmp_path / "model")), data=data)
+    assert found.metrics == pytest.approx(evaluate_run(trained, data=data).metrics, rel=1e-5)
+    folder = Path(host(tmp_path / "bert", id2label={"0": "bad", "1": "good"}).removeprefix("hf:"))
+    options = HostOptions(pretrained=True)
+    with pytest.raises(UsageError, match="lack the tokenizer that it was trained with"):
+        open_target(f"hf:{folder}", host=options, task="text_classification")
+    config = transformers.AutoConfig.from_pretrained(folder)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    shutil.copy(trained / "fitted" / FILE, folder / "tokenizer.json")
+    target = open_target(str(folder), host=options, task="text_classification")
+    assert len(evaluate_target(target, data=data).predictions.names) == 8
+    with pytest.raises(ConfigError, match="takes"):
+        evaluate_target(open_target(str(folder), host=options), data="digits")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"id2label": {"0": "good", "1": "bad"}}))
+    with pytest.raises(UsageError, match="the same classes in another order"):
+        evaluate_target(open_target(str(folder), host=options, task="text_classification"), data=data)
 
 
 def test_predict_reads_tables_and_options(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from attngraft.tasks.images.sources import Images
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, SplitSettings
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
-from attngraft.tasks.task import Batch, TaskData
+from attngraft.tasks.task import Batch, Serving, TaskData
 
 
 class Classification(ImageTask):
@@ -64,6 +64,11 @@ class Classification(ImageTask):
         self._batches = ImageBatches(host, mix)
         model_args = {"num_classes": self._classes}
         return TaskData(train=loaded.train, val=loaded.val, model_args=model_args, facts=loaded.facts)
+
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        return section | ({"loss": {"name": "bce"}} if serving.activation == "sigmoid" else {}), facts
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the `loss`, averaged over the batch and, for a distilled host, over both heads."""

@@ -119,6 +119,11 @@ class ImageTask(Task):
             threshold=self.threshold,
         )
 
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        shown = dict(serving.input)
+        return {}, {"classes": list(serving.classes), "input": {**shown, "eval_crop_pct": shown["crop_pct"]}}
+
     def suite_support(self) -> SuiteSupport:
         return SuiteSupport(
             pixels=ImagePixels(self._input),

@@ -18,7 +18,7 @@ from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.multilabel.config import MultiLabelConfig
 from attngraft.tasks.multilabel.evaluator import measure, sections
 from attngraft.tasks.multilabel.losses import example_losses, positive_weights, teacher_loss, training_loss
-from attngraft.tasks.task import Batch, TaskData
+from attngraft.tasks.task import Batch, Serving, TaskData
 
 
 class MultiLabel(ImageTask):
@@ -70,6 +70,11 @@ class MultiLabel(ImageTask):
             model_args={"num_classes": self._classes},
             facts=loaded.facts | {"labels_per_image": per_image},
         )
+
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        return section | {"metrics": {"threshold": serving.threshold}}, facts
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the `loss`, averaged over images and classes and, for a distilled host, over both heads."""

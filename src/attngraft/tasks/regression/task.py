@@ -103,3 +103,13 @@ class Regression(ImageTask):
         described = super().serving({**facts, "classes": facts["targets"]}, model_data_config=model_data_config)
         scale = facts["scale"]
         return replace(described, scale=tuple(scale["deviation"]), offset=tuple(scale["mean"]))
+
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        scale = {"mean": list(serving.offset), "deviation": list(serving.scale)}
+        return section, {"targets": facts["classes"], "input": facts["input"], "scale": scale}
+
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        return "the mean and deviation of the numbers that it was trained on"

@@ -204,6 +204,18 @@ class TextClassification(Task):
             classes=tuple(facts["classes"]),
         )
 
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section = {"loss": {"name": "bce"}} if serving.activation == "sigmoid" else {}
+        known = {
+            name: value for name, value in serving.input.items() if name != "tokenizer"
+        }  # its path, not its digest
+        return section, {"classes": list(serving.classes), "input": known}
+
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        return "" if model_data_config.get("tokenizer") else "the tokenizer that it was trained with"
+
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return recall, precision and F1 by class, the confusion matrix, and calibration."""
         return sections(predictions, classes=facts["classes"], counts=facts["counts"]["train"], noun="text")
