@@ -1,13 +1,13 @@
-"""Check that many tiny trials finish although a worker is killed.
+"""Check that many small trials finish although workers are killed.
 
     python -m proof.many_trials --trials 200 --jobs 2 --kill 1
     python -m proof.many_trials --trials 200 --ray local --kill 1
 
 The study has one host with and without a graft, each with half as many seeds as trials, on the embedded digits. While it
 runs, `--kill` busy worker processes are killed (SIGKILL) at different times. Required: every trial is finished, with
-predictions and with metrics of all epochs; the results contain all trials; the deaths are noted; no worker remains; and the
-trials of killed workers have the same results, bit for bit, as when trained alone. The exit status is 1 if one of these
-fails.
+predictions and with metrics of all epochs; the results contain all trials and a note for each killed worker; no worker
+remains; and the trials of killed workers have the same results, bit for bit, as when trained alone. The exit status is 1 if
+one of these conditions fails.
 """
 
 from __future__ import annotations
