@@ -52,7 +52,7 @@ def study_differences(one: Path, other: Path) -> list[str]:
     if _compared(one) != _compared(other):
         found.append("results.json")
     if not (other / "report.html").read_text().rstrip().endswith("</html>"):
-        found.append("report.html is not whole")
+        found.append("report.html is incomplete")
     return found + [str(path) for path in other.rglob("*.tmp")]
 
 

@@ -81,7 +81,7 @@ class Running:
         deadline = time.monotonic() + within
         while not place.exists():
             if not self._process.is_alive() or time.monotonic() > deadline:
-                raise AssertionError(f"never got to {place.name}: {self.finish(within=1)}")
+                raise AssertionError(f"the process did not create {place.name}: {self.finish(within=1)}")
             time.sleep(0.005)
 
     def offspring(self) -> list[psutil.Process]:

@@ -66,7 +66,7 @@ def _program(bench: Bench) -> str:
             _, said = program.communicate(timeout=GRACE)
         except subprocess.TimeoutExpired:
             program.kill()
-            raise AssertionError(f"not gone after {GRACE} s") from None
+            raise AssertionError(f"the program is still running {GRACE} s after the signal") from None
         seconds = time.monotonic() - begun
     assert program.returncode == 130, said
     assert "rerun the same command to resume" in said
