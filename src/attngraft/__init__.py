@@ -52,7 +52,7 @@ _HOMES = {
     "list_hosts": "grafting.catalog",
     "load": "saved.folder",
     "load_grafts": "grafting.io",
-    "pin_unused": "grafting.unused",
+    "pin_unused": "grafting.apply",
     "plan": "grafting.plan",
     "push_to_hub": "export.hub",
     "record": "recording.record",

@@ -10,18 +10,17 @@ In YAML: `[{graft: cb_s, where: blocks.6-11, options: {init: 0.5}}, {graft: hori
 """
 
 import dataclasses
-import math
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from attngraft.attention import GraftType
-from attngraft.errors import GraftSpecError
+from attngraft.errors import ConfigError, GraftSpecError
 from attngraft.grafting.where import EVERYWHERE, Where, parse_where
 from attngraft.mechanisms.registry import graft_types
+from attngraft.strict import convert
 from attngraft.suggest import did_you_mean
 
 #: preset, the short name of a configuration from the papers -> specification
@@ -29,6 +28,7 @@ PRESETS = {"cb_deeper_half": "cb@last:50%"}
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")
 _MAX_DIGITS = 400  #: more than any float needs; Python refuses to parse thousands of digits
+_QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHERE = re.compile(r"[^+@()\s][^+@()]*")
 _CONSTANTS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
@@ -58,36 +58,15 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
             known = ", ".join(fields) or "none"
             raise OptionError(f"unknown option {name!r}{did_you_mean(name, fields)}; options: {known}", name)
         try:
-            values[name] = _convert(value, hints[name])
-        except ValueError as error:
-            raise OptionError(f"{name} {error}", name) from None
+            values[name] = convert(value, hints[name], name)
+        except ConfigError as error:
+            raise OptionError(str(error), name) from None
+        if isinstance(values[name], float) and abs(values[name]) > _MAX_FLOAT32:
+            raise OptionError(f"{name}: {value!r} exceeds the largest float32", name)
     try:
         return graft_type.Options(**values)
     except ValueError as error:
         raise OptionError(str(error), next((name for name in values if str(error).startswith(name)), None)) from None
-
-
-def _convert(value: Any, hint: Any) -> Any:
-    origin = get_origin(hint)
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise ValueError(f"must be one of {', '.join(map(str, get_args(hint)))}, not {value!r}")
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
-            return None
-        return _convert(value, next(arm for arm in get_args(hint) if arm is not type(None)))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number) or abs(number) > _MAX_FLOAT32:
-            raise ValueError(f"must be a finite number (float32), not {value!r}")
-        return number
-    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    raise ValueError(f"must be of type {hint.__name__}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -271,9 +250,12 @@ class _Parser:
             raise self.error(f"{name}: {error}", positions.get(error.option or "", self.at - 1)) from None
 
     def value(self) -> Any:
-        char = self.text[self.at : self.at + 1]
-        if char and char in "'\"":
-            return self.quoted(char)
+        if self.text[self.at : self.at + 1] in ("'", '"'):
+            quoted = _QUOTED.match(self.text, self.at)
+            if quoted is None:
+                raise self.error("unterminated quoted text")
+            self.at = quoted.end()
+            return re.sub(r"\\(.)", r"\1", quoted[0][1:-1], flags=re.DOTALL)
         number = _NUMBER.match(self.text, self.at)
         if number is None:
             word = self.match(_WORD, "a value (a number, true, false, none, a word, or 'text')")
@@ -283,19 +265,6 @@ class _Parser:
             raise self.error(f"an integer has at most {_MAX_DIGITS} digits")
         self.at = number.end()
         return int(number[0]) if whole else float(number[0])
-
-    def quoted(self, quote: str) -> str:
-        start, found = self.at, []
-        self.at += 1
-        while self.at < len(self.text) and self.text[self.at] != quote:
-            if self.text[self.at] == "\\":
-                self.at += 1
-            found.append(self.text[self.at : self.at + 1])
-            self.at += 1
-        if self.at >= len(self.text):
-            raise self.error("unterminated quoted text", start)
-        self.at += 1
-        return "".join(found)
 
     def where(self) -> tuple[Where, int]:
         self.skip()

@@ -97,10 +97,6 @@ class TableResult:
         }
 
 
-class _NotBuiltError(Exception):
-    """The row's model cannot be built; the message has the reason."""
-
-
 def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) -> TableResult:
     """Compute our numbers for every row of `table`, on the meta device: no weights, no downloads.
 
@@ -144,8 +140,8 @@ def _cells(paper: Paper, table: PaperTable, row: PaperRow, runs: Sequence[Run]) 
             raise ConfigError(f"{paper.id}: unknown counter {name!r}; counters: {', '.join(COUNTERS)}")
         try:
             counts = COUNTERS[name](*_build(table, row))
-        except _NotBuiltError as error:
-            missing = str(error)
+        except HostError as error:
+            missing = f"not built yet: {row.missing}" if row.missing else f"cannot be built: {error}"
     return {
         column.id: _counted(column, row, counts, missing) if column.count else _measured(column, row, runs)
         for column in table.columns
@@ -176,15 +172,16 @@ def _measured(column: PaperColumn, row: PaperRow, runs: Sequence[Run]) -> Cell:
 
 
 def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
-    """Build the row's model and the inputs of one example on the meta device."""
+    """Build the row's model and the inputs of one example on the meta device.
+
+    Raises:
+        HostError: the model does not exist, or cannot be created or grafted.
+    """
     name = table.model_of(row)
     if name in SKELETONS:
         return SKELETONS[name](parse(row.graft), **row.args)
     if name is None or not timm.is_model(name):
-        raise _NotBuiltError(f"not built yet: {row.missing or name}")
-    try:
-        with torch.device("meta"):
-            model = create_model(name, graft=row.graft, **row.args).eval()
-            return model, (torch.empty(1, *row.input),)
-    except HostError as error:
-        raise _NotBuiltError(f"not built yet: {row.missing}" if row.missing else f"cannot be built: {error}") from error
+        raise HostError(f"there is no model {name!r}")
+    with torch.device("meta"):
+        model = create_model(name, graft=row.graft, **row.args).eval()
+        return model, (torch.empty(1, *row.input),)

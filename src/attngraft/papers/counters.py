@@ -24,9 +24,8 @@ counted with its shapes. Attention is counted by its equation, independent of th
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -35,7 +34,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
-from torch.utils.hooks import RemovableHandle
 
 from attngraft.attention import Graft, MixContext
 from attngraft.dispatch import reference_backend
@@ -73,8 +71,10 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
     def count(graft: nn.Module, _: Any, output: Tensor) -> None:
         counted.append(MULTIPLICATIONS[graft.kind] * output.numel())  # type: ignore[index]
 
-    hooks = [graft.register_forward_hook(count) for graft in _grafts(model).values() if graft.kind in MULTIPLICATIONS]
-    with _removed_after(hooks):
+    with ExitStack() as hooks:
+        for graft in _grafts(model).values():
+            if graft.kind in MULTIPLICATIONS:
+                hooks.enter_context(graft.register_forward_hook(count))
         macs = count_macs(model, *inputs)
     return {"macs_m": macs / 1e6, "multiplications": sum(counted) / 1e6}
 
@@ -101,7 +101,7 @@ def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), not
     from the kernel and its passes. The rule was found by fitting five printed numbers.
     """
-    return _bisa_numbers(model, _bisa_census(model, inputs), maps=0)
+    return _bisa_numbers(model, inputs, maps=0)
 
 
 def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
@@ -110,7 +110,7 @@ def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs. The paper does not describe them, so no
     graft has them.
     """
-    return _bisa_numbers(model, _bisa_census(model, inputs), maps=2)
+    return _bisa_numbers(model, inputs, maps=2)
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
@@ -140,55 +140,44 @@ COUNTERS: dict[str, Counter] = {
 }
 
 
-@dataclass
-class _Census:
-    """Counts of one forward pass of a model with bi-directional layers."""
-
-    macs: int = 0
-    normalized: int = 0  #: output elements of batch norms
-    weights: int = 0  #: output elements of softmaxes
-    layers: list[tuple[int, int]] = field(default_factory=list)  #: (rows, C) of the tokens in each replaced layer
-
-
-def _bisa_census(model: nn.Module, inputs: Inputs) -> _Census:
-    found, softmaxes = _Census(), _Softmaxes()
+def _bisa_numbers(model: nn.Module, inputs: Inputs, *, maps: int) -> dict[str, float]:
+    """Return the numbers of `count_bisa`, with `maps` additional C x C maps in every replaced layer."""
+    normalized: list[int] = []  # output elements of batch norms
+    weights: list[int] = []  # output elements of the replaced layers' softmaxes
+    layers: list[tuple[int, int]] = []  # (rows, C) of the tokens in each replaced layer
+    softmaxes = _Softmaxes()
 
     def normalize(module: nn.Module, _: Any, output: Tensor) -> None:
-        found.normalized += output.numel()
+        normalized.append(output.numel())
 
     def enter(mix: nn.Module, arguments: tuple[MixContext, ...]) -> None:
         projected = arguments[0].projected
         directions = 1 + cast(BidirectionalMix, mix).variant.attends
-        found.weights += directions * projected.q.shape[:-1].numel() * projected.k.shape[-2]
-        found.layers.append((projected.queries.shape[:-1].numel(), projected.queries.shape[-1]))
+        weights.append(directions * projected.q.shape[:-1].numel() * projected.k.shape[-2])
+        layers.append((projected.queries.shape[:-1].numel(), projected.queries.shape[-1]))
         softmaxes.paused += 1
 
     def leave(*_: Any) -> None:
         softmaxes.paused -= 1
 
-    hooks: list[RemovableHandle] = []
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            hooks.append(module.register_forward_hook(normalize))
-        elif isinstance(module, BidirectionalMix):
-            hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    with _removed_after(hooks), softmaxes:
-        found.macs = count_macs(model, *inputs)
-    found.weights += softmaxes.elements
-    return found
-
-
-def _bisa_numbers(model: nn.Module, found: _Census, *, maps: int) -> dict[str, float]:
-    extra = maps * sum(width * (width + 2) for _, width in found.layers)
-    extra_macs = maps * sum(rows * width * width for rows, width in found.layers)
-    extra_normalized = maps * sum(rows * width for rows, width in found.layers)
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                hooks.enter_context(module.register_forward_hook(normalize))
+            elif isinstance(module, BidirectionalMix):
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
+        hooks.enter_context(softmaxes)
+        macs = count_macs(model, *inputs)
+    extra = maps * sum(width * (width + 2) for _, width in layers)
+    macs += maps * sum(rows * width * width for rows, width in layers)
+    elements = sum(normalized) + maps * sum(rows * width for rows, width in layers) + sum(weights) + softmaxes.elements
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
-    macs = found.macs + extra_macs
     return {
         "params": (total + extra) / 1e6,
         "macs": macs / 1e9,
-        "flops_m": (macs + found.normalized + extra_normalized + found.weights) / 1e6,
+        "flops_m": (macs + elements) / 1e6,
         "added_percent": 100 * (added + extra) / (total - added),
     }
 
@@ -240,25 +229,15 @@ def _linear_layer_macs(model: nn.Module, inputs: Inputs) -> int:
     def leave(*_: Any) -> None:
         counted.append((counter.get_total_flops() - entered.pop()) // 2)
 
-    hooks = [
-        module.register_forward_hook(layer)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not any(_below(path, graft) for graft in grafts)
-    ]
-    for graft in grafts.values():
-        hooks += [graft.register_forward_pre_hook(enter), graft.register_forward_hook(leave)]
-    with _removed_after(hooks), evaluating(model), counter:
+    with ExitStack() as hooks, evaluating(model), counter:
+        for path, module in model.named_modules():
+            if path in grafts:
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
+            elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not any(_below(path, each) for each in grafts):
+                hooks.enter_context(module.register_forward_hook(layer))
         model(*inputs)
     return sum(counted)
-
-
-@contextmanager
-def _removed_after(hooks: list[RemovableHandle]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 # --- fvcore -------------------------------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from attngraft.errors import ConfigError, UsageError
+from attngraft.errors import UsageError
 from attngraft.strict import FieldError, read
 from attngraft.suggest import did_you_mean
+from attngraft.yaml_config import read_yaml
 
 FORMAT = 1
 _FOLDER = Path(__file__).parent
@@ -152,11 +151,7 @@ def read_paper(path: Path) -> Paper:
     Raises:
         ConfigError: invalid YAML, an unknown or missing key, or a number without quotes; the message names file and field.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    return read(Paper, content, where=path.name)
+    return read(Paper, read_yaml(path), where=path.name)
 
 
 def _check_unique(name: str, ids: Sequence[str]) -> None:

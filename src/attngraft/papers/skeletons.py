@@ -11,22 +11,23 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import AttentionGeometry, AttentionSite, Projected
+from attngraft.attention import AttentionGeometry, Projected
 from attngraft.grafting.spec import GraftSpec
+from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.mechanisms.registry import graft_types
 
 DIM, HEADS, HIDDEN, LAYERS, LENGTH = 512, 8, 2048, 6, 64
 
 
-class Attention(AttentionSite, nn.Module):
+class Attention(SelfAttention, nn.Module):
     """Multi-head attention without biases; keys and values come from `memory`."""
 
     fused_attn = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.fc = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
-        self.attn_drop = nn.Dropout(0.1)
+        self.query, self.key, self.value, self.proj = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
+        self.attn_drop, self.proj_drop = nn.Dropout(0.1), nn.Identity()
         self.scale = (DIM // HEADS) ** -0.5
         self.grafts = nn.ModuleDict()
 
@@ -37,12 +38,6 @@ class Attention(AttentionSite, nn.Module):
             for linear, tokens in ((self.query, x), (self.key, memory), (self.value, memory))
         )
         return Projected(q, k, v, queries=x)
-
-    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return cast(Tensor, self.fc(heads.transpose(1, 2).flatten(2)))
-
-    def drop(self, tokens: Tensor) -> Tensor:
-        return tokens
 
 
 class Layer(nn.Module):
