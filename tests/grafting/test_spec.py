@@ -191,7 +191,10 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ([{"graft": "cb_s", "options": {"init": "x"}}], r"entry 1 \(cb_s\): init"),
         ([{"graft": "cb_s", "options": [1]}], "options must be a mapping"),
         ([{"graft": "cb", "where": f"blocks.0-{'9' * 5000}"}], r"entry 1 \(cb\): numbers of a range"),
-        ([{"graft": "cb_s", "options": {"init": 10**400}}], r"entry 1 \(cb_s\): init: expected a finite number, found 1000"),
+        (
+            [{"graft": "cb_s", "options": {"init": 10**400}}],
+            r"entry 1 \(cb_s\): init: expected a finite number, found 1000",
+        ),
         (3, "not int"),
     ],
 )

@@ -65,9 +65,8 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
 
 def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Graft:
     """Build a graft with the device, dtype and training mode of the host's module."""
-    like = next((p for p in itertools.chain(module.parameters(), core.parameters()) if p.is_floating_point()), None)
-    if like is None:
-        return build(placement).train(module.training)
+    parameters = itertools.chain(module.parameters(), core.parameters())
+    like = next((each for each in parameters if each.is_floating_point()), torch.empty(0))
     with torch.device("meta") if like.device.type == "meta" else nullcontext():
         graft = build(placement)
     return graft.to(device=like.device, dtype=like.dtype).train(module.training)

@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from attngraft.hosts.adapter import random_images
 
 #: timm's classes with a softmax that does not run over tokens -> what it runs over
 NOT_OVER_TOKENS = {
@@ -67,6 +69,12 @@ def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) 
     return list(found.values())
 
 
+def example_image(model: nn.Module) -> tuple[Tensor, ...]:
+    """Return a random image of the size in timm's configuration of `model`, or of 224 pixels."""
+    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
+    return random_images(model, tuple(size), batch=1)
+
+
 def may_attend(model: nn.Module) -> list[Attends]:
     """Return the innermost modules whose code names a softmax or an attention function, for models that cannot be run."""
     paths = [path for path, module in model.named_modules() if _names_softmax(module)]
@@ -114,13 +122,11 @@ def _running(model: nn.Module) -> Iterator[list[nn.Module]]:
     def leave(module: nn.Module, arguments: Any, output: Any) -> None:
         stack.pop()
 
-    handles = [module.register_forward_pre_hook(enter) for module in model.modules()]
-    handles += [module.register_forward_hook(leave) for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(enter))
+            hooks.enter_context(module.register_forward_hook(leave))
         yield stack
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _may_attend(kind: type[nn.Module]) -> bool:

@@ -12,9 +12,8 @@ from attngraft.errors import HostError
 from attngraft.grafting.fit import Fit, fit
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host
-from attngraft.hosts.adapter import random_images
 from attngraft.hosts.unread import why_unread
-from attngraft.models.attends import attends
+from attngraft.models.attends import attends, example_image
 
 #: the counted grafts: one reweights heads, the other replaces the mix of queries, keys and values
 COUNTED = ("horizontal", "bisa")
@@ -58,8 +57,7 @@ def cover(name: str, grafts: Sequence[str] = COUNTED) -> Covered:
     family = timm.model_entrypoint(name).__module__.removeprefix("timm.models.")
     with torch.device("meta"):
         model = timm.create_model(name).eval()
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
-    seen = attends(model, random_images(model, tuple(size), batch=1), first=True)
+    seen = attends(model, example_image(model), first=True)
     if not seen or not seen[-1].over_tokens:
         return Covered(name, family, None)
     attention = seen[-1].module

@@ -12,9 +12,8 @@ from attngraft.errors import HostError
 from attngraft.grafting.fit import Fit, fit, kind_of
 from attngraft.grafting.spec import parse
 from attngraft.hosts import Host, Site, find_host
-from attngraft.hosts.adapter import random_images
 from attngraft.mechanisms.registry import graft_types
-from attngraft.models.attends import Attends, attends, may_attend
+from attngraft.models.attends import Attends, attends, example_image, may_attend
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
         host = find_host(model)
         sites = host.sites
     except HostError as error:
-        seen, not_run = _seen(model, lambda: _image(model) if inputs is None else inputs)
+        seen, not_run = _seen(model, lambda: example_image(model) if inputs is None else inputs)
         return Examination(name, None, str(error), unread=tuple(_unread(model, each) for each in seen), not_run=not_run)
     if inputs is not None:
         seen, not_run = _seen(model, lambda: inputs)
@@ -99,11 +98,6 @@ def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[lis
     finally:
         for module in training:
             module.training = True
-
-
-def _image(model: nn.Module) -> tuple[Tensor, ...]:
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
-    return random_images(model, tuple(size), batch=1)
 
 
 def _same_branch(path: str, target: str) -> bool:

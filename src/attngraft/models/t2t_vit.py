@@ -171,14 +171,11 @@ class T2TViT(TimmModel):
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
         return cast(Tensor, self.norm(x))
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits of the tokens, or with `pre_logits` the input of the head."""
+    def pooled(self, x: Tensor) -> Tensor:
+        """Return the class token, the mean of the others, or all tokens."""
         if self.global_pool == "token":
-            x = x[:, 0]
-        elif self.global_pool == "avg":
-            x = x[:, self.num_prefix_tokens :].mean(dim=1)
-        x = self.head_drop(x)
-        return x if pre_logits else cast(Tensor, self.head(x))
+            return x[:, 0]
+        return x[:, self.num_prefix_tokens :].mean(dim=1) if self.global_pool == "avg" else x
 
     def forward_intermediates(
         self,

@@ -20,6 +20,7 @@ class TimmModel(nn.Module):
     num_classes: int
     num_features: int
     global_pool: str
+    head_drop: nn.Module
     head: nn.Module
     grad_checkpointing: bool = False
 
@@ -51,9 +52,14 @@ class TimmModel(nn.Module):
         """Return the normalized output of the last block."""
         raise NotImplementedError
 
+    def pooled(self, x: Tensor) -> Tensor:
+        """Pool the output of `forward_features` by `global_pool`."""
+        raise NotImplementedError
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits, or with `pre_logits` the input of the head, for the output of `forward_features`."""
-        raise NotImplementedError
+        x = self.head_drop(self.pooled(x))
+        return x if pre_logits else cast(Tensor, self.head(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))

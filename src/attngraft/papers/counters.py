@@ -234,7 +234,9 @@ def _linear_layer_macs(model: nn.Module, inputs: Inputs) -> int:
             if path in grafts:
                 hooks.enter_context(module.register_forward_pre_hook(enter))
                 hooks.enter_context(module.register_forward_hook(leave))
-            elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not any(_below(path, each) for each in grafts):
+            elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not any(
+                _below(path, each) for each in grafts
+            ):
                 hooks.enter_context(module.register_forward_hook(layer))
         model(*inputs)
     return sum(counted)

@@ -43,19 +43,11 @@ class SequentialBlock(CrossAttentionBlock):
 
     attention = OneSidedCrossAttention
 
-    def __init__(
-        self,
-        dim_latents: int,
-        dim_tokens: int,
-        *,
-        dim_attention: int,
-        heads: int,
-        **others: Any,
-    ) -> None:
-        both: dict[str, Any] = {"dim_attention": dim_attention, "heads": heads}
-        super().__init__(dim_latents, dim_tokens, **both, **others)
-        both |= {name: others[name] for name in ("rv_bias", "attn_drop", "proj_drop") if name in others}
-        self.attn_pat = TokensAttend(dim_tokens, dim_latents, **both)
+    def __init__(self, dim_latents: int, dim_tokens: int, **settings: Any) -> None:
+        super().__init__(dim_latents, dim_tokens, **settings)
+        names = ("dim_attention", "heads", "rv_bias", "attn_drop", "proj_drop")
+        shared = {name: settings[name] for name in names if name in settings}
+        self.attn_pat = TokensAttend(dim_tokens, dim_latents, **shared)
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Apply both attentions with their residual sums."""

@@ -4,14 +4,13 @@ The latents' self-attention, one-sided cross-attention and MLPs accept grafts. T
 none, but `attngraft.record` can record its two maps.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attngraft.attention import AttentionGeometry, AttentionSite, LinearLayer, Projected, plain_class
-from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_parameters, random_images
+from attngraft.hosts.adapter import HostAdapter, Site, random_images
 from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import as_linear
 from attngraft.hosts.sites import NO_WINDOWS, global_site, projected_heads, refused_site
@@ -88,6 +87,7 @@ class BixtHost(HostAdapter):
 
     name = "bixt"
     summary = "BiXT of any size (attngraft's own bixt_ti_l64_p16, ...) and its baselines, iterative and sequential"
+    head_names = ("head", "fc_norm")
     patched: ClassVar = {
         **PATCHED,
         OneSidedCrossAttention: GraftedOneSidedCrossAttention,
@@ -119,9 +119,6 @@ class BixtHost(HostAdapter):
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         rows, columns = (side * model.patch_embed.stride for side in model.grid_size)
         return random_images(model, (model.in_chans, rows, columns), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_parameters(model, "head", "fc_norm"), "norms": norm_state(model)}
 
 
 def _latent_fields(model: Any) -> dict[str, Any]:

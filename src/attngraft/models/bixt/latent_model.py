@@ -169,11 +169,9 @@ class LatentModel(ABC, TimmModel):
         _, tokens = self._layers(images, self.token_layers())
         return as_map(cast(Tensor, tokens), self.grid(images))
 
-    def forward_head(self, latents: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits of the latents, or with `pre_logits` the input of the head."""
-        pooled = self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents)
-        pooled = self.head_drop(pooled)
-        return pooled if pre_logits else cast(Tensor, self.head(pooled))
+    def pooled(self, latents: Tensor) -> Tensor:
+        """Return the mean of the latents, or all, normalized if `fc_norm` is set."""
+        return cast(Tensor, self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents))
 
     def forward_intermediates(
         self,

@@ -125,39 +125,6 @@ class WindowAttention(Recordable, nn.Module):
         return f"heads={self.heads}, window={self.window}, shift={self.shift}"
 
 
-class PatchMerging(nn.Module):
-    """Merge 2 x 2 patches: (B, Y, X, C) to (B, Y / 2, X / 2, 2 C); odd maps are padded with zeros.
-
-    Neighbors are concatenated in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4 * dim)
-        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
-        corners = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
-        found: Tensor = self.reduction(self.norm(torch.cat(corners, -1)))
-        return found
-
-
-class PatchEmbed(nn.Module):
-    """Images (B, in_chans, H, W) to normalized patches (B, Y, X, C); images are padded with zeros to whole patches."""
-
-    def __init__(self, patch_size: int, *, in_chans: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, images: Tensor) -> Tensor:
-        size = self.proj.stride[0]
-        images = F.pad(images, (0, -images.shape[3] % size, 0, -images.shape[2] % size))
-        found: Tensor = self.norm(self.proj(images).permute(0, 2, 3, 1))
-        return found
-
-
 def elsa_block(
     dim: int,
     heads: int,

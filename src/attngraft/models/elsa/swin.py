@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch.nn.functional as F
-from timm.layers import calculate_drop_path_rates, to_2tuple
+from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
 from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices  # private, but used by all of timm's models
+from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
-from attngraft.models.elsa.blocks import PatchEmbed, PatchMerging, Residual, WindowAttention, elsa_block
+from attngraft.models.elsa.blocks import Residual, WindowAttention, elsa_block
 from attngraft.models.timm_model import TimmModel
 
 
@@ -88,7 +89,9 @@ class ElsaSwin(TimmModel):
         super().__init__()
         self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, self.check_pool(global_pool)
         self.img_size = to_2tuple(img_size)
-        self.patch_embed = PatchEmbed(patch_size, in_chans=in_chans, dim=embed_dim)
+        self.patch_embed = PatchEmbed(
+            None, patch_size, in_chans, embed_dim, nn.LayerNorm, output_fmt="NHWC", dynamic_img_pad=True
+        )
         last = len(depths) - 1
         widths = [embed_dim * 2**index for index in range(len(depths))]
         reductions = [patch_size * 2**index for index in range(len(depths))]
@@ -161,12 +164,9 @@ class ElsaSwin(TimmModel):
         """Return the normalized map (B, Y, X, C) of the last stage."""
         return cast(Tensor, self.norm(self.layers(self.patch_embed(images))))
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits of the map, or with `pre_logits` the input of the head."""
-        if self.global_pool == "avg":
-            x = x.mean((1, 2))
-        x = self.head_drop(x)
-        return x if pre_logits else cast(Tensor, self.head(x))
+    def pooled(self, x: Tensor) -> Tensor:
+        """Return the mean of the map, or the map."""
+        return x.mean((1, 2)) if self.global_pool == "avg" else x
 
     def forward_intermediates(
         self,
