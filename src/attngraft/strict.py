@@ -1,4 +1,4 @@
-"""Dataclasses from plain mappings (YAML, JSON), with strict keys and types, and errors that name the dotted field."""
+"""Dataclasses from plain mappings (YAML, JSON): strict keys and types, errors that name the field."""
 
 import dataclasses
 import re

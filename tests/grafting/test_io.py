@@ -181,7 +181,10 @@ def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m["entries"].append(dict(m["entries"][0])), "holds the graft 'horizontal' at blocks.0.attn twice"),
+        (
+            lambda m: m["entries"].append(dict(m["entries"][0])),
+            "contains the graft 'horizontal' at blocks.0.attn twice",
+        ),
         (
             lambda m: m["entries"][0].update(stage="tokens"),
             "horizontal .* at blocks.0.attn does not use the hook point 'tokens'",

@@ -73,7 +73,7 @@ def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Gra
 
 
 def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
-    """Switch `module` to its patched class, without grafts, unless it has it already; `adapter` is the host's adapter."""
+    """Switch `module` to its patched class, without grafts, unless it is patched already."""
     if not isinstance(module, GraftedModule):
         patched = patched_class(module, adapter)
         if patched is None:
@@ -152,12 +152,12 @@ def grafted(model: nn.Module) -> Iterator[tuple[str, Any, str, Graft]]:
 
 
 def unused_parts(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return (parameter, view of the part that a graft makes unused) for all grafts; views share the parameter's storage."""
+    """Return (parameter, view of its unused part) for every part of the host that a graft makes unused."""
     return [pair for _, module, _, graft in grafted(model) for pair in graft.unused.parts(module)]
 
 
 def pin_unused(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Keep `optimizer` from changing the values that grafts make unused (the q and k rows of a uniform head).
+    """Keep `optimizer` from changing host values that grafts make unused (q and k rows of a uniform head).
 
     Their gradient is zero, but weight decay and momentum would still change them, and undo would not restore the host. Step
     hooks of the optimizer reset them after every step. Parameters must not be sharded.

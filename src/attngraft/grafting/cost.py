@@ -1,4 +1,4 @@
-"""Costs of grafts: added parameters and MACs, unused and detached parameters, all computed from shapes."""
+"""Costs of grafts, computed from shapes: added parameters and MACs, unused and detached parameters."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -75,7 +75,7 @@ def _entry(host: Host, placement: Placement) -> Entry:
 
 
 def _added_cost(host: Host, placement: Placement) -> tuple[int, int | None]:
-    """Return the parameters and MACs that one graft adds; MACs are None where the number of tokens is not known."""
+    """Return the parameters and MACs that one graft adds; MACs are None if the number of tokens is unknown."""
     geometry, hook_point = placement.site.geometry, placement.hook_point
     with torch.device("meta"):
         graft = build(placement).eval()
@@ -139,7 +139,7 @@ class _MetaSite(AttentionSite, nn.Module):
 
 
 def mix_macs(mixer: Graft, geometry: AttentionGeometry) -> int:
-    """Return the MACs that a mix graft adds for one input; negative if it replaces more of the host's MACs than it needs.
+    """Return the MACs that a mix graft adds for one input; negative if it saves more than it adds.
 
     Projections that the graft runs a second time (sequential forms) count twice.
     """

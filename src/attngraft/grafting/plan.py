@@ -56,7 +56,7 @@ def _measure(model: nn.Module, placements: list[Placement]) -> Change:
 
 @contextmanager
 def _restored_generators() -> Iterator[None]:
-    """Restore Python's, numpy's and torch's generators (CPU, and CUDA where it is in use) at the end of the block."""
+    """Restore the generators of Python, numpy and torch (CUDA's if initialized) after the block."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):

@@ -53,12 +53,13 @@ class _Enough(Exception):
 
 
 def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) -> list[Attends]:
-    """Return the modules of `model` that compute a softmax on `inputs` (fused attention included), in order, each once.
+    """Return the modules that compute a softmax when `model` runs on `inputs`, in order, each once.
 
-    The forward pass runs on the model's device; on the meta device nothing is computed. Every softmax counts as one over
-    tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that contains it is returned.
+    The forward pass runs on the model's device; on the meta device nothing is computed. Fused attention counts as a softmax.
+    Every softmax counts as one over tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that
+    contains it is returned.
 
-    With `first`, the pass ends at the first softmax over tokens, which is then the last in the list.
+    With `first`, the pass ends at the first softmax over tokens, whose module is then the last in the list.
     """
     if not any(map(_may_attend, {type(module) for module in model.modules()})):
         return []
@@ -76,7 +77,10 @@ def example_image(model: nn.Module) -> tuple[Tensor, ...]:
 
 
 def may_attend(model: nn.Module) -> list[Attends]:
-    """Return the innermost modules whose code names a softmax or an attention function, for models that cannot be run."""
+    """Return the innermost modules whose code names a softmax or an attention function.
+
+    Used for models that cannot be run.
+    """
     paths = [path for path, module in model.named_modules() if _names_softmax(module)]
     inner = [
         path
@@ -144,5 +148,5 @@ def _mentions(kind: type[nn.Module]) -> bool:
 def _source(module: str) -> str:
     try:
         return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # no source file: only the forward pass can tell
+    except (KeyError, OSError, TypeError):  # without a source file, only the forward pass shows it
         return "softmax"

@@ -77,7 +77,10 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
 
 
 def _opened(path: Path) -> tuple[str, IO[bytes]]:
-    """Open the file, or the weights file in a zip (returned with its name there); torch's files are zips with a data.pkl."""
+    """Open the file, or the only weights file in a zip, whose name is returned too.
+
+    Torch's own files are also zips, but contain a data.pkl.
+    """
     if not zipfile.is_zipfile(path):
         return "", path.open("rb")
     with zipfile.ZipFile(path) as archive:

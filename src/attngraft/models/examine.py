@@ -1,4 +1,4 @@
-"""Examination of a model: its sites and hook points, the grafts that fit, and attention outside of sites."""
+"""Examination of a model: sites, hook points, grafts that fit, and attention outside of sites."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -88,7 +88,7 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
 
 
 def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[list[Attends], str | None]:
-    """Return the modules that compute attention, and why the model was not run (guessed inputs may not fit)."""
+    """Return the modules that compute attention, and the error if the model could not be run on `inputs`."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()  # keeps running statistics unchanged
@@ -108,7 +108,7 @@ def _found(host: Host, site: Site) -> FoundSite:
     geometry: Any = site.geometry
     tokens = "any number of" if geometry.tokens is None else geometry.tokens
     more = "" if site.kind == "attention" else f", {geometry.hidden} hidden"
-    if site.kind == "attention" and (site.targets or site.record_tensors):  # an unreadable one has no known heads
+    if site.kind == "attention" and (site.targets or site.record_tensors):  # otherwise the heads are unknown
         more = f", {geometry.heads} heads"
     own = [hook_point for hook_point in HOOK_POINTS if kind_of(hook_point) == site.kind]
     return FoundSite(

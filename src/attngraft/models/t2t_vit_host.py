@@ -1,4 +1,4 @@
-"""Host adapter of T2T-ViT: its backbone has timm's blocks; the tokens-to-token module accepts no grafts."""
+"""Host adapter of T2T-ViT: timm's blocks in its backbone; its tokens-to-token module accepts no grafts."""
 
 from typing import Any, ClassVar
 
@@ -18,7 +18,10 @@ NO_SITE = (
 
 
 class T2T(HostAdapter):
-    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`; `tokens_to_token.attention1` and `2`, without hook points."""
+    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`.
+
+    `tokens_to_token.attention1` and `attention2` are sites without hook points.
+    """
 
     name = "t2t_vit"
     summary = "T2T-ViT of any size (attngraft's own t2t_vit_14, t2t_vit_t_14, ...): the blocks of its backbone"

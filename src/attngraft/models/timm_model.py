@@ -1,4 +1,4 @@
-"""Base class, configuration and registration of our own classifiers, which have the interface of timm's models."""
+"""Base class, configuration and registration of our own classifiers, with timm's interface."""
 
 import importlib
 import sys
@@ -82,7 +82,7 @@ class TimmModel(nn.Module):
         return nn.Linear(self.num_features, classes) if classes > 0 else nn.Identity()
 
     def check_pool(self, pool: str) -> str:
-        """Return `pool`.
+        """Return `pool` after checking it.
 
         Raises:
             ValueError: `pool` is not one of `pools`.

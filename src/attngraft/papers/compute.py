@@ -1,4 +1,6 @@
-"""Comparison of a paper's table with our numbers: build each row's model without weights and count as the paper does.
+"""Comparison of a paper's table with our numbers.
+
+Each row's model is built without weights, and counted as in the paper.
 
 A cell agrees if our number, rounded to the printed digits, equals the printed one. Every other cell has a reason.
 """
@@ -123,7 +125,7 @@ def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) 
 
 
 def rounds_to(printed: str, ours: float) -> bool | None:
-    """Return whether `ours`, rounded half up to the digits of `printed`, equals it; None if `printed` is not a number."""
+    """Return whether `ours` rounds (half up) to the digits of `printed`; None if that is not a number."""
     try:
         number = Decimal(printed)
     except InvalidOperation:
@@ -155,7 +157,7 @@ def _counted(column: PaperColumn, row: PaperRow, counts: Mapping[str, float] | N
         return Cell(verdict="not computed", printed=printed, why=missing)
     if what not in counts:
         hint = did_you_mean(what, counts)
-        raise ConfigError(f"column {column.id}: the counter has no {what!r}{hint}; it has {', '.join(counts)}")
+        raise ConfigError(f"column {column.id}: unknown count {what!r}{hint}; its counter returns {', '.join(counts)}")
     ours = counts[what]
     if rounds_to(printed, ours):
         return Cell(verdict="agrees", printed=printed, ours=ours)

@@ -1,4 +1,4 @@
-"""Counters that follow each paper's counting rules. A counter returns numbers in the units that its paper prints.
+"""Counters that follow each paper's counting rules, in the units that the paper prints.
 
 | counter | params | macs | more |
 |---|---|---|---|
@@ -20,7 +20,7 @@
 | softmax, GELU, sums, means | - | - |
 
 Activations are numbers of elements, not bytes. The model is run, and each operation that reaches torch's dispatcher is
-counted with its shapes. Attention is counted by its equation, independent of the kernel.
+counted with its shapes. Attention is counted by its equation, for any kernel.
 """
 
 import math
@@ -50,7 +50,7 @@ MULTIPLICATIONS = {"cb": 1, "cb_s": 1, "cb_gate": 1, "cb_hybrid": 2}
 
 
 def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the CB paper: parameters in 10^6, multiply-adds in 10^9, and the percentage of parameters added by grafts."""
+    """Count as the CB paper: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters."""
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
     return {
@@ -61,9 +61,9 @@ def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count the grafts' elementwise multiplications and the model's MACs, in 10^6, as in Tables 13 and 14 of the CB paper.
+    """Count as Tables 13 and 14 of the CB paper: elementwise multiplications of grafts, MACs, in 10^6.
 
-    Each graft is counted in the paper's form, independent of our implementation: N C multiplications for each product of
+    Each graft is counted in the paper's form, whatever our implementation computes: N C multiplications for each product of
     token maps and for the halving; additions, means and operations on one token are not counted.
     """
     counted: list[int] = []
@@ -80,9 +80,10 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
 
 
 def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the HV paper: leaf modules' parameters in 2^20; linear and convolution layers' multiply-adds in 2^30.
+    """Count as the HV paper: parameters in 2^20; multiply-adds of linears and convolutions in 2^30.
 
-    Grafts are counted completely, since the paper's own modules consist of linear layers.
+    Only parameters of modules without sub-modules count. Grafts are counted completely, since the paper's own modules
+    consist of linear layers.
     """
     grafts = _grafts(model)
     leaves = {
@@ -95,7 +96,7 @@ def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiSA paper: parameters in 10^6, multiply-adds in 10^9, and the percentage of parameters added by grafts.
+    """Count as the BiSA paper: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters.
 
     `flops_m`, in 10^6, is LeViT's column: multiply-adds, plus one per output element of a batch norm, plus one per output
     element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), not
@@ -105,16 +106,16 @@ def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as `count_bisa`, plus two C x C maps with batch norms per replaced layer, which reproduces LeViT's digits.
+    """Count as `count_bisa`, plus two C x C maps with batch norms per replaced layer.
 
-    The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs. The paper does not describe them, so no
-    graft has them.
+    The sums reproduce the printed digits of LeViT. The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1)
+    FLOPs. The paper does not describe them, so no graft has them.
     """
     return _bisa_numbers(model, inputs, maps=2)
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, its activations ("Mem.") in 10^6 elements."""
+    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
     counts = count_as_fvcore(model, *inputs)
     return {
         "params": count_parameters(model) / 1e6,
@@ -255,7 +256,7 @@ _BATCH_NORMS = {
 
 
 class FvcoreCounts(TorchDispatchMode):
-    """Count multiply-adds, FLOPs of norms, and elements of activations while active."""
+    """Count multiply-adds, FLOPs of norms, and elements of activations inside its `with` block."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -41,7 +41,7 @@ class Attention(SelfAttention, nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention in the decoder, and MLP, with a norm after each residual sum (Eq. 4)."""
+    """Self-attention, cross-attention (decoder only), and MLP, with a norm after each residual sum (Eq. 4)."""
 
     def __init__(self, *, cross: bool) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class TranslationTransformer(nn.Module):
 
 
 def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the model on the meta device with `spec` grafted at all 18 sites, and a sentence pair of 64 tokens."""
+    """Return the model on the meta device, with `spec` at all 18 sites, and a sentence pair of 64 tokens."""
     geometry = AttentionGeometry(
         dim=DIM, heads=HEADS, key_width=DIM // HEADS, value_width=DIM // HEADS, tokens=LENGTH, init="xavier_uniform"
     )

@@ -103,7 +103,7 @@ class Manifest:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return `manifest` as JSON for `parse_manifest`. Exported programs contain it too, so they can be used alone."""
+    """Return `manifest` as JSON for `parse_manifest`; exported programs also contain it."""
     return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -29,7 +29,7 @@ from attngraft.models.bixt.model import checkpoint_refusal_fn as checkpoint_refu
 
 
 class SequentialBlock(CrossAttentionBlock):
-    """Latents attend to the tokens, then the tokens to the updated latents: two similarities instead of one.
+    """Latents attend to the tokens, then the tokens to the updated latents.
 
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))))
         t = t + dp(ls1_pat(attn_pat(norm1_pat(t), norm1_lat(l))))
@@ -146,7 +146,10 @@ class Iterative(LatentModel):
         self.init_weights()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return timm's patterns for grouping parameters by layer; a shared cross-attention belongs to its first block."""
+        """Return timm's patterns for grouping parameters by layer.
+
+        A shared cross-attention belongs to its first block.
+        """
         groups = super().group_matcher(coarse)
         return {**groups, "blocks": [(r"^(?:blocks|cross_attention)\.(\d+)", None), *groups["blocks"][1:]]}
 

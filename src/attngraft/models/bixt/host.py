@@ -126,7 +126,10 @@ def _latent_fields(model: Any) -> dict[str, Any]:
 
 
 def _cross_sites(model: Any, block: Any, path: str, *, uses: int = 1) -> Sites:
-    """Yield the sites of a cross-attention block; if it is used several times per input, each use is a sequence."""
+    """Yield the sites of a cross-attention block.
+
+    If the block is used several times per input, each use counts as one sequence.
+    """
     rows, columns = model.grid_size
     latents = {**_latent_fields(model), "sequences": uses}
     tokens = {**latents, "dim": model.token_dim, "tokens": rows * columns, "grid": (rows, columns)}

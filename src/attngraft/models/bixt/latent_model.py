@@ -1,4 +1,4 @@
-"""Base class of BiXT and its baselines: tokenizer, layers that refine latents, head; with timm's interface.
+"""Base class of BiXT and its baselines, with timm's interface: tokenizer, layers, head.
 
     tokens  = patch_embed(images) + positions;   latents = a parameter, shared by all images
     latents, tokens = layer(latents, tokens)     for each layer
@@ -111,7 +111,7 @@ class LatentModel(ABC, TimmModel):
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Update latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid of (rows, columns) by layer `index`.
+        """Run layer `index` on latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid (rows, columns).
 
         Returns None instead of tokens if no later layer may use them.
         """
@@ -143,7 +143,7 @@ class LatentModel(ABC, TimmModel):
         return head
 
     def check_pool(self, pool: str) -> str:
-        """Return `pool`.
+        """Return `pool` after checking it.
 
         Raises:
             UsageError: `pool` is not one of `pools`.

@@ -54,7 +54,9 @@ class PatchEmbedding(nn.Module):
 
 
 class ConvolutionalEmbedding(nn.Module):
-    """3x3 convolutions of stride 2 with batch norm, GELU between them: (B, in_chans, H, W) to (B, N, dim), row by row.
+    """3x3 convolutions of stride 2 with batch norms, and GELU between them.
+
+    Shapes: (B, in_chans, H, W) to (B, N, dim), row by row.
 
     N = H / patch * W / patch; the widths double up to `dim`.
 

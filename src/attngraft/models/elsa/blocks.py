@@ -1,6 +1,6 @@
 """Blocks of ELSA-Swin and ELSA-VOLO, on maps (B, Y, X, C), with the published names of parameters.
 
-Norms use eps 1e-5. The Swin parts keep the parameter names and layouts of the published code: in the window attention of
+Norms have an eps of 1e-5. The Swin parts keep the parameter names and layouts of the published code: in the window attention of
 the last stage, the rows of the fused projection are values, queries, keys, and the bias table has shape
 (heads, (2w - 1)^2), indexed by the key's position minus the query's.
 
@@ -52,10 +52,12 @@ class WindowAttention(Recordable, nn.Module):
         window: rows (and columns) of a window.
         shift: shift of the windows, less than `window`; maps that are not larger than a window in both directions are not
             shifted.
-        shift_small: shift such maps too, as in the published dense models.
+
+    The published dense models also shift small maps; `ElsaSwinBackbone` sets `shift_small` for this.
     """
 
     relative_id: Tensor
+    shift_small = False
 
     def __init__(
         self,
@@ -64,7 +66,6 @@ class WindowAttention(Recordable, nn.Module):
         *,
         window: int,
         shift: int = 0,
-        shift_small: bool = False,
         qkv_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
@@ -73,7 +74,7 @@ class WindowAttention(Recordable, nn.Module):
         if dim % heads:
             raise UsageError(f"the width {dim} is not divisible by {heads} heads; change one of them")
         self.heads, self.window, self.attn_drop = heads, window, attn_drop
-        self.shift, self.shift_small = shift, shift_small
+        self.shift = shift
         self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.rb = nn.Parameter(nn.init.trunc_normal_(torch.empty(heads, (2 * window - 1) ** 2), std=0.02))
         self.register_buffer("relative_id", relative_positions(window, window).flatten(), persistent=False)
@@ -138,7 +139,7 @@ def elsa_block(
     drop_path: float = 0.0,
     **others: Any,
 ) -> Residual:
-    """Create a block with Hadamard attention, whose products have scale 1; the defaults are those of ELSA-Swin.
+    """Create a block with Hadamard attention, without scaling of its products; defaults as in ELSA-Swin.
 
     Args:
         others: qkv_bias and attn_drop of `HadamardAttention`.

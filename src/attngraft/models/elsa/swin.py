@@ -177,13 +177,14 @@ class ElsaSwin(TimmModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return outputs of the blocks of some stages, as timm's models do: (map, intermediates), or only the latter.
+        """Return (output, maps of some stages before patch merging), as timm's models do.
 
         Args:
             indices: a number n for the last n stages, a list of stages, or None for all.
             norm: apply the final norm to the last stage's map; the others have another width.
             stop_early: stop after the last stage in `indices`.
             output_fmt: "NCHW" or "NHWC".
+            intermediates_only: return only the maps.
 
         Raises:
             ValueError: `output_fmt` is unknown.
