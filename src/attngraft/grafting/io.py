@@ -285,8 +285,8 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     graft_type = graft_types().get(name)
     if graft_type is None:
         raise GraftFileError(
-            f"{file} contains a graft {name!r}, which is not registered; import the package that registers it, then load the "
-            "file"
+            f"{file} contains a graft {name!r}, which is not registered; import the package that registers it, then load "
+            "the file"
         )
     try:
         options = build_options(graft_type, dict(entry.options))

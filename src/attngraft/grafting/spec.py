@@ -172,33 +172,35 @@ def _format_value(value: Any) -> str:
 
 
 class _Parser:
-    """Recursive-descent parser of one text."""
+    """Recursive-descent parser of one text; spaces are skipped after every token."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.advance(0)
 
     def error(self, message: str, position: int | None = None) -> GraftSpecError:
         return GraftSpecError(message, text=self.text, position=self.at if position is None else position)
 
-    def skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
+    def advance(self, end: int) -> None:
+        """Move to the first token at or after position `end`."""
+        self.at = len(self.text) - len(self.text[end:].lstrip())
+
+    def next_is(self, *chars: str) -> bool:
+        return self.text[self.at : self.at + 1] in chars
 
     def take(self, char: str) -> bool:
         """Advance past `char` if it comes next; return whether it did."""
-        self.skip()
-        if self.text[self.at : self.at + 1] != char:
+        if not self.next_is(char):
             return False
-        self.at += 1
+        self.advance(self.at + 1)
         return True
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
-        self.skip()
         found = pattern.match(self.text, self.at)
         if found is None:
             here = repr(self.text[self.at]) if self.at < len(self.text) else "the end of the specification"
             raise self.error(f"expected {expected}, found {here}")
-        self.at = found.end()
+        self.advance(found.end())
         return found[0]
 
     def spec(self) -> GraftSpec:
@@ -207,54 +209,50 @@ class _Parser:
         terms = list(self.term())
         while self.take("+"):
             terms.extend(self.term())
-        self.skip()
         if self.at < len(self.text):
             raise self.error(f"unexpected {self.text[self.at]!r}: after a graft, expected '(', '@', '+' or the end")
         return GraftSpec(tuple(terms))
 
     def term(self) -> tuple[Term, ...]:
-        self.skip()
         start = self.at
         name = self.match(_WORD, "a graft name")
         if name == "none":
             raise self.error("'none' means no graft and cannot be combined with grafts", start)
         _check_name(name, self.text, start)
         if name in PRESETS:
-            if self.take("(") or self.take("@"):
-                raise self.error(_preset_message(name), self.at - 1)
+            if self.next_is("(", "@"):
+                raise self.error(_preset_message(name))
             return parse(PRESETS[name]).terms
         options = self.options(name) if self.take("(") else build_options(graft_types()[name], {})
         where, position = self.where() if self.take("@") else (EVERYWHERE, start)
         return (Term(name, options, where, self.text, position),)
 
     def options(self, name: str) -> Any:
+        first = self.at
         given: dict[str, Any] = {}
         positions: dict[str, int] = {}
         while not self.take(")"):
             if given and not self.take(","):
-                self.skip()
                 raise self.error("expected ',' between options or ')' after the last one")
-            self.skip()
             start = self.at
             option = self.match(_WORD, "an option name")
             if option in given:
                 raise self.error(f"the option {option} is given twice", start)
             if not self.take("="):
                 raise self.error(f"expected '=' and a value after the option {option}")
-            self.skip()
             positions[option] = start
             given[option] = self.value()
         try:
             return build_options(graft_types()[name], given)
         except OptionError as error:
-            raise self.error(f"{name}: {error}", positions.get(error.option or "", self.at - 1)) from None
+            raise self.error(f"{name}: {error}", positions.get(error.option or "", first)) from None
 
     def value(self) -> Any:
-        if self.text[self.at : self.at + 1] in ("'", '"'):
+        if self.next_is("'", '"'):
             quoted = _QUOTED.match(self.text, self.at)
             if quoted is None:
                 raise self.error("unterminated quoted text")
-            self.at = quoted.end()
+            self.advance(quoted.end())
             return re.sub(r"\\(.)", r"\1", quoted[0][1:-1], flags=re.DOTALL)
         number = _NUMBER.match(self.text, self.at)
         if number is None:
@@ -263,11 +261,10 @@ class _Parser:
         whole = re.fullmatch(r"[+-]?\d+", number[0])
         if whole and len(number[0]) > _MAX_DIGITS:
             raise self.error(f"an integer has at most {_MAX_DIGITS} digits")
-        self.at = number.end()
+        self.advance(number.end())
         return int(number[0]) if whole else float(number[0])
 
     def where(self) -> tuple[Where, int]:
-        self.skip()
         start = self.at
         text = self.match(_WHERE, "a where-clause (all, first:2, last:50%, blocks.6-11)")
         try:

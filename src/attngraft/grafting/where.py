@@ -69,7 +69,7 @@ def parse_where(text: str) -> Where:
             raise ValueError(f"expected a number of sites or a percentage (2, 50%) after '{kind}:', found {amount!r}")
         count, percent = int(number[1]), bool(number[2])
         if count == 0 or (percent and count > 100):
-            raise ValueError(f"'{kind}:' takes at least 1 site and at most 100%, not {amount}")
+            raise ValueError(f"'{kind}:' must select at least 1 site and at most 100%, not {amount}")
         return Where("first", count, percent) if kind == "first" else Where("last", count, percent)
     patterns = tuple(part.strip() for part in text.split(","))
     for pattern in patterns:

@@ -120,7 +120,7 @@ def read_manifest(folder: Path | str) -> Manifest:
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        remedy = "give a folder made by attngraft export"
+        remedy = "pass a folder written by attngraft export"
         if (path.parent / "recipe.yaml").is_file():
             remedy = f"this is a run; export it first: attngraft export {folder} --out DIR"
         raise ExportError(f"{folder}: not an exported model, there is no {MANIFEST}; {remedy}")
