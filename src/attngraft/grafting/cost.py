@@ -23,7 +23,7 @@ _costs: dict[Hashable, tuple[int, int | None]] = {}
 
 
 def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftReport:
-    """Return the report on `spec`, whose grafts are placed in `host` as in `placements`."""
+    """Return the report on the grafts of `spec`, placed in `host` at `placements`."""
     return GraftReport(
         spec=str(spec),
         host=host.adapter.name,

@@ -20,7 +20,7 @@ _DEFAULT_REASONS: Mapping[HookPoint, str] = {
 
 @dataclass(frozen=True)
 class Fit:
-    """The sites of a host that can take a graft, and for each of the others the reason for refusal."""
+    """Sites of a host that can take a graft, and the reason for refusal of each of the others."""
 
     taken: tuple[str, ...]  #: paths of sites
     refused: dict[str, str]  #: path -> reason

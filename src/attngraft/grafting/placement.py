@@ -26,7 +26,7 @@ class Placement:
 
     @property
     def target(self) -> str:
-        """Host path of the module that will hold the graft."""
+        """Path of the host's module that gets the graft."""
         return self.site.targets[self.hook_point]
 
     @property
@@ -35,10 +35,10 @@ class Placement:
 
 
 def with_options(spec: Specification, options: dict[str, Any]) -> GraftSpec:
-    """Parse `spec` and set the options of its graft, which must be its only one and have no options.
+    """Parse `spec`, and set the options of its graft, if any are passed.
 
     Raises:
-        GraftSpecError: there are several grafts, or options in both places.
+        GraftSpecError: options are passed, but there are several grafts, or `spec` has options too.
     """
     parsed = parse(spec)
     if not options:

@@ -50,7 +50,7 @@ MULTIPLICATIONS = {"cb": 1, "cb_s": 1, "cb_gate": 1, "cb_hybrid": 2}
 
 
 def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the CB paper: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters."""
+    """Count as the CB paper does: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters."""
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
     return {
@@ -61,7 +61,7 @@ def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as Tables 13 and 14 of the CB paper: elementwise multiplications of grafts, MACs, in 10^6.
+    """Count as in Tables 13 and 14 of the CB paper: elementwise multiplications of grafts, MACs, in 10^6.
 
     Each graft is counted in the paper's form, whatever our implementation computes: N C multiplications for each product of
     token maps and for the halving; additions, means and operations on one token are not counted.
@@ -80,7 +80,7 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
 
 
 def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the HV paper: parameters in 2^20; multiply-adds of linears and convolutions in 2^30.
+    """Count as the HV paper does: parameters in 2^20; multiply-adds of linears and convolutions in 2^30.
 
     Only parameters of modules without sub-modules count. Grafts are counted completely, since the paper's own modules
     consist of linear layers.
@@ -96,7 +96,7 @@ def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiSA paper: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters.
+    """Count as the BiSA paper does: parameters in 10^6, multiply-adds in 10^9, percentage added.
 
     `flops_m`, in 10^6, is LeViT's column: multiply-adds, plus one per output element of a batch norm, plus one per output
     element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), not
@@ -106,7 +106,7 @@ def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as `count_bisa`, plus two C x C maps with batch norms per replaced layer.
+    """Count as `count_bisa` does, plus two C x C maps with batch norms per replaced layer.
 
     The sums reproduce the printed digits of LeViT. The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1)
     FLOPs. The paper does not describe them, so no graft has them.
@@ -115,7 +115,7 @@ def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
+    """Count as the BiXT paper does: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
     counts = count_as_fvcore(model, *inputs)
     return {
         "params": count_parameters(model) / 1e6,
@@ -125,7 +125,7 @@ def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_elsa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the ELSA paper: parameters in 10^6, multiply-adds in 10^9."""
+    """Count as the ELSA paper does: parameters in 10^6, multiply-adds in 10^9."""
     return {"params": count_parameters(model) / 1e6, "macs": count_macs(model, *inputs) / 1e9}
 
 

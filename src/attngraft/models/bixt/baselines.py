@@ -34,7 +34,8 @@ class SequentialBlock(CrossAttentionBlock):
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))))
         t = t + dp(ls1_pat(attn_pat(norm1_pat(t), norm1_lat(l))))
 
-    The feed-forward networks and the arguments are those of `CrossAttentionBlock`.
+    This computes two similarities instead of one. The feed-forward networks and the arguments are those of
+    `CrossAttentionBlock`.
 
     The paper describes "latents first query, followed by the tokens querying the latents", and its parameter count fits
     four norms. It does not specify which latents the tokens attend to; here they attend to the updated ones, after the same

@@ -78,11 +78,12 @@ class GraftedTokensAttend(GraftedOneSidedCrossAttention, TokensAttend):
 
 
 class BixtHost(HostAdapter):
-    """Sites `blocks.<i>.cross_attention_latents_token.attn`, `.mlp_lat` and `.mlp_pat`, and
-    `blocks.<i>.self_attention_latents.attn` and `.mlp`.
+    """Adapter of BiXT, `Iterative` and `Sequential`.
 
-    `Sequential` also has `.cross_attention_latents_token.attn_pat`; `Iterative` has `cross_attention.<i>.attn` and
-    `.mlp_lat`, `blocks.<i>.<j>.attn` and `.mlp`.
+    Sites of BiXT: `blocks.<i>.cross_attention_latents_token.attn`, `.mlp_lat` and `.mlp_pat`;
+    `blocks.<i>.self_attention_latents.attn` and `.mlp`. `Sequential` also has `.cross_attention_latents_token.attn_pat`.
+
+    Sites of `Iterative`: `cross_attention.<i>.attn` and `.mlp_lat`; `blocks.<i>.<j>.attn` and `.mlp`.
     """
 
     name = "bixt"

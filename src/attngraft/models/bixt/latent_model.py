@@ -170,7 +170,7 @@ class LatentModel(ABC, TimmModel):
         return as_map(cast(Tensor, tokens), self.grid(images))
 
     def pooled(self, latents: Tensor) -> Tensor:
-        """Return the mean of the latents, or all, normalized if `fc_norm` is set."""
+        """Return the mean of the latents, or all of them, normalized if `fc_norm` is set."""
         return cast(Tensor, self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents))
 
     def forward_intermediates(

@@ -15,7 +15,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
-    """Return `value` if the argument `name` may have it.
+    """Return `value`, the argument `name`, after checking it.
 
     Raises:
         UsageError: `value` is not one of `choices`.

@@ -139,7 +139,7 @@ def elsa_block(
     drop_path: float = 0.0,
     **others: Any,
 ) -> Residual:
-    """Create a block with Hadamard attention, without scaling of its products; defaults as in ELSA-Swin.
+    """Create a block with Hadamard attention, whose products are not scaled; defaults as in ELSA-Swin.
 
     Args:
         others: qkv_bias and attn_drop of `HadamardAttention`.

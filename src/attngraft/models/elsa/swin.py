@@ -165,7 +165,7 @@ class ElsaSwin(TimmModel):
         return cast(Tensor, self.norm(self.layers(self.patch_embed(images))))
 
     def pooled(self, x: Tensor) -> Tensor:
-        """Return the mean of the map, or the map."""
+        """Return the mean over the map, or the map itself."""
         return x.mean((1, 2)) if self.global_pool == "avg" else x
 
     def forward_intermediates(
