@@ -81,7 +81,7 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
 
 def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[Placement]) -> str | None:
     """Return why an installed or placed graft excludes another at this hook point; None if none does."""
-    # the targets of one site's hook points hold no grafts of other sites
+    # the targets of a site's hook points have no grafts of other sites
     present = {each for each, target in site.targets.items() if each in _taken(host, target, placements).values()}
     exclusive = {"mix"} if hook_point == "mix" else set(_BRANCH) if hook_point == "space" else set()
     if hook_point in _BRANCH:

@@ -1,4 +1,4 @@
-"""Coverage: the number of timm models, counted by name, that accept each graft."""
+"""Coverage: how many of timm's models, counted by name, accept each graft."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ COUNTED = ("horizontal", "bisa")
 
 @dataclass(frozen=True)
 class Covered:
-    """One model name."""
+    """Coverage of one model name."""
 
     name: str
     family: str  #: the timm file that defines it

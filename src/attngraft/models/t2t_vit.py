@@ -243,7 +243,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[s
 
 
 def _initialize(module: nn.Module) -> None:
-    """Initialize linear layers by a truncated normal of std 0.02 and zero biases."""
+    """Initialize a linear layer: weights from a truncated normal of std 0.02, biases 0."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

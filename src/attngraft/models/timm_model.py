@@ -69,7 +69,7 @@ class TimmModel(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by a new one for `num_classes`; 0: no head."""
+        """Replace the head with a new one for `num_classes`; 0: no head."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = self.check_pool(global_pool)

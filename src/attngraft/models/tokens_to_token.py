@@ -26,7 +26,7 @@ SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class TokenPerformer(nn.Module):
-    """Attention by positive random features, linear in the number of tokens: it has no attention map.
+    """Attention by positive random features: linear in the number of tokens, without an attention map.
 
         k, q, v = kqv(norm1(x))
         phi(x) = exp(W x - |x|^2 / 2) / sqrt(m)

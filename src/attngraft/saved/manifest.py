@@ -56,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Origin of the weights."""
+    """The run, epoch and metrics of the weights."""
 
     run: str | None = None  #: name of the run's folder
     weights: str | None = None  #: last, best, ema, best-ema

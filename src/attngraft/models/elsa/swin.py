@@ -267,7 +267,7 @@ def _resampled(table: Tensor, size: int) -> Tensor:
 
 
 def _initialize(module: nn.Module) -> None:
-    """Initialize linear layers by a truncated normal; convolutions keep PyTorch's initialization."""
+    """Initialize a linear layer from a truncated normal; convolutions keep PyTorch's initialization."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
