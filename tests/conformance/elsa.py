@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from timm.models import create_model
+from timm.models.swin_transformer import PatchMerging
 from timm.models.volo import VOLO, ClassAttention, ClassBlock, OutlookAttention, Outlooker, Transformer
 from torch import Tensor, nn
 
 from attngraft.mechanisms.local import local_filter
 from attngraft.mechanisms.local.geometry import Neighborhood
 from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
-from attngraft.models.elsa.blocks import PatchMerging, Residual, WindowAttention, elsa_block
+from attngraft.models.elsa.blocks import Residual, WindowAttention, elsa_block
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
 from attngraft.models.elsa.volo import ElsaVolo
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss

@@ -129,7 +129,7 @@ def test_windows_without_shift_are_the_hosts_own() -> None:
         ("lsa(area=neighborhood, size=4)", "size of a neighborhood must be odd"),
         ("lsa(area=neighborhood, shift=1)", "shift is for windows only"),
         ("lsa(shift=7)", "shift must be less than size"),
-        ("lsa(network=net8)", "network must be one of swin, net1"),
+        ("lsa(network=net8)", "network: 'net8' is not a choice.*allowed: swin, net1"),
         ("involution(kernel=2)", "kernel must be odd"),
         ("dwconv(heads=-1)", "heads must be 1 or more"),
         ("dynamic_dwconv(reduction=0)", "reduction must be 1 or more"),
