@@ -8,14 +8,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from attngraft.mechanisms.horizontal_vertical import (
-    Attention,
-    HorizontalAttention,
-    TranslationLayer,
-    VerticalAttention,
-    key_padding,
-)
+from attngraft.mechanisms.horizontal_vertical import HorizontalAttention, VerticalAttention
 from tests.conformance import hosts
+from tests.conformance.translation import Attention, TranslationLayer, key_padding
 from tests.conformance.vector import Builder, Built, Slot, Vector
 from tests.listening import Heard
 

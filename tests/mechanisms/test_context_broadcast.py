@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -16,6 +16,7 @@ from attngraft.errors import UsageError
 from attngraft.mechanisms import context_broadcast as package
 from attngraft.mechanisms.registry import graft_types
 from attngraft.timing.macs import activation_bytes
+from tests.conformance.hosts import tiny_vit
 
 MLP = MlpGeometry(dim=32, hidden=128, tokens=17, prefix=CLASS, grid=(4, 4))
 MAP = MlpGeometry(dim=32, hidden=128, tokens=16, grid=(4, 4))
@@ -139,20 +140,24 @@ def test_all_heads_uniform_leave_qk_norms_unused() -> None:
 def test_mid_and_end_are_the_same_function_for_linear_forms() -> None:
     """fc2 is affine, so it commutes with averaging (class context too), and not with maxima, gates or Lambda."""
     torch.manual_seed(1)
-    x, mlps = torch.randn(2, 9, 8, dtype=torch.float64), {}
-    for same, module in (
-        (True, package.ContextBroadcast()),
-        (True, package.ContextBroadcast(context="class")),
-        (False, package.ContextBroadcast(context="max")),
-        (False, package.ContextGate()),
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    for same, name, options in (
+        (True, "cb", ""),
+        (True, "cb", ", context=class"),
+        (False, "cb", ", context=max"),
+        (False, "cb_gate", ""),
     ):
-        mlps = {place: package.ContextMlp(8, 32, context=module, position=place).double() for place in ("mid", "end")}
+        mlps = {}
+        for position in ("mid", "end"):
+            host = tiny_vit(8, 32, depth=1, num_heads=1).double()
+            attngraft.graft(host, f"{name}(position={position}{options})")
+            mlps[position] = host.blocks[0].mlp
         mlps["mid"].load_state_dict(mlps["end"].state_dict())
-        assert torch.allclose(mlps["mid"](x), mlps["end"](x), atol=1e-12) == same, module
+        assert torch.allclose(mlps["mid"](x), mlps["end"](x), atol=1e-12) == same, (name, options)
 
 
 def test_halving_folds_into_fc2() -> None:
-    mlp = package.ContextMlp(8, 32, context=nn.Identity())
+    mlp = Mlp(8, 32)
     x = torch.randn(2, 9, 8)
     expected = package.ContextBroadcast()(mlp(x))
     with torch.no_grad():

@@ -9,15 +9,10 @@ from torch import nn
 import attngraft
 from attngraft.attention import AttentionGeometry
 from attngraft.errors import UsageError
-from attngraft.mechanisms.horizontal_vertical import (
-    Attention,
-    HorizontalAttention,
-    TranslationLayer,
-    VerticalAttention,
-    key_padding,
-)
+from attngraft.mechanisms.horizontal_vertical import HorizontalAttention, VerticalAttention
 from attngraft.mechanisms.registry import graft_types
 from attngraft.timing.macs import activation_bytes
+from tests.conformance.translation import Attention, TranslationLayer, key_padding
 from tests.listening import Heard
 
 

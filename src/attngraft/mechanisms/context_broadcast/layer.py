@@ -7,7 +7,7 @@ multiplies by (`gate`), with the token axes kept at size 1; recording does not c
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -131,67 +131,6 @@ class SqueezeExcitation(Recordable, nn.Module):
         if self.is_recording("gate"):
             self.record("gate", excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias))
         return ops.squeeze_excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias)
-
-
-class ContextMlp(nn.Module):
-    """fc1 -> GELU -> fc2 with a context module at the front (input of fc1), mid (after GELU) or end (after fc2).
-
-    Mid and end are the same function only for CB with a mean or class context, as fc2 is affine.
-
-    Args:
-        dim: C.
-        hidden: inner width, which is also the width of a context at mid.
-        context: any module from tokens to tokens.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        *,
-        context: nn.Module,
-        position: Literal["front", "mid", "end"] = "end",
-        **factory: Any,
-    ) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden, **factory)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim, **factory)
-        self.context = context
-        self.position = position
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self._at("front", x)
-        x = self._at("mid", self.act(self.fc1(x)))
-        return self._at("end", self.fc2(x))
-
-    def _at(self, position: str, x: Tensor) -> Tensor:
-        return cast(Tensor, self.context(x)) if position == self.position else x
-
-
-class MixerBlock(nn.Module):
-    """A Mixer block with context in its channel MLP: x + tokens(norm1(x)^T)^T, then x + channels(norm2(x)).
-
-    The token MLP has no context: its second axis is channels, so a context would average channels.
-
-    Args:
-        dim: C.
-        token_mlp: a module over (B, C, N).
-        channel_mlp: a module over (B, N, C), usually a `ContextMlp`.
-    """
-
-    def __init__(
-        self, dim: int, *, token_mlp: nn.Module, channel_mlp: nn.Module, eps: float = 1e-6, **factory: Any
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=eps, **factory)
-        self.mlp_tokens = token_mlp
-        self.norm2 = nn.LayerNorm(dim, eps=eps, **factory)
-        self.mlp_channels = channel_mlp
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + cast(Tensor, self.mlp_channels(self.norm2(x)))
 
 
 class UniformHeadAttention(nn.Module):
