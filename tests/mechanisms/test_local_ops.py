@@ -287,8 +287,11 @@ def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.M
         ({"dilation": 0}, "1 or more, not 0 and 1"),
         ({"stride": 2}, "the values have Y = 6, so the filters cannot have Y = 6 with stride 2"),
         ({"values": double(2, 5, 6, 5)}, "divides the 5 channels"),
-        ({"values": double(1, 4, 6, 5)}, "different batch sizes, 1 and 2"),
-        ({"values": double(4, 6, 5)}, "values must be (B, C, Y, X), not (4, 6, 5)"),
+        (
+            {"values": double(1, 4, 6, 5)},
+            "filters must have shape (B, HK, Y', X') with B=1 as in the operands before it",
+        ),
+        ({"values": double(4, 6, 5)}, "values must have shape (B, C, Y, X), not (4, 6, 5)"),
         ({"mul": double(4, 3)}, "mul must be (4, 3, 3) for these values, not (4, 3)"),
         ({"add": double(2, 3, 3)}, "add must be (4, 3, 3)"),
     ],
@@ -310,7 +313,10 @@ def test_scores_of_a_pixel_and_its_neighbors() -> None:
     ("changed", "said"),
     [
         ({"kernel_size": 2}, "must be odd"),
-        ({"keys": double(2, 4, 5, 5)}, "must both be (B, C, Y, X), not (2, 4, 6, 5) and (2, 4, 5, 5)"),
+        (
+            {"keys": double(2, 4, 5, 5)},
+            "keys must have shape (B, C, Y, X) with B=2, C=4, Y=6, X=5 as in the operands before it",
+        ),
         ({"heads": 3}, "the 4 channels are not divisible by 3 heads"),
     ],
 )

@@ -12,14 +12,23 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 Gradients = tuple[Tensor | None, ...]
 
 
+def empty_gradients(*operands: Tensor | None) -> tuple[Tensor, ...]:
+    """Return empty contiguous gradients of the operands; an empty tensor for None."""
+    like = next(operand for operand in operands if operand is not None)
+    return tuple(
+        like.new_empty(0) if operand is None else torch.empty_like(operand, memory_format=torch.contiguous_format)
+        for operand in operands
+    )
+
+
 def custom_op(
     name: str,
     *,
     backward: Callable[..., tuple[Tensor, ...]],
     formula: Callable[..., tuple[Tensor | None, ...]],
     outputs: Callable[..., Any],
-    gradients: Callable[..., tuple[Tensor, ...]],
     flops: Callable[..., int],
+    gradients: Callable[..., tuple[Tensor, ...]] = empty_gradients,
     results: int = 1,
     saves: Sequence[int] = (),
     needs: int | None = None,
@@ -37,9 +46,9 @@ def custom_op(
         formula: the forward in plain operations, from operands and options to the differentiable outputs; used where the
             gradients are themselves differentiated.
         outputs: returns empty outputs, from operands and options.
-        gradients: returns empty gradients, from the operands.
         flops: FLOPs of the forward, from operands (given by their shapes) and options. Linear layers, convolutions and
             matrix products count, elementwise operations do not. The backward counts twice as much: two products for each.
+        gradients: returns empty gradients, from the operands.
         results: number of differentiable outputs; they come first.
         saves: indices of the outputs that the backward takes.
         needs: index of an operand whose gradient is optional. The backward then takes a final boolean argument, whether
@@ -84,7 +93,7 @@ def custom_op(
             needed = zip(computed, ctx.needs_input_grad, strict=False)
             return *(gradient if need else None for gradient, need in needed), *(None for _ in ctx.options)
 
-        def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
+        def fake_backward(*given: Any) -> tuple[Tensor, ...]:
             operands = list(given[of_operands])
             if needs is not None and not given[-1]:
                 operands[needs] = None
@@ -95,7 +104,7 @@ def custom_op(
 
         op.register_fake(outputs)
         op.register_autograd(derivative, setup_context=save)
-        backward_op.register_fake(empty_gradients)
+        backward_op.register_fake(fake_backward)
         register_flops(name, lambda *given, **_: flops(*given))
         register_flops(f"{name}_backward", backward_flops)
         op.backward = backward_op  # type: ignore[attr-defined]
@@ -120,7 +129,7 @@ def is_traced(*tensors: Tensor | None) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or any(_has_no_plain_values(tensor) for tensor in tensors if tensor is not None)
+        or any(tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors if tensor is not None)
     )
 
 
@@ -180,7 +189,3 @@ def without_autocast(backward: Callable[..., Gradients]) -> Callable[..., Gradie
             return backward(ctx, *gradients)
 
     return run
-
-
-def _has_no_plain_values(tensor: Tensor) -> bool:
-    return tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
+from attngraft.attention import Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
 from attngraft.mechanisms.bisa.branch import TokenProjection
 from attngraft.mechanisms.bisa.mix import BidirectionalMix, Transform, Variant
 from attngraft.mechanisms.common import attention_geometry
@@ -152,20 +152,14 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
         self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions
     ) -> frozenset[str]:
         site, variant = attention_geometry(geometry), options.variant()
-        if site.tokens == 1 and variant.norm:  # a single token is its own mean
-            return frozenset(name for name, _ in self.build(geometry, hook_point, options).named_parameters())
+        if site.tokens == 1:
+            names = frozenset(name for name, _ in self.build(geometry, hook_point, options).named_parameters())
+            if variant.norm:  # a single token is its own mean
+                return names
+            return frozenset(name for name in names if name.startswith(("own.query.", "own.key.")))  # softmaxes are 1
         if not variant.separate:
             return frozenset()
-        if site.tokens == 1:  # both softmaxes are 1
-            return frozenset(f"own.{side}.{name}" for side in ("query", "key") for name in _projection_parameters(site))
         return frozenset({"own.query.norm.bias"} if site.projection.norm else {"own.query.linear.bias"})
-
-
-def _projection_parameters(site: AttentionGeometry) -> tuple[str, ...]:
-    """Return the parameter names of a `TokenProjection` with the host's kind of projection."""
-    bias = ("linear.bias",) if site.projection.bias else ()
-    norm = ("norm.weight", "norm.bias") if site.projection.norm else ()
-    return ("linear.weight", *bias, *norm)
 
 
 BISA = register_graft(

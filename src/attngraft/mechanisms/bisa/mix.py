@@ -150,7 +150,7 @@ class BidirectionalMix(Recordable, nn.Module):
         """Compute the heads of an attention from its projections.
 
         Raises:
-            UsageError: the mask is causal, or the merged width of sequential branches does not fit the projections.
+            UsageError: the mask is causal.
         """
         if context.projected.causal:
             raise UsageError(
@@ -214,13 +214,7 @@ class BidirectionalMix(Recordable, nn.Module):
         inverse_first = self.variant.order == "inverse_then_self"
         first = self._inverse(context) if inverse_first else context.attend()
         self.record("inverse" if inverse_first else "self", first)
-        tokens = context.join(first)
-        if tokens.shape[-1] != context.projected.queries.shape[-1]:
-            raise UsageError(
-                f"order={self.variant.order} applies the projections to merged heads of width {tokens.shape[-1]}, but they "
-                f"take width {context.projected.queries.shape[-1]}; use order=parallel"
-            )
-        again = context.project_again(tokens)
+        again = context.project_again(context.join(first))
         second = again.attend() if inverse_first else self._inverse(again)
         self.record("self" if inverse_first else "inverse", second)
         return second

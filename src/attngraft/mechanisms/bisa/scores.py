@@ -117,15 +117,6 @@ class Scores:
             weights.masked_fill_((scores == float("-inf")).all(dim, keepdim=True), 0)
         return weights
 
-    def largest(self, tile: Tensor, dim: int) -> Tensor:
-        """Return the largest score along `dim`, kept at size 1; finite for fully masked lines."""
-        largest = tile.amax(dim, keepdim=True)
-        return largest.clamp_(min=torch.finfo(self.dtype).min) if self.masked else largest
-
-    def positive(self, sums: Tensor) -> Tensor:
-        """Return sums of exp(S - largest) as divisors: 1 for fully masked lines, whose sum is 0."""
-        return sums.clamp_(min=1) if self.masked else sums
-
     def add_bias_gradient(self, group: Group, keys: slice, gradient: Tensor, to_bias: Tensor) -> None:
         """Add the gradient of a tile of scores to that of the bias."""
         part = self._bias(group, keys, to_bias)

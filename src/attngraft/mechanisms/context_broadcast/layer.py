@@ -226,9 +226,7 @@ class UniformHeadAttention(nn.Module):
             average = values.mean(dim=1, keepdim=True).expand_as(values)
         else:
             heads = values.unflatten(-1, (self.uniform_heads, self.head_dim)).transpose(1, 2)
-            own_masks = visible.ndim >= 3 and visible.shape[-3] > 1
-            share = uniform_share(visible[..., -self.uniform_heads :, :, :] if own_masks else visible, values.dtype)
-            average = (share @ heads).transpose(1, 2).flatten(2)
+            average = (uniform_share(visible, self.uniform_heads, values.dtype) @ heads).transpose(1, 2).flatten(2)
         return torch.lerp(values, average, 0.5) if self.uniform_value == "cb" else average
 
 
