@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.attention.geometry import Projection
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, inverse_attention
+from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant, inverse_attention
 from tests.conformance.vector import Builder, Built, Slot, Vector
 
 #: a vector's parameter -> ours
@@ -62,12 +62,12 @@ def relative_rows(window: int) -> Tensor:
     return offset[..., 0] * (2 * window - 1) + offset[..., 1]
 
 
-def variant(vector: Vector) -> Variant:
+def variant(vector: Vector) -> MixVariant:
     config, kind = vector.config, vector.kind
     if kind in ("inverse_then_self", "self_then_inverse"):
-        return Variant(order=kind)
+        return MixVariant(order=kind)
     share = 0.0 if kind == "misa" else config["lambda"]
-    return Variant(
+    return MixVariant(
         weight=0.5 if share == "learned" else share,
         learned=share == "learned",
         norm=config.get("instance_norm", False),

@@ -19,7 +19,7 @@ from attngraft.attention import AttentionGeometry
 from attngraft.attention.geometry import Projection
 from attngraft.errors import GraftSpecError, HostError, UsageError
 from attngraft.export.fold import fold
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant
+from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant
 from attngraft.mechanisms.registry import graft_types
 from tests.conformance.weights import input_value, weight
 from tests.contract.timm.test_levit import TINY as TINY_LEVIT
@@ -275,7 +275,7 @@ def test_both_directions_drop_a_half_and_draw_it_by_themselves(transform: str) -
     torch.manual_seed(0)
     tokens, heads = 16, 2
     module = BidirectionalAttention(
-        32, heads, hyper_dim=tokens, mlp_hidden=tokens, variant=Variant(transform=transform), attn_drop=0.5
+        32, heads, hyper_dim=tokens, mlp_hidden=tokens, variant=MixVariant(transform=transform), attn_drop=0.5
     )
     inverse, unit = module.both.inverse, torch.eye(tokens)
     inverse.queries = lambda x: torch.ones(len(x), heads, tokens, tokens)  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, eager, hyper, mlp, ops, scores
+from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant, eager, hyper, mlp, ops, scores
 from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
 
 INFINITE = float("inf")
@@ -440,7 +440,7 @@ def test_no_tensor_of_tokens_times_tokens_times_width_is_made(
     monkeypatch.setattr(mlp, "NUMBERS", 2**10)
     monkeypatch.setattr(hyper, "in_dispatch_mode", lambda: False)  # the mode here is not a counter
     torch.manual_seed(0)
-    layer = BidirectionalAttention(16, 2, hyper_dim=4, mlp_hidden=8, variant=Variant(**form), attn_drop=dropout)
+    layer = BidirectionalAttention(16, 2, hyper_dim=4, mlp_hidden=8, variant=MixVariant(**form), attn_drop=dropout)
     x = torch.randn(1, 128, 16, requires_grad=True)
     with Largest() as seen:
         layer(x).square().sum().backward()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from attngraft.attention import Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
 from attngraft.mechanisms.bisa.branch import TokenProjection
-from attngraft.mechanisms.bisa.mix import BidirectionalMix, Transform, Variant
+from attngraft.mechanisms.bisa.mix import BidirectionalMix, MixVariant, Transform
 from attngraft.mechanisms.common import attention_geometry
 from attngraft.mechanisms.registry import register_graft
 
@@ -31,7 +31,7 @@ class BidirectionalGraft(BidirectionalMix, Graft):
 
 
 @dataclass(frozen=True)
-class BisaOptions(Variant):
+class BisaOptions(MixVariant):
     """Options of `bisa`."""
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class BisaOptions(Variant):
         if self.weight == 1:
             raise ValueError("weight=1 is the host's own attention without the inverse branch; choose a smaller weight")
 
-    def variant(self) -> Variant:
+    def variant(self) -> MixVariant:
         return self
 
 
@@ -50,9 +50,9 @@ class MisaOptions:
     norm: bool = False  #: the output is normalized over the tokens, channel by channel
     transform: Transform = "hyper"  #: of the query by a value: the hypernetwork, or an MLP of equal size (the ablation)
 
-    def variant(self) -> Variant:
+    def variant(self) -> MixVariant:
         """The equivalent variant of BiSA, with lambda = 0."""
-        return Variant(weight=0.0, norm=self.norm, transform=self.transform)
+        return MixVariant(weight=0.0, norm=self.norm, transform=self.transform)
 
 
 class BidirectionalType(GraftType[BisaOptions | MisaOptions]):

@@ -22,7 +22,7 @@ Order = Literal["parallel", "inverse_then_self", "self_then_inverse"]
 
 
 @dataclass(frozen=True)
-class Variant:
+class MixVariant:
     """Variants of the branches and their combination; the default is the paper's.
 
     Raises:
@@ -71,7 +71,7 @@ class Variant:
         return self.weight > 0
 
 
-PAPER = Variant()
+PAPER = MixVariant()
 
 
 class BidirectionalMix(Recordable, nn.Module):
@@ -118,7 +118,7 @@ class BidirectionalMix(Recordable, nn.Module):
         hyper_dim: int | None = None,
         out_dim: int | None = None,
         mlp_hidden: int | None = None,
-        variant: Variant = PAPER,
+        variant: MixVariant = PAPER,
         projection: Projection = LINEAR,
         init: InitRule = "trunc_normal",
         **factory: Any,

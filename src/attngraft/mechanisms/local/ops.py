@@ -39,7 +39,7 @@ def _check(
     **_: Any,
 ) -> None:
     size, stride, offsets = neighborhood.size, neighborhood.stride, neighborhood.offsets
-    (_, channels, *sizes), (_, maps, *filter_sizes) = values.shape, filters.shape
+    (channels, *sizes), (maps, *filter_sizes) = values.shape[1:], filters.shape[1:]
     if maps % offsets or not maps or channels % (maps // offsets):
         raise UsageError(
             f"filters must have {offsets} maps per head for a {size} x {size} neighborhood, and a number of heads that "
