@@ -133,7 +133,7 @@ def test_the_strict_form_is_the_sum_that_the_paper_writes() -> None:
     [
         ({"dim_v": 9}, "the 9 channels of the values are not divisible by 2 heads"),
         ({"kernel_size": 4}, "must be odd"),
-        ({"lam": 0.5}, "lam must be an integer, because the multiplier starts with either sign"),
+        ({"lam": 0.5}, "lam must be an integer, not 0.5, because the multiplier starts with entries of both signs"),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], said: str) -> None:

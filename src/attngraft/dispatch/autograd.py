@@ -47,7 +47,7 @@ def custom_op(
             gradients are themselves differentiated.
         outputs: returns empty outputs, from operands and options.
         flops: FLOPs of the forward, from operands (given by their shapes) and options. Linear layers, convolutions and
-            matrix products count, elementwise operations do not. The backward counts twice as much: two products for each.
+            matrix products count, elementwise operations do not. The backward counts twice as much as the forward.
         gradients: returns empty gradients, from the operands.
         results: number of differentiable outputs; they come first.
         saves: indices of the outputs that the backward takes.
@@ -81,7 +81,7 @@ def custom_op(
             ctx.save_for_backward(*inputs[:count], *(output[index] for index in saves))
 
         def derivative(ctx: Any, *to_outputs: Tensor) -> Gradients:
-            tensors = ctx.saved_tensors  # read once: activation checkpointing unpacks it once
+            tensors = ctx.saved_tensors  # read once, because activation checkpointing unpacks them only once
             operands, saved = tensors[:count], tensors[count:]
             if torch.is_grad_enabled():  # double backward
                 computed = differentiable_gradients(
@@ -142,9 +142,9 @@ def needs_aten_ops(*tensors: Tensor | None) -> bool:
 
 
 def in_dispatch_mode() -> bool:
-    """Return whether a dispatch mode, such as a FLOP counter, is active, which should see the reference operations.
+    """Return whether a dispatch mode, such as a FLOP counter, is active.
 
-    Always False in compiled code.
+    Such a mode should see plain operations. Always False in compiled code.
     """
     return not torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
 
@@ -181,7 +181,7 @@ def differentiable_gradients(
 
 
 def without_autocast(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Decorate the `backward` of an autograd function to compute in the dtypes of its tensors, also under autocast."""
+    """Make the `backward` of an autograd function compute in the dtypes of its tensors, even under autocast."""
 
     @functools.wraps(backward)
     def run(ctx: Any, *gradients: Any) -> Gradients:

@@ -174,8 +174,10 @@ def _by_name(name: str) -> Op[Any]:
 
 
 def registered_ops() -> dict[str, Op[Any]]:
-    """Return the ops of all mechanisms imported so far, by name (`mechanisms.registry.graft_types()` imports the built-in
-    ones)."""
+    """Return the ops of all mechanisms imported so far, by name.
+
+    `mechanisms.registry.graft_types()` imports the built-in ones.
+    """
     return dict(_registered)
 
 

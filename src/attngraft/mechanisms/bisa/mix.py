@@ -23,7 +23,7 @@ Order = Literal["parallel", "inverse_then_self", "self_then_inverse"]
 
 @dataclass(frozen=True)
 class MixVariant:
-    """Variants of the branches and their combination; the default is the paper's.
+    """Variant of the two branches and their combination; the default is the paper's.
 
     Raises:
         ValueError: a lambda outside 0 to 1, an unknown name, or options that are mutually exclusive, with the reason.
@@ -52,9 +52,13 @@ class MixVariant:
         if self.identity and self.weight == 0:
             raise ValueError("identity starts from self-attention, which weight=0 omits; choose a larger weight")
         if self.identity and self.norm:
-            raise ValueError("identity and norm are mutually exclusive: normalized heads differ from the host's")
+            raise ValueError(
+                "identity and norm are mutually exclusive: normalized heads differ from the host's; omit one"
+            )
         if self.separate and self.weight == 0:
-            raise ValueError("separate with weight=0 leaves nothing of the host's attention in use")
+            raise ValueError(
+                "separate with weight=0 leaves nothing of the host's attention in use; choose a larger weight"
+            )
         if self.order != "parallel":
             mixing = [name for name in ("learned", "norm", "separate", "identity") if getattr(self, name)]
             if self.weight != 0.5:
@@ -242,8 +246,8 @@ def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
     """Return the host's bias and mask in the format of the operations, with window padding masked.
 
     Args:
-        shared: self-attention uses them too. The host's queries attend to padding tokens, so these are masked as queries
-            only, whose own results are discarded; as keys of the inverse branch their values are 0 (`_without_padding`).
+        shared: whether self-attention uses them too. The host's queries attend to padding tokens, which are then masked only
+            as queries, whose results are discarded; as keys of the inverse branch their values are 0 (`_without_padding`).
     """
     bias, present = context.bias(), context.projected.present
     if present is not None:

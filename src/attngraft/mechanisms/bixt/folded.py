@@ -25,7 +25,7 @@ from attngraft.mechanisms.bixt import reference
 from attngraft.mechanisms.bixt.formula import formula
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: largest ratio of folded to unfolded multiply-adds for which folding pays, considering the time that folding takes
+#: largest ratio of folded to unfolded multiply-adds for which folding pays, given the time that folding itself takes
 WORTH = 0.9
 
 

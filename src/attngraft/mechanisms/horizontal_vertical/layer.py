@@ -87,7 +87,7 @@ class VerticalAttention(Recordable, nn.Module):
         nn.init.zeros_(self.gate.bias)
 
     def forward(self, merged: Tensor, x: Tensor) -> Tensor:
-        """Gate Y (B, N, C) by x (B, N, its own width)."""
+        """Gate Y (B, N, C) by x (B, N, context_dim)."""
         weights = self.context.weight, self.merged.weight, self.gate.weight, self.gate.bias
         gated, beta = ops.vertical_attention(merged, x, *weights, identity=self.identity)
         self.record("beta", beta)

@@ -193,7 +193,7 @@ def _fill_filter_gradient(to_filters: Tensor, to_weights: Tensor, weights: Tenso
 
 
 def _maps(filters: Tensor, heads: int) -> Tensor:
-    """Return (Y', X', H K) as (H, K, Y', X'), contiguous: as the transpose of a matrix, which is copied faster."""
+    """Return (Y', X', H K) as contiguous (H, K, Y', X'); copying it as the transpose of a matrix is faster."""
     return filters.flatten(0, 1).t().contiguous().view(heads, -1, *filters.shape[:2])
 
 

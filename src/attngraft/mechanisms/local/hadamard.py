@@ -85,8 +85,8 @@ class HadamardAttention(Recordable, nn.Module):
             )
         if lam != int(lam):
             raise UsageError(
-                f"lam must be an integer, because the multiplier starts with either sign and has no {lam:g}-th power "
-                "if negative; call local_filter with a positive multiplier instead"
+                f"lam must be an integer, not {lam:g}, because the multiplier starts with entries of both signs and "
+                "negative numbers have no fractional power; call local_filter with a positive multiplier instead"
             )
         self.heads, self.scale, self.lam, self.gamma = heads, scale, lam, gamma
         self.widths = (dim_qk, dim_qk, dim_v)

@@ -22,7 +22,7 @@ PARTS = 16
 
 
 def tiles(width: int) -> dict[str, int]:
-    """Return tile sizes and launch options for `width` channels, a power of two: a tile's two sums fit registers."""
+    """Return tile sizes and launch options for `width` channels, a power of two; a tile's two sums fit in registers."""
     return {"BLOCK_P": max(16, min(128, 4096 // width)), "num_warps": 4}
 
 
