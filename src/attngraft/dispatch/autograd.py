@@ -59,9 +59,7 @@ def custom_op(
         parameters = inspect.signature(forward).parameters.values()
         count = sum("Tensor" in str(parameter.annotation) for parameter in parameters)
         op = torch.library.custom_op(f"attngraft::{name}", forward, mutates_args=())
-        declared = (
-            torch.library.infer_schema(forward, mutates_args=()).partition(") ->")[0].removeprefix("(").split(", ")
-        )
+        declared = torch.library.infer_schema(forward, mutates_args=())[1:].partition(") ->")[0].split(", ")
         arguments = [f"Tensor to_output_{index}" for index in range(results)] + declared[:count]
         arguments += (
             [f"Tensor output_{index}" for index in saves] + declared[count:] + ["bool needed"] * (needs is not None)
@@ -129,7 +127,7 @@ def is_traced(*tensors: Tensor | None) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or any(tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors if tensor is not None)
+        or any(each is not None and (each.is_meta or type(each) not in (Tensor, nn.Parameter)) for each in tensors)
     )
 
 

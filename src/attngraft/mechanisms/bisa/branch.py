@@ -130,12 +130,11 @@ class MlpTransform(nn.Module):
         return mlp.of_map(share, q_hat, v_hat, **self._layers())
 
     def _layers(self) -> dict[str, Any]:
-        expand, contract = self.expand, self.contract
         return {
-            "expand": expand.weight,
-            "expand_bias": expand.bias,
-            "contract": contract.weight,
-            "contract_bias": contract.bias,
+            "expand": self.expand.weight,
+            "expand_bias": self.expand.bias,
+            "contract": self.contract.weight,
+            "contract_bias": self.contract.bias,
         }
 
 

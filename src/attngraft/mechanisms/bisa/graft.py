@@ -55,17 +55,20 @@ class MisaOptions:
         return MixVariant(weight=0.0, norm=self.norm, transform=self.transform)
 
 
-class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
+BranchOptions = BisaOptions | MisaOptions
+
+
+class BidirectionalType(GraftType[BranchOptions]):
     """Graft type of `bisa` and `misa`, which differ in their options."""
 
-    def __init__(self, name: str, summary: str, source: str, options: type[BisaOptions | MisaOptions]) -> None:
+    def __init__(self, name: str, summary: str, source: str, options: type[BranchOptions]) -> None:
         self.name, self.summary, self.Options = name, summary, options
         self.source = f"Bi-Directional Self-Attention for Vision Transformers, {source}"
 
-    def hook_points(self, options: BisaOptions | MisaOptions) -> tuple[HookPoint, ...]:
+    def hook_points(self, options: BranchOptions) -> tuple[HookPoint, ...]:
         return ("mix",)
 
-    def build(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> Graft:
         site = attention_geometry(geometry)
         return BidirectionalGraft(
             site.dim,
@@ -78,7 +81,7 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
             init=site.init,
         )
 
-    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> str | None:
         site, order = attention_geometry(geometry), options.variant().order
         if site.causal:
             return (
@@ -109,15 +112,15 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
             )
         return None
 
-    def starts_as_identity(self, options: BisaOptions | MisaOptions) -> bool:
+    def starts_as_identity(self, options: BranchOptions) -> bool:
         return options.variant().identity
 
-    def unused(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> Unused:
+    def unused(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> Unused:
         """Return the rows of the host's values, unused without self-attention."""
         site = attention_geometry(geometry)
         return Unused() if options.variant().attends else Unused(rows=site.head_rows("v", 0, site.heads))
 
-    def notes(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> tuple[str, ...]:
         site, variant, notes = attention_geometry(geometry), options.variant(), [WHOLE_SET]
         grid, window = site.grid, site.window
         if (
@@ -148,9 +151,7 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
             )
         return tuple(notes)
 
-    def inert_parameters(
-        self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions
-    ) -> frozenset[str]:
+    def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> frozenset[str]:
         site, variant = attention_geometry(geometry), options.variant()
         if site.tokens == 1:
             names = frozenset(name for name, _ in self.build(geometry, hook_point, options).named_parameters())

@@ -118,6 +118,3 @@ class BidirectionalAttention(AttentionSite, nn.Module):
 
     def scores(self, projected: Projected) -> Tensor:
         return super().scores(projected._replace(bias=self.fused_bias(projected)))
-
-    def visible(self, projected: Projected) -> Tensor | None:
-        return super().visible(projected._replace(bias=self.fused_bias(projected)))

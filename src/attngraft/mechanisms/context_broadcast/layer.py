@@ -21,27 +21,39 @@ from attngraft.mechanisms.context_broadcast.eager import uniform_share
 from attngraft.mechanisms.context_broadcast.reference import Context, context_of, excitation
 
 
-class ContextBroadcast(Recordable, nn.Module):
+class _ContextModule(Recordable, nn.Module):
+    """Base class of the context modules."""
+
+    context: Context = "mean"
+
+    def __init__(self, *, prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.prefix_tokens = prefix_tokens
+
+    def record_context(self, x: Tensor) -> None:
+        if self.is_recording("context"):
+            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+
+
+class ContextBroadcast(_ContextModule):
     """CB: each token moves halfway to the context, (x_i + context) / 2 (Eq. 1). No parameters, never the identity.
 
     Records `context`.
     """
 
     def __init__(self, *, context: Context = "mean", prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.context: Context = context
-        self.prefix_tokens = prefix_tokens
+        super().__init__(prefix_tokens=prefix_tokens)
+        self.context = context
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_recording("context"):
-            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+        self.record_context(x)
         return ops.context_broadcast(x, context=self.context, prefix=self.prefix_tokens)
 
     def extra_repr(self) -> str:
         return f"context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ScaledContextBroadcast(Recordable, nn.Module):
+class ScaledContextBroadcast(_ContextModule):
     """CB_S: x_i + Lambda * context, one Lambda (C) per site, without halving (Sec. 2.2).
 
     Records `context` and `scale`, which is Lambda.
@@ -54,14 +66,12 @@ class ScaledContextBroadcast(Recordable, nn.Module):
     def __init__(
         self, dim: int, *, init: float = 0.0, context: Context = "mean", prefix_tokens: int = 0, **factory: Any
     ) -> None:
-        super().__init__()
-        self.context: Context = context
-        self.prefix_tokens = prefix_tokens
+        super().__init__(prefix_tokens=prefix_tokens)
+        self.context = context
         self.scale = nn.Parameter(torch.full((dim,), init, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_recording("context"):
-            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+        self.record_context(x)
         self.record("scale", self.scale)
         return ops.scaled_context_broadcast(x, self.scale, context=self.context, prefix=self.prefix_tokens)
 
@@ -69,15 +79,11 @@ class ScaledContextBroadcast(Recordable, nn.Module):
         return f"{self.scale.numel()}, context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ContextGate(Recordable, nn.Module):
+class ContextGate(_ContextModule):
     """CB_gate: x_i * (x_0 + 1), x_0 the class token (Appendix B.6). (B, N, C) only.
 
     Records `gate`, x_0 + 1.
     """
-
-    def __init__(self, *, prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_recording("gate"):
@@ -85,21 +91,16 @@ class ContextGate(Recordable, nn.Module):
         return ops.context_gate(x, prefix=self.prefix_tokens)
 
 
-class ContextHybrid(Recordable, nn.Module):
+class ContextHybrid(_ContextModule):
     """CB_hybrid: x_i * x_0 + (x_i + mean x) / 2, x_0 the class token (Appendix B.6). (B, N, C) only.
 
     Records `gate`, x_0, and `context`, mean x.
     """
 
-    def __init__(self, *, prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.prefix_tokens = prefix_tokens
-
     def forward(self, x: Tensor) -> Tensor:
         if self.is_recording("gate"):
             self.record("gate", x[:, :1])
-        if self.is_recording("context"):
-            self.record("context", context_of(x, prefix=self.prefix_tokens))
+        self.record_context(x)
         return ops.context_hybrid(x, prefix=self.prefix_tokens)
 
 

@@ -139,18 +139,10 @@ def apply_filters(
     if not out.numel():
         return out, lse
     launch = _launch(values, filters, Neighborhood(size, dilation, stride), softmax)
+    has = {"MUL": mul is not None, "ADD": add is not None}
     with torch.cuda.device_of(values):
         kernels.forward_kernel[launch.grid(*filters.shape[2:])](
-            values,
-            filters,
-            mul,
-            add,
-            out,
-            lse,
-            launch.sizes,
-            MUL=mul is not None,
-            ADD=add is not None,
-            **launch.options,
+            values, filters, mul, add, out, lse, launch.sizes, **has, **launch.options
         )
     return out, lse
 
