@@ -25,7 +25,7 @@ NAMES = {
 
 
 class Biased(nn.Module):
-    """The layer with the learned position bias that the vector gives, if any, and the mask of shifted windows."""
+    """The layer with the vector's learned position bias, if it has one, and the mask of shifted windows."""
 
     def __init__(self, vector: Vector) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Biased(nn.Module):
 
 
 def relative_rows(window: int) -> Tensor:
-    """(N, N): which row of the table a query and a key take, by the offset between them."""
+    """Return the table row of each query and key, by their offset, (N, N)."""
     place = torch.cartesian_prod(torch.arange(window), torch.arange(window))
     offset = place.unsqueeze(1) - place.unsqueeze(0) + window - 1
     return offset[..., 0] * (2 * window - 1) + offset[..., 1]

@@ -16,7 +16,7 @@ from tests.conformance import hosts
 from tests.conformance.translation import Attention
 from tests.conformance.vector import Builder, Built, Slot, Vector
 
-#: a vector's variant -> the graft that is it
+#: a vector's variant -> its graft
 GRAFTS = {
     "cb": "cb",
     "cb_s": "cb_s",
@@ -28,14 +28,14 @@ GRAFTS = {
 
 
 def term(variant: str, where: str = "all", **options: str) -> str:
-    """A graft specification's term."""
+    """Return a term of a graft specification."""
     name, *own = GRAFTS[variant].split(", ")
     given = ", ".join([*own, *(f"{key}={value}" for key, value in options.items())])
     return f"{name}({given})@{where}"
 
 
 def layer(variant: str, dim: int) -> nn.Module:
-    """The same as a layer."""
+    """Build a variant as a layer."""
     if variant == "cb_s":
         return package.ScaledContextBroadcast(dim)
     if variant in ("gate", "hybrid"):
@@ -72,7 +72,7 @@ def squeeze_excitation(vector: Vector) -> Built:
 
 
 def attention(vector: Vector) -> Built:
-    """Attention, some of whose heads may be uniform, with context at its end if asked for."""
+    """Build attention, with `uniform_heads` uniform heads and, with `cb_attn`, context at its end."""
     config, dim = vector.config, vector.inputs["x"][-1]
     bias = vector.has("q.bias") or vector.has("qkv.bias")
     heads, uniform = config["num_heads"], config.get("uniform_heads", 0)
@@ -102,7 +102,7 @@ def attention(vector: Vector) -> Built:
 
 
 def block_slots(block: nn.Module) -> Callable[[str], Slot]:
-    """Slots of a grafted block: `attn.cb.scale`, `mlp.cb.scale` and `mlp_channels.cb.scale` are the grafts'."""
+    """Return the slots of a grafted block; keys such as `attn.cb.scale` and `mlp.cb.scale` are parameters of grafts."""
 
     def slot(key: str) -> Slot:
         branch, _, rest = key.partition(".")
@@ -112,7 +112,7 @@ def block_slots(block: nn.Module) -> Callable[[str], Slot]:
 
 
 def block_spec(vector: Vector) -> str:
-    """What `cb_attn` and `cb_mlp` ask for."""
+    """Return the specification for `cb_attn` and `cb_mlp`."""
     config, terms = vector.config, []
     if "cb_attn" in config:
         terms.append(term(config["cb_attn"], at="attention", scope=config.get("cb_attn_scope", "image")))

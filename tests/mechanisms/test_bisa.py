@@ -1,4 +1,4 @@
-"""Bi-directional attention's layer."""
+"""Bi-directional attention as a layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEVIT = Projection(bias=False, norm="batch", activation="hard_swish")
 
 
 def layer(*, tokens: int = 6, **variant: Any) -> tuple[BidirectionalAttention, Tensor, Tensor]:
-    """A layer of unequal widths at which nothing cancels, its input, and a bias with masked pairs; in float64."""
+    """Return a float64 layer with unequal widths and random weights, its input, and a bias with masked pairs."""
     torch.manual_seed(0)
     module = BidirectionalAttention(
         12, 2, key_dim=4, value_dim=5, hyper_dim=3, variant=MixVariant(**variant), dtype=torch.float64
@@ -37,7 +37,7 @@ def layer(*, tokens: int = 6, **variant: Any) -> tuple[BidirectionalAttention, T
 
 
 def spelled_out(module: BidirectionalAttention, x: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    """SA and MISA (B, H, N, dv) by the equations."""
+    """Compute SA and MISA (B, H, N, dv) by the equations."""
 
     def heads(tokens: Tensor) -> Tensor:
         return tokens.unflatten(-1, (2, -1)).transpose(1, 2)
@@ -132,7 +132,7 @@ def test_batch_norms_behind_the_maps_fold_into_them() -> None:
     geometry = AttentionGeometry(dim=16, tokens=9, heads=2, key_width=4, value_width=8, projection=LEVIT, init="torch")
     made = kind.build(geometry, "mix", kind.Options(separate=True)).double()
     x = torch.randn(4, 9, 16, dtype=torch.float64)
-    for _ in range(3):  # statistics of its own
+    for _ in range(3):  # so that running statistics differ from their initial values
         made.inverse.queries(x), made.inverse.values(3 * x + 1), made.own.queries_and_keys(x, 2 - x), made.own.merge(x)
     made.eval()
     calls = (
