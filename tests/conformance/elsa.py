@@ -79,7 +79,7 @@ def attention_of(config: Mapping[str, Any]) -> HadamardAttention:
 
 
 def maps_of(attention: HadamardAttention, run: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """The output, and the maps as the published code has them; a first run without a recorder must give the same."""
+    """Return the output and the maps in the published layout; a first run without a recorder must give the same output."""
     seen = Heard()
     alone = run()
     attention.recorder = seen
@@ -102,7 +102,7 @@ def block(vector: Vector) -> Built:
 
 
 def on_map(module: nn.Module, sizes: tuple[int, int]) -> Callable[[Tensor], Tensor]:
-    """For modules that published code calls with tokens (B, N, C)."""
+    """Wrap a module that the published code calls with tokens (B, N, C)."""
 
     def run(x: Tensor) -> Tensor:
         found: Tensor = module(x.unflatten(1, sizes))
@@ -234,7 +234,7 @@ def transformer_block(vector: Vector) -> Built:
 
 
 def volo_outputs(module: VOLO, first: str) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Logits and what leaves the parts, seen by hooks; `first` names the first stage's blocks in the vector."""
+    """Return logits and the outputs of the parts, read by hooks; `first` is the first stage's name in the vector."""
     names = {
         "patch_embed": "patch_embed",
         "network.0": first,
