@@ -68,6 +68,10 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     )
 
 
+#: in the order in which a forward pass reaches them
+_AFTER_PROJECTION: tuple[HookPoint, ...] = ("tokens", "attn.window", "attn.end")
+
+
 class AttentionSite(GraftedModule):
     """Template of attention: project -> mix -> merge -> drop.
 
@@ -97,15 +101,17 @@ class AttentionSite(GraftedModule):
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point not in _AFTER_PROJECTION:
+            return None
         adding = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
-        if hook_point in ("tokens", *self.ends) and adding is not None:
+        if adding is not None:
             return f"{adding.kind} adds its own output after the host's output projection"
-        if hook_point in self.ends and self.grafts_at("tokens"):
+        if any(self.grafts_at(each) for each in _AFTER_PROJECTION[: _AFTER_PROJECTION.index(hook_point)]):
             return "another graft lies between it and the host's output projection"
         return None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
-        if hook_point not in ("tokens", *self.ends) or self.between(hook_point):
+        if hook_point not in _AFTER_PROJECTION or self.between(hook_point):
             return None
         return self.output_layer()
 

@@ -114,6 +114,11 @@ def refused_site(
     )
 
 
+def map_fields(dim: int, rows: int, columns: int, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the geometry fields of a map whose tokens form one sequence, after the prefix tokens."""
+    return {"dim": dim, "tokens": len(prefix) + rows * columns, "prefix": prefix, "grid": (rows, columns)}
+
+
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:
     """Return the `AttentionGeometry` fields of a map in zero-padded windows, or as one sequence if `window` is None."""
     rows, columns = window or grid

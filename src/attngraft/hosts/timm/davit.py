@@ -7,10 +7,10 @@ from torch import Tensor
 
 from attngraft.attention import Projected
 from attngraft.hosts.adapter import check_known
-from attngraft.hosts.sites import window_site, windowed
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, map_to_tokens, split_qkv, tokens_to_map
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, channel_site, map_fields
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, channel_site, checked_site, map_fields
 from attngraft.hosts.timm.windows import FixedWindowBlock
 
 _BLOCK = ("cpe1", "norm1", "attn", "drop_path1", "cpe2", "norm2", "mlp", "drop_path2")
@@ -42,8 +42,8 @@ def _spatial_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x",), children=_BLOCK)
     _, dim, rows, columns = shapes.input_shape(path)
     window = windowed((rows, columns), tuple(block.window_size))
-    geometry = attention_geometry(block.attn, f"{path}.attn", children=("qkv", "proj", "softmax"), dim=dim, **window)
-    yield window_site(f"{path}.attn", geometry, block=path, fills=True)
+    children = ("qkv", "proj", "softmax")
+    yield checked_site(block.attn, f"{path}.attn", children=children, block=path, fills=True, dim=dim, **window)
     yield from _mlp_sites(block, path, shapes)
 
 

@@ -14,9 +14,9 @@ from attngraft.attention import GraftedModule, Projected, plain_class
 from attngraft.hosts.adapter import Site, own_parameters
 from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.sites import fused_heads, global_site, projected_heads
+from attngraft.hosts.sites import fused_heads, projected_heads
 from attngraft.hosts.timm.attention import SelfAttention, checked_mask, output_gate, split_qkv
-from attngraft.hosts.timm.family import attention_geometry, unread_site
+from attngraft.hosts.timm.family import checked_site, unread_site
 from attngraft.hosts.timm.mlp import PATCHED as MLPS
 from attngraft.hosts.timm.mlp import mlp_sites
 
@@ -89,7 +89,7 @@ class GraftedBeitAttention(SelfAttention, BeitAttention):
         if self.relative_position_bias_table is not None:
             own = self._get_rel_pos_bias()
             bias = own if bias is None else own + bias
-        return Projected(q, k, v, x, bias=bias, rest=None)
+        return Projected(q, k, v, x, bias=bias)
 
 
 _ATTENTION: Mapping[type[nn.Module], type[GraftedModule]] = {
@@ -116,7 +116,7 @@ def _rotary_site(module: Any, path: str, **tokens: Any) -> Site:
         rows = {} if getattr(module, "num_kv_groups", 1) > 1 else dict(zip("qkv", _PROJECTIONS, strict=True))
         width = module.proj.in_features // module.num_heads
         heads = projected_heads(module, rows, width=width)
-    geometry = attention_geometry(
+    return checked_site(
         module,
         path,
         arguments=("x", "rope", "attn_mask", "is_causal", "shared_rel_pos_bias", "args", "kwargs"),
@@ -126,4 +126,3 @@ def _rotary_site(module: Any, path: str, **tokens: Any) -> Site:
         score_columns=own_parameters(module, "relative_position_bias_table"),
         **tokens,
     )
-    return global_site(path, geometry)
