@@ -36,6 +36,11 @@ def patch_classes(
     return created
 
 
+def has_grafts(module: nn.Module) -> bool:
+    """Return whether `module`, or a module in it, has grafts."""
+    return any(isinstance(each, GraftedModule) and bool(each.grafts) for each in module.modules())
+
+
 class TwoLinearEnds(GraftedModule):
     """An MLP with a linear layer after hook points `mlp.front` and `mlp.mid`, and only dropout before `mlp.end`."""
 

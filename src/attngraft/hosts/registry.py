@@ -59,7 +59,10 @@ PACKAGES: Mapping[str, Package] = {
             "hf",
             *("vit", "dinov2", "dinov3", "clip", "swin", "marian", "t5"),
             *("bert", "roberta", "electra", "distilbert", "modernbert"),
-            table=("vit", "dinov2", "clip", "bert", "roberta", "electra", "distilbert"),
+            table=(
+                *("vit", "dinov2", "dinov3", "clip", "marian", "t5"),
+                *("bert", "roberta", "electra", "distilbert", "modernbert"),
+            ),
         ),
         extra="hf",
         always=False,

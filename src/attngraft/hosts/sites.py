@@ -114,7 +114,7 @@ def refused_site(
     )
 
 
-def map_fields(dim: int, rows: int, columns: int, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+def map_fields(dim: int, rows: int, columns: int, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the geometry fields of a map whose tokens form one sequence, after the prefix tokens."""
     return {"dim": dim, "tokens": len(prefix) + rows * columns, "prefix": prefix, "grid": (rows, columns)}
 

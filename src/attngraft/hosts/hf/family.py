@@ -69,4 +69,4 @@ def image_tokens(config: Any, *, prefix: tuple[str, ...]) -> dict[str, Any]:
     """Return the geometry fields of a model with one sequence of prefix tokens and patches."""
     sizes = zip(pair(config.image_size), pair(config.patch_size), strict=True)
     rows, columns = (side // patch for side, patch in sizes)
-    return map_fields(config.hidden_size, rows, columns, prefix)
+    return map_fields(config.hidden_size, rows, columns, prefix=prefix)

@@ -71,7 +71,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size, CLASS)
+    fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size, prefix=CLASS)
     known = plain_class(block.attn) is ClassAttn
     yield (class_attention_site if known else unread_site)(block.attn, f"{path}.attn", **fields)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)

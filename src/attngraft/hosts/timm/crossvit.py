@@ -24,14 +24,14 @@ class GraftedCrossAttention(ClassAttention, ScaledProducts, CrossAttention):
 
 def _block_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     dim = shapes.input_shape(path)[-1]
-    return block_sites(block, path, **map_fields(dim, *_grid(shapes.model, int(path.split(".")[3])), CLASS))
+    return block_sites(block, path, **map_fields(dim, *_grid(shapes.model, int(path.split(".")[3])), prefix=CLASS))
 
 
 def _fusion_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     dim, module = shapes.input_shape(path)[-1], block.attn
     other = (int(path.split(".")[3]) + 1) % shapes.model.num_branches  # the branch of the keys, whose width is `dim`
     heads = projected_heads(module, {"q": "wq", "k": "wk", "v": "wv"}, width=dim // module.num_heads)
-    fields = map_fields(dim, *_grid(shapes.model, other), CLASS)
+    fields = map_fields(dim, *_grid(shapes.model, other), prefix=CLASS)
     yield class_attention_site(module, f"{path}.attn", children=("wq", "wk", "wv"), heads=heads, **fields)
 
 

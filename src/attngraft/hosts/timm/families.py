@@ -87,10 +87,10 @@ class _MobileVit(TimmFamily):
         )
 
 
-def _xcit_fields(model: Any, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+def _xcit_fields(model: Any, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
     embed = model.patch_embed
     rows, columns = (side // embed.patch_size for side in embed.img_size)
-    return map_fields(model.embed_dim, rows, columns, prefix)
+    return map_fields(model.embed_dim, rows, columns, prefix=prefix)
 
 
 def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
@@ -102,7 +102,7 @@ def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _xcit_class(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    fields = _xcit_fields(shapes.model, CLASS)
+    fields = _xcit_fields(shapes.model, prefix=CLASS)
     known = plain_class(block.attn) in shapes.adapter.patched
     yield (class_attention_site if known else unread_site)(block.attn, f"{path}.attn", **fields)
     yield from mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)
@@ -131,7 +131,7 @@ def _coat_serial(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x", "size"), children=children)
     stage = int(path.partition(".")[0].removeprefix("serial_blocks"))
     rows, columns = getattr(shapes.model, f"patch_embed{stage}").grid_size
-    fields = map_fields(block.mlp.fc1.in_features, rows, columns, CLASS)
+    fields = map_fields(block.mlp.fc1.in_features, rows, columns, prefix=CLASS)
     yield linear_site(f"{path}.factoratt_crpe", **fields)
     yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
@@ -143,7 +143,7 @@ def _coat_parallel(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     dim = block.mlp2.fc1.in_features
     for branch in (2, 3, 4):
         rows, columns = getattr(shapes.model, f"patch_embed{branch}").grid_size
-        yield linear_site(f"{path}.factoratt_crpe{branch}", **map_fields(dim, rows, columns, CLASS))
+        yield linear_site(f"{path}.factoratt_crpe{branch}", **map_fields(dim, rows, columns, prefix=CLASS))
     yield from mlp_sites(block.mlp2, f"{path}.mlp2", dim=dim, prefix=CLASS)
 
 

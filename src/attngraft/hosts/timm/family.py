@@ -230,7 +230,7 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
             f"{len(prefix)} of them ({', '.join(prefix)})"
         )
     cells = model.patch_embed.grid_size
-    return {"dim": dim, "prefix": prefix} if cells is None else map_fields(dim, *cells, prefix)
+    return {"dim": dim, "prefix": prefix} if cells is None else map_fields(dim, *cells, prefix=prefix)
 
 
 class PairMaskVitBlock(MaskedParts):

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar, cast
 
-import torch.nn.functional as F
 from timm.models import hieradet_sam2 as hieradet
 from torch import Tensor, nn
 
@@ -12,7 +11,7 @@ from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, split_heads, split_qkv
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, map_fields
-from attngraft.hosts.timm.windows import PaddedWindows
+from attngraft.hosts.timm.windows import PaddedWindows, pad_to_windows, partition, present_tokens
 
 _BLOCK = ("proj", "pool", "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
 
@@ -62,15 +61,10 @@ class GraftedMultiScaleBlock(PaddedWindows, hieradet.MultiScaleBlock):
         if not self.is_windowed:
             return self.attn(x)
         window = self.window_size
-        short = [-side % each for side, each in zip(grid, window, strict=True)]
-        padding = (0, 0, 0, short[1], 0, short[0])
-        record_coordinates(self, x, lambda maps: hieradet.window_partition(F.pad(maps, padding), window))
-        windows = hieradet.window_partition(F.pad(x, padding), window)
-        if any(short) and self.mixes:
-            ones = hieradet.window_partition(F.pad(x.new_ones(1, *grid, 1), padding), window)
-            windows = self.attn(windows, ones.flatten(1) > 0)
-        else:
-            windows = self.attn(windows)
+        record_coordinates(self, x, lambda maps: partition(pad_to_windows(maps, window), window))
+        present = present_tokens(x, window, grid) if self.mixes else None
+        windows = hieradet.window_partition(pad_to_windows(x, window), window)
+        windows = self.attn(windows) if present is None else self.attn(windows, present)
         rows, columns = (side // each for side, each in zip(grid, self.q_stride or (1, 1), strict=True))
         small = (windows.shape[1], windows.shape[2])
         padded = (rows + -rows % small[0], columns + -columns % small[1])

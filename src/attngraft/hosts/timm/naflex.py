@@ -41,7 +41,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     model = shapes.model
     grid = model.embeds.dynamic_feat_size(_image_size(model))
     prefix = prefix_names(class_token=model.has_class_token, registers=model.num_reg_tokens)
-    tokens = map_fields(model.embed_dim, *grid, prefix)
+    tokens = map_fields(model.embed_dim, *grid, prefix=prefix)
     read = rotary.rotary_block_sites if plain_class(block) is EvaBlock else block_sites
     return (with_padding_mask(site, path) for site in read(block, path, **tokens))
 

@@ -29,7 +29,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     yield _attention_site(block.attn_in, f"{path}.attn_in", **inside)
     yield from mlp.mlp_sites(block.mlp_in, f"{path}.mlp_in", **inside)
     dim = shapes.input_shape(f"{path}.attn_out")[-1]
-    outside = map_fields(dim, *shapes.model.pixel_embed.grid_size, CLASS)
+    outside = map_fields(dim, *shapes.model.pixel_embed.grid_size, prefix=CLASS)
     yield _attention_site(block.attn_out, f"{path}.attn_out", **outside)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **outside)
 

@@ -119,7 +119,7 @@ def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.output_shape(last)
     value_rows = ("kv", module.num_heads * module.head_dim)
     heads = projected_heads(module, {"q": "q", "k": "kv", "v": value_rows}, width=module.head_dim)
-    fields = map_fields(dim, rows, columns, CLASS)
+    fields = map_fields(dim, rows, columns, prefix=CLASS)
     yield class_attention_site(module, f"{path}.attn", children=("q", "kv"), heads=heads, **fields)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
 
