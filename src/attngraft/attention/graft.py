@@ -16,9 +16,8 @@ from attngraft.attention.geometry import Geometry
 from attngraft.attention.hook_points import HookPoint
 from attngraft.attention.recorder import Recordable
 
-Circumstance = Literal[
-    "causal", "padded", "cross"
-]  #: geometry fields that some hosts determine only in the forward pass
+#: geometry fields that some hosts determine only in the forward pass
+Circumstance = Literal["causal", "padded", "cross"]
 CIRCUMSTANCES: tuple[Circumstance, ...] = get_args(Circumstance)
 LinearLayer = nn.Linear | nn.Conv2d  #: a linear map of each token: convolutions have kernel size 1 and one group
 

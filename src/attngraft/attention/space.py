@@ -23,9 +23,8 @@ class SpaceSite(GraftedModule):
     """
 
     detaches: ClassVar[tuple[str, ...]]  #: names of the children that only this branch uses; all of them exist
-    branch_of: ClassVar[
-        Callable[[Any, Tensor], Tensor]
-    ]  #: runs the host's own branch on an unpatched module, for counting MACs
+    #: runs the host's own branch on an unpatched module, for counting MACs
+    branch_of: ClassVar[Callable[[Any, Tensor], Tensor]]
     whole: bool = True  #: whether the detached modules hold the host's own values
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from attngraft.errors import HostError
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.family import Family, ShapeProbe, Sites, family_table, patched_by_name
-from attngraft.hosts.hf import marian, modernbert, t5
+from attngraft.hosts.hf import marian, modernbert, swin, t5
 from attngraft.hosts.hf.attention import ProjectedSite, RotarySite, ScalingSite, attention_site
 from attngraft.hosts.hf.bert_layers import TEMPLATES, bert_sites
 from attngraft.hosts.hf.decoder import SequenceFamily
@@ -160,6 +160,16 @@ FAMILIES = family_table(
         },
         templates={"Attention": ClipAttention, "MLP": PlainMlp},
         members={"base_names": ("vision_model",)},
+    ),
+    Family(
+        name="hf.swin",
+        summary="transformers Swin, including backbones",
+        prefixes=("swin.Swin",),
+        models=("Model", "ForImageClassification", "ForMaskedImageModeling", "Backbone"),
+        blocks={"Layer": swin.swin_sites},
+        templates={"MLP": PlainMlp},
+        patched=swin.PATCHED,
+        members={"base_names": ("swin",)},
     ),
     Family(
         name="hf.bert",

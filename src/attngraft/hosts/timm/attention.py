@@ -174,6 +174,16 @@ class ConvAttention(SelfAttention):
     `project` takes the map's size as `grid` and stores it in `rest`.
     """
 
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """Split the output of the fused projection (B, 3 H d, N) into q, k and v, (B, H, d, N) each."""
+        return qkv.unflatten(1, (3, self.num_heads, -1)).unbind(1)
+
+    def project(self, x: Tensor, *, grid: tuple[int, int]) -> Projected:
+        q, k, v = (part.transpose(-1, -2) for part in self.split(self.qkv(tokens_to_map(x, grid)).flatten(2)))
+        if self.fused_attn:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        return Projected(q, k, v, x, rest=grid)
+
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         grid = (x.shape[-2], x.shape[-1])
         return tokens_to_map(super().forward(map_to_tokens(x), *args, grid=grid, **kwargs), grid)

@@ -1,5 +1,6 @@
 """Base class of timm's adapters, and sites of attention classes that several families share."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -161,7 +162,6 @@ def subsampled_site(module: Any, path: str, shapes: ShapeProbe, *, argument: str
         argument: name of the argument with the map's size.
         tokens: geometry fields of the query side.
     """
-    rows, columns = (None, None) if module.sr is None else shapes.output_shape(f"{path}.sr")[-2:]
     width, dim = module.proj.in_features // module.num_heads, module.proj.in_features
     return checked_site(
         module,
@@ -169,7 +169,7 @@ def subsampled_site(module: Any, path: str, shapes: ShapeProbe, *, argument: str
         arguments=("x", argument, "args", "kwargs"),
         children=("q", "kv", "sr", "norm", "pool", "act", "attn_drop", "proj", "proj_drop"),
         heads=projected_heads(module, {"q": "q", "k": "kv", "v": ("kv", dim)}, width=width),
-        key_tokens=None if rows is None or columns is None else rows * columns,
+        key_tokens=None if module.sr is None else math.prod(shapes.output_shape(f"{path}.sr")[-2:]),
         **tokens,
     )
 

@@ -11,7 +11,7 @@ from attngraft.hosts.adapter import Site, random_images
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.sites import fused_heads, projected_heads, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import ConvAttention, SelfAttention, tokens_to_map
+from attngraft.hosts.timm.attention import ConvAttention, SelfAttention
 from attngraft.hosts.timm.family import CHILDREN, TimmFamily, checked_site, image_size, map_fields, rel_pos_fields
 from attngraft.hosts.timm.windows import WindowMerger
 
@@ -47,16 +47,11 @@ class GraftedAttentionCl(RelativeAttention, maxxvit.AttentionCl):
 class GraftedAttention2d(ConvAttention, RelativeAttention, maxxvit.Attention2d):
     """`timm.models.maxxvit.Attention2d`."""
 
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        return qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2) if self.head_first else super().split(qkv)
+
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None, *, grid: tuple[int, int]) -> Projected:
-        qkv = self.qkv(tokens_to_map(x, grid)).flatten(2)
-        if self.head_first:
-            parts = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)
-        else:
-            parts = qkv.unflatten(1, (3, self.num_heads, self.dim_head)).unbind(1)
-        q, k, v = (part.transpose(-1, -2) for part in parts)
-        if self.fused_attn:
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        return Projected(q, k, v, x, bias=self.bias(shared_rel_pos), rest=grid)
+        return super().project(x, grid=grid)._replace(bias=self.bias(shared_rel_pos))
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         """Multiply in the order of the host, for identical rounding."""

@@ -22,8 +22,8 @@ from attngraft.hosts.timm.mlp import mlp_sites
 
 
 def fused_qkv(module: Any, x: Tensor) -> Tensor:
-    """Apply a fused projection with separate q and v biases and a zero k bias: (B, N, 3 H d)."""
-    if module.q_bias is None:
+    """Apply a fused projection, which may have separate q and v biases and a zero k bias: (B, N, 3 H d)."""
+    if getattr(module, "q_bias", None) is None:
         return cast(Tensor, module.qkv(x))
     bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
     if module.qkv_bias_separate:
@@ -56,12 +56,9 @@ class RotarySite(SelfAttention):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return q, k and v, (B, H, N, d) each."""
         if self.qkv is not None:
-            return split_qkv(self.fused(x), self.num_heads)
+            return split_qkv(fused_qkv(self, x), self.num_heads)
         projections = cast(tuple[nn.Module, ...], (self.q_proj, self.k_proj, self.v_proj))
         return tuple(project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in projections)
-
-    def fused(self, x: Tensor) -> Tensor:
-        return cast(Tensor, cast(nn.Module, self.qkv)(x))
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         prefix, half = self.num_prefix_tokens, getattr(self, "rotate_half", False)
@@ -71,13 +68,6 @@ class RotarySite(SelfAttention):
         """Repeat keys or values of grouped queries for every head."""
         groups = getattr(self, "num_kv_groups", 1)
         return x.repeat_interleave(groups, dim=1) if groups > 1 else x
-
-
-class GraftedEvaAttention(RotarySite, EvaAttention):
-    """`timm.models.eva.EvaAttention`."""
-
-    def fused(self, x: Tensor) -> Tensor:
-        return fused_qkv(self, x)
 
 
 class GraftedBeitAttention(SelfAttention, BeitAttention):
@@ -93,9 +83,8 @@ class GraftedBeitAttention(SelfAttention, BeitAttention):
 
 
 _ATTENTION: Mapping[type[nn.Module], type[GraftedModule]] = {
-    EvaAttention: GraftedEvaAttention,
     BeitAttention: GraftedBeitAttention,
-    **patch_classes(RotarySite, AttentionRope, module=__name__),
+    **patch_classes(RotarySite, EvaAttention, AttentionRope, module=__name__),
 }
 PATCHED = {**_ATTENTION, **MLPS}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")

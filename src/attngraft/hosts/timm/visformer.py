@@ -5,10 +5,10 @@ from typing import Any, ClassVar, cast
 from timm.models.visformer import Attention, Block, SpatialMlp, Visformer
 from torch import Tensor, nn
 
-from attngraft.attention import Projected, Projection
+from attngraft.attention import Projection
 from attngraft.hosts.patched import TwoLinearEnds
 from attngraft.hosts.sites import GLOBAL
-from attngraft.hosts.timm.attention import ConvAttention, ScaledProducts, tokens_to_map
+from attngraft.hosts.timm.attention import ConvAttention, ScaledProducts
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, map_fields
 from attngraft.hosts.timm.mlp import MapMlpSite, step_mlp_site
 
@@ -17,13 +17,6 @@ _NO_ATTENTION = "this block has a convolution in its MLP instead of attention; c
 
 class GraftedAttention(ConvAttention, ScaledProducts, Attention):
     """`timm.models.visformer.Attention`."""
-
-    def project(self, x: Tensor, *, grid: tuple[int, int]) -> Projected:
-        qkv = self.qkv(tokens_to_map(x, grid)).flatten(2).unflatten(1, (3, self.num_heads, self.head_dim))
-        q, k, v = qkv.permute(1, 0, 2, 4, 3).unbind(0)
-        if self.fused_attn:
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        return Projected(q, k, v, x, rest=grid)
 
 
 class GraftedSpatialMlp(TwoLinearEnds, MapMlpSite, SpatialMlp):
