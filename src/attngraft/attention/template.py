@@ -26,7 +26,7 @@ def is_graft(name: str) -> bool:
 
 
 class GraftedModule(Recordable):
-    """Base of all patched classes: holds the grafts of one module, in the order in which they were installed."""
+    """Base of all patched classes, with the grafts of one module in order of installation."""
 
     grafts: nn.ModuleDict
 
@@ -44,7 +44,7 @@ class GraftedModule(Recordable):
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
-        """Return what separates the host's linear layer from `hook_point`, as text for messages; None: nothing does."""
+        """Return why the host's linear layer is not adjacent to `hook_point`, for messages; None if nothing is between."""
         return None
 
     def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:

@@ -53,7 +53,7 @@ def window_site(
 
     Args:
         block: path of the block that merges the windows; None: the attention module merges them.
-        fills: whether only the block can tell which tokens are window padding.
+        fills: whether only the block has the mask of window padding, which mix grafts need.
         space: path of the module with hook point `space`; None: there is none.
     """
     end = path if block is None else block
