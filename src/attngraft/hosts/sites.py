@@ -130,11 +130,17 @@ def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str,
     }
 
 
-def fused_heads(module: Any) -> dict[str, Any]:
-    """Return the head fields of a fused projection `qkv`: q of all heads, then k, then v, all of the same width."""
-    rows = fused_rows(module, "qkv", heads=module.num_heads)
+def fused_heads(module: Any, name: str = "qkv", *, heads: int | None = None) -> dict[str, Any]:
+    """Return the head fields of a fused projection: q of all heads, then k, then v, all of the same width.
+
+    Args:
+        name: name of the projection.
+        heads: number of heads; None: `num_heads` of the module.
+    """
+    heads = module.num_heads if heads is None else heads
+    rows = fused_rows(module, name, heads=heads)
     width = rows["q"][0].width
-    return {"heads": module.num_heads, "key_width": width, "value_width": width, "rows": rows}
+    return {"heads": heads, "key_width": width, "value_width": width, "rows": rows}
 
 
 def projected_heads(

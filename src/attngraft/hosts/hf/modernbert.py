@@ -16,12 +16,12 @@ from attngraft.attention import (
     MlpEnds,
     MlpGeometry,
 )
-from attngraft.hosts.adapter import check_known, fused_rows
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import RotarySite, unsupported, visible_in
 from attngraft.hosts.hf.mlp import MaskedLayer
 from attngraft.hosts.patched import as_linear
-from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, global_site, mlp_site
+from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, fused_heads, global_site, mlp_site
 
 
 class ModernBertAttention(RotarySite):
@@ -99,13 +99,7 @@ def modernbert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(mlp, f"{path}.mlp", arguments=("hidden_states",), children=("Wi", "act", "drop", "Wo"))
     fields: dict[str, Any] = {"dim": attn.Wqkv.in_features, "prefix": CLASS}
     heads = attn.Wqkv.in_features // attn.head_dim
-    geometry = AttentionGeometry(
-        **fields,
-        heads=heads,
-        key_width=attn.head_dim,
-        value_width=attn.head_dim,
-        rows=fused_rows(attn, "Wqkv", heads=heads),
-    )
+    geometry = AttentionGeometry(**fields, **fused_heads(attn, "Wqkv", heads=heads))
     refusal = unsupported(attn.config._attn_implementation)
     yield global_site(f"{path}.attn", geometry, dict.fromkeys(GLOBAL, refusal) if refusal else {})
     yield mlp_site(f"{path}.mlp", MlpGeometry(**fields, hidden=mlp.Wo.in_features), NO_MIDDLE, layer=path)
