@@ -74,7 +74,7 @@ all keys are visible; several maps for each head share the head's values | |
     #: why the graft type refuses causal attention, padded batches, or keys from tokens other than the queries; read by hosts
     #: that determine these only in the forward pass
     refuses: Mapping[Circumstance, str] = MappingProxyType({})
-    folded: str | None = None  #: description of the part that was folded into the host's weights; a folded graft cannot be removed
+    folded: str | None = None  #: part that was folded into the host's weights; such a graft cannot be removed
     stage = renamed("stage", "hook_point")
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:

@@ -1,4 +1,4 @@
-"""Table of `transformers` families whose modules are all patched with shared templates."""
+"""Table of the `transformers` families, and templates that only one of them uses."""
 
 from functools import partial
 from typing import Any
