@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attngraft.analysis.panels import table
-from attngraft.analysis.request import Analysis, AnalysisRequest
-from attngraft.results.analysis import AnalysisResult, Curves, Line
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content
+from attngraft.results.analysis import Curves, Line
 from attngraft.results.statistics import epochs_to_baseline
 from attngraft.training.build import build_task
 from attngraft.training.run_folder import RunRecord
@@ -20,7 +20,7 @@ class _Curve:
     curve: Mapping[str, Sequence[float]]
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
+def run(request: AnalysisRequest) -> Content:
     runs = [(model.name, model.record) for model in request.models if model.record is not None]
     baseline, baseline_record = runs[request.baseline or 0]
     task = build_task(runs[0][1].recipe)
@@ -37,8 +37,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         )
         reached.append(None if found is None else found.of_mean_curve)
     labels = {f"val/{name}": metric.label for name, metric in task.metrics.items()}
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="After each epoch, on the validation split. The training loss is the mean over the epoch, with augmentation, "
         "and so is higher than the validation loss. One run per model; for the spread over seeds see a study's report. "
         f"Epochs to the baseline's best: the first epoch after which a model's {labels.get(primary, task.primary)} is at "

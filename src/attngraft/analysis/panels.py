@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from attngraft.analysis.request import ShownImage
 from attngraft.errors import RecordError
 from attngraft.results.analysis import Picture, PictureRow
 from attngraft.results.sections import Cell, Column, Table
@@ -59,9 +60,9 @@ def _encoded(image: Image.Image) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def image_row(images: Iterable[tuple[str, str]]) -> PictureRow:
-    """Return a first row of images, given by name and PNG."""
-    return PictureRow(name="", pictures=[Picture(caption=name, image=image) for name, image in images])
+def image_row(images: Iterable[ShownImage]) -> PictureRow:
+    """Return a first row with the images themselves."""
+    return PictureRow(name="", pictures=[Picture(caption=image.name, image=png(image.view)) for image in images])
 
 
 def map_values(tensor: Tensor) -> Values:
