@@ -85,7 +85,7 @@ def _present(request: AnalysisRequest, models: Measured[_Images]) -> Content:
         note="One picture per image, layers from top to bottom and tokens from left to right (the class token first): the "
         "natural logarithm of the class token's attention, mean over heads, on one color scale for all.",
         panels=[Pictures(title="log attention of the class token", rows=rows, low=low, high=high)],
-        table=table(["model", "image", "layer", "token", "log attention"], 3, cells),
+        table=table(["model", "image", "layer", "token", "log attention"], cells),
     )
 
 

@@ -15,8 +15,8 @@ def run(request: AnalysisRequest) -> Content:
     shares = [_shares(each, len(classes)) for each in predictions]
     return Content(
         note=f"Share of each true class that is predicted as each class, on {images}. Other models are shown as their "
-        f"difference from {names[0]}: red is more often, blue less often. With one model of each, some of "
-        "many cells differ by chance.",
+        f"difference from {names[0]}: red is more often, blue less often. With a single run "
+        "of each, some of the many cells differ by chance.",
         panels=[
             _grid(names[0], shares[0], classes, diverging=False),
             *(
@@ -26,7 +26,6 @@ def run(request: AnalysisRequest) -> Content:
         ],
         table=table(
             ["model", "true class", "predicted class", "share"],
-            3,
             [
                 (name, classes[row], classes[column], float(share[row, column]))
                 for name, share in zip(names, shares, strict=True)

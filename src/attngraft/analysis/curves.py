@@ -1,4 +1,4 @@
-"""Learning curves, and epochs until a model reaches the baseline's best (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
+"""Learning curves, and epochs to the baseline's best (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from attngraft.training.run_folder import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """A run in the form that `epochs_to_baseline` takes."""
+    """Seed and curve of a run, as `epochs_to_baseline` expects them."""
 
     seed: int
     curve: Mapping[str, Sequence[float]]
@@ -60,7 +60,6 @@ def run(request: AnalysisRequest) -> Content:
         ],
         table=table(
             ["model", "epoch", *shown, "epochs to baseline's best"],
-            1,
             [
                 [name, int(row["epoch"]), *(_finite(row.get(key)) for key in shown), epoch]
                 for (name, record), epoch in zip(runs, reached, strict=True)
@@ -91,7 +90,7 @@ def _finite(value: float | None) -> float | None:
 ANALYSIS = Analysis(
     name="curves",
     title="Learning curves",
-    summary="accuracy and loss by epoch, of runs, and when each is as good as the baseline's best",
+    summary="accuracy and loss of runs by epoch, and the epoch at which each reaches the baseline's best",
     source="CB, Fig. 9; HV, Figs. 2 and 3; BiSA, Fig. 3",
     run=run,
     images="none",

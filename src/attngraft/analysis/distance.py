@@ -47,7 +47,6 @@ def _present(request: AnalysisRequest, models: Measured[dict[str, dict[str, floa
         ],
         table=table(
             ["model", "layer", "head", "distance"],
-            3,
             [
                 (name, site, head, value)
                 for _, name, distances in models

@@ -70,7 +70,9 @@ class Distribution:
         return self._sum / self._nonzero_total()
 
     def quantile(self, share: float) -> float:
-        """Return a quantile, interpolated linearly within its bin and limited to the smallest and largest value.
+        """Return a quantile, interpolated linearly within its bin.
+
+        It is limited to the smallest and largest value.
 
         Raises:
             UsageError: nothing was added, or `share` is not between 0 and 1.

@@ -23,7 +23,10 @@ class _Model:
     last: str  #: the model's last attention layer, whether or not it was chosen
 
     def drawn(self, column: str) -> dict[str, _Layer]:
-        """Return layers that have this column; among patches, as in the paper, without the last one unless it is alone."""
+        """Return the layers with a value in this column.
+
+        The entropy among patches omits the last layer, as in the paper, unless it is the only one.
+        """
         found = {site: each for site, each in self.layers.items() if each[column] is not None}
         if column == "among patches":
             return {site: each for site, each in found.items() if site != self.last} or found
@@ -88,7 +91,6 @@ def _present(request: AnalysisRequest, models: Measured[_Model]) -> Content:
         ],
         table=table(
             ["model", "layer", *next(iter(models[0][2].layers.values()))],
-            2,
             [(name, site, *layer.values()) for _, name, model in models for site, layer in model.layers.items()],
         ),
         numbers={

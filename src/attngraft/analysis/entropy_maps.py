@@ -37,7 +37,9 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _entropy_on_map(recording: Recording, site: str) -> Tensor:
-    """Return the entropy of each row among spatial tokens of a single image, (H, rows, columns); windows are merged.
+    """Return the entropy of each row among the spatial tokens of an image, (H, rows, columns).
+
+    Windows are merged.
 
     Raises:
         RecordError: the positions of the tokens are unknown, or their number does not match the map.
@@ -72,7 +74,7 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
         "sum to 1. All pictures share one color scale, from the smallest value to the largest. In a window of N tokens, the "
         "entropy of a row is at most ln N.",
         panels=[_panel(name, *image, low, high) for _, name, images in models for image in images],
-        table=table(["model", "image", "layer", "head", "row", "column", "entropy"], 4, rows),
+        table=table(["model", "image", "layer", "head", "row", "column", "entropy"], rows),
     )
 
 

@@ -31,7 +31,10 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTensor:
-    """Quantized values: a signed byte b stands for sign(b) (b / 127)^2 `largest`, with higher precision near 0."""
+    """Values quantized to signed bytes, with higher precision near 0.
+
+    Byte b represents sign(b) (b / 127)^2 `largest`.
+    """
 
     bytes: Tensor  #: int8
     largest: float
@@ -71,11 +74,13 @@ class ExplorerLayer:
     numbers: tuple[QuantizedTensor | None, ...]
     heads: int
     token_indices: Tensor  #: index of the token at each map position, counted over all windows, (rows, columns)
-    prefix: tuple[str, ...]  #: names of the prefix tokens
+    prefix: tuple[str, ...] = ()  #: names of the prefix tokens
     #: entropy of each head in nats, mean over the rows without padding; empty unless rows are distributions
     entropy: tuple[float, ...]
     ceiling: float  #: upper bound of the entropy, mean over the rows
-    distance: tuple[float, ...]  #: attention distance of each head, as a fraction of the map's sides; empty for latents
+    distance: tuple[
+        float, ...
+    ] = ()  #: attention distance of each head, as a fraction of the map's sides; empty for latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +125,7 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
 
 
 def _tensors(recording: Recording, site: str) -> Iterator[tuple[Callable[[Recording, str, str], ExplorerLayer], str]]:
-    """Yield the site's tensors that the page can show: the function that computes the layer, and the tensor's name."""
+    """Yield the tensors of a site that the page can show: function that computes the layer, name."""
     tensors = recording[site]
     for name in _LATENTS:
         if name in tensors:
@@ -187,7 +192,6 @@ def _filters_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
         numbers=(QuantizedTensor.of(filters, site),),
         heads=heads,
         token_indices=torch.arange(rows * columns).view(rows, columns),
-        prefix=(),
         entropy=spread,
         ceiling=float(inside.sum(0).log().mean()),
         distance=distances,
@@ -205,8 +209,6 @@ def _latents_layer(recording: Recording, site: str, first: str) -> ExplorerLayer
         numbers=tuple(QuantizedTensor.of(found[name], site) if name in found else None for name in _LATENTS),
         heads=len(found[first]),
         token_indices=torch.arange(rows * columns).view(rows, columns),
-        prefix=(),
         entropy=() if to_tokens is None else tuple(entropy(to_tokens).mean(1).tolist()),
         ceiling=math.log(rows * columns),
-        distance=(),
     )

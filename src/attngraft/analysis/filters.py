@@ -36,13 +36,11 @@ _Image = tuple[ShownImage, Positions, dict[str, _Filters]]  #: with the filters 
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
-    images: list[_Image] = []
-    names: dict[str, str] = {}
     missing = "no chosen layer has filters over neighborhoods; elsa, lsa(area=neighborhood) and others have"
+    found = find_tensors(request, model, ("local_filters",), missing=missing)
+    names = {site: tensors[0] for site, tensors in found.items()}
+    images = []
     for image in request.pictures(model):
-        if not names:
-            found = find_tensors(model, image.inputs, ("local_filters",), sites=request.sites, missing=missing)
-            names = {site: tensors[0] for site, tensors in found.items()}
         recording = recorded(model, image.inputs, set(names.values()), sites=request.sites)
         filters = {
             site: recording[site][name][0].float().cpu()
@@ -61,7 +59,10 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _positions(chosen: Sequence[tuple[int, int]], filters: Mapping[str, Tensor]) -> Positions:
-    """Return the chosen positions on the map of the first layer as fractions of its sides; default: `POSITIONS`."""
+    """Return the positions as fractions of the map's sides; default: `POSITIONS`.
+
+    Chosen positions are on the map of the first layer.
+    """
     if not chosen:
         return POSITIONS
     site, first = next(iter(filters.items()))
@@ -100,7 +101,6 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
         panels=[_panel(name, *image, heads=request.heads) for _, name, images in models for image in images],
         table=table(
             ["model", "image", "layer", "head", "row", "column", "down", "right", "weight"],
-            4,
             [
                 (name, image.name, site, head, row, column, down - len(values) // 2, right - len(values) // 2, weight)
                 for _, name, images in models
@@ -122,7 +122,7 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
 def _panel(
     name: str, image: ShownImage, positions: Positions, layers: Mapping[str, _Filters], *, heads: bool
 ) -> Pictures:
-    """Return a panel with the image and its positions, then one row per layer (and head) and one column per position."""
+    """Return a panel with the image, then a row per layer (and head) and a column per position."""
     rows = [PictureRow(name="positions", pictures=[Picture(image=marked(image.view, positions))])]
     signed = False
     for caption, layer in zip(captions(list(layers)), layers.values(), strict=True):

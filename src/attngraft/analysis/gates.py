@@ -72,7 +72,6 @@ def _present(request: AnalysisRequest, models: Measured[dict[str, dict[str, _Spr
         ],
         table=table(
             ["model", "gate", "layer", "mean", "least", "5%", "25%", "50%", "75%", "95%", "largest"],
-            3,
             [
                 (name, gate, site, *each.cells())
                 for _, name, by_gate in models

@@ -25,12 +25,12 @@ _PER_ROW = 16
 
 @dataclass(frozen=True, kw_only=True)
 class _Matrices:
-    """Matrices of one layer, indexed by the key's offset from the query: (channels or ghost heads, rows, columns)."""
+    """Matrices of one layer, indexed by the key's offset from the query."""
 
     site: str
     kind: str
     unit: str  #: "channel" or "head"
-    values: Tensor
+    values: Tensor  #: (channels or ghost heads, rows, columns)
 
     def pictures(self, most: int) -> list[Picture]:
         """Return pictures of at most `most` matrices, evenly spaced."""
@@ -44,7 +44,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     geometries = {site.path: site.geometry for site in host.sites}
     inputs = host.adapter.example_inputs(host.core, batch=1)[0].to(next(model.model.parameters()))
     missing = "no chosen layer has a ghost head; the grafts elsa and ghost add one"
-    tensors = find_tensors(model, inputs, _KINDS, sites=request.sites, missing=missing)
+    tensors = find_tensors(request, model, _KINDS, missing=missing, inputs=inputs)
     recording = recorded(model, inputs, {name for names in tensors.values() for name in names}, sites=request.sites)
     return [
         _Matrices(
@@ -89,7 +89,6 @@ def _present(request: AnalysisRequest, models: Measured[list[_Matrices]]) -> Con
         panels=[panel for _, name, layers in models for panel in panels(name, layers)],
         table=table(
             ["model", "layer", "matrix", "down", "right", "mean", "deviation", "least", "largest"],
-            3,
             [row for _, name, layers in models for row in _rows(name, layers)],
         ),
         numbers={

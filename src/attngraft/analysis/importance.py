@@ -21,7 +21,7 @@ _BRANCHES = ("self", "inverse")
 
 
 def importance(inverse_weights: Tensor) -> Tensor:
-    """Return the largest inverse attention of each query over the keys, max_j L_ij: (..., Nq, Nk) to (..., Nq).
+    """Return the largest inverse attention of each query, max_j L_ij: (..., Nq, Nk) to (..., Nq).
 
     L sums to 1 over the queries of each key, so queries that many keys attend to stand out.
     """
@@ -29,7 +29,7 @@ def importance(inverse_weights: Tensor) -> Tensor:
 
 
 def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_weights") -> Tensor:
-    """Return the importance map as in Fig. 2, scaled to the range 0 to 1 within each window, (B, H, rows, columns).
+    """Return the importance map as in Fig. 2, (B, H, rows, columns), from 0 to 1 in each window.
 
         with torch.no_grad(), attngraft.record(model, "bisa") as recording:
             model(images)
@@ -72,12 +72,10 @@ class _Model:
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Model:
     found = _Model()
-    grafts: dict[str, str] = {}  # site -> name of its graft
     missing = "no chosen layer has an inverse branch; the grafts bisa and misa add one"
+    tensors = find_tensors(request, model, ("inverse_weights",), missing=missing)
+    grafts = {site: names[0].rpartition(".")[0] for site, names in tensors.items()}
     for image, view, inputs in request.pictures(model):
-        if not grafts:
-            tensors = find_tensors(model, inputs, ("inverse_weights",), sites=request.sites, missing=missing)
-            grafts = {site: names[0].rpartition(".")[0] for site, names in tensors.items()}
         found.images[image] = png(view)
         recording = recorded(model, inputs, set(grafts.values()), sites=request.sites)
         for site, graft in grafts.items():
@@ -114,7 +112,7 @@ def _present(request: AnalysisRequest, models: Measured[_Model]) -> Content:
         + "Magnitude of a branch: mean absolute value of its heads before both branches are weighted and added, over the "
         "tokens of the map and the shown images.",
         panels=[*(panel for _, name, model in models for panel in panels(name, model)), *_sizes(models)],
-        table=table(["model", "layer", "what", "image", "head", "row", "column", "value"], 5, _rows(models)),
+        table=table(["model", "layer", "what", "image", "head", "row", "column", "value"], _rows(models)),
         numbers=ratios,
     )
 

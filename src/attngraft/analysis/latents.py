@@ -23,11 +23,10 @@ _Maps = dict[str, dict[str, Tensor]]  #: site -> head (or "mean") -> maps (M, ro
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[tuple[ShownImage, _Maps]]:
-    images: list[tuple[ShownImage, _Maps]] = []
     missing = "no chosen layer has latents that attend to tokens; choose BiXT's cross-attention layers"
+    find_tensors(request, model, (_ATTENTION,), missing=missing)
+    images = []
     for image in request.pictures(model):
-        if not images:
-            find_tensors(model, image.inputs, (_ATTENTION,), sites=request.sites, missing=missing)
         recording = recorded(model, image.inputs, _ATTENTION, sites=request.sites)
         maps = {}
         for site in recording:
@@ -72,7 +71,6 @@ def _present(request: AnalysisRequest, models: Measured[list[tuple[ShownImage, _
         panels=panels,
         table=table(
             ["model", "image", "layer", "head", "latent", "row", "column", "share"],
-            4,
             [
                 row
                 for _, name, images in models

@@ -1,4 +1,4 @@
-"""Conversion of tensors to the data of an analysis result: PNG images, maps as rows of numbers, tables."""
+"""Conversion of tensors to the data of an analysis result: images, maps, tables."""
 
 import base64
 import io
@@ -32,7 +32,10 @@ def backdrop(view: Tensor) -> str:
 
 
 def marked(view: Tensor, positions: Sequence[tuple[float, float]]) -> str:
-    """Return the image with the numbers 1, 2, ... drawn at `positions` (row, column), as fractions of its sides."""
+    """Return the image with the numbers 1, 2, ... drawn at `positions`.
+
+    Positions are (row, column), as fractions of the image's sides.
+    """
     image = _image(view).convert("RGB")
     factor = -(-_MARKED_SIDE // max(image.size))
     image = image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)
@@ -96,7 +99,9 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def table(names: Sequence[str], texts: int, rows: Iterable[Sequence[Cell]]) -> Table:
-    """Return a table whose first `texts` columns contain text and the others numbers."""
-    columns = [Column(name=name, kind="text" if index < texts else "number") for index, name in enumerate(names)]
-    return Table(columns=columns, rows=[list(row) for row in rows])
+def table(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """Return a table; a column with strings contains text, any other numbers."""
+    listed = [list(row) for row in rows]
+    text = [any(isinstance(cell, str) for cell in cells) for cells in zip(*listed, strict=True)]
+    columns = [Column(name=name, kind="text" if each else "number") for name, each in zip(names, text, strict=True)]
+    return Table(columns=columns, rows=listed)

@@ -1,4 +1,4 @@
-"""Effective receptive fields: gradient of the features at a map position with respect to the pixels (Luo et al. 2016)."""
+"""Effective receptive fields: gradients of features with respect to pixels (Luo et al. 2016)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from attngraft.analysis.panels import map_values, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
 from attngraft.analysis.tensors import feature_map, find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
+from attngraft.recording.attention_maps import check_position
 from attngraft.results.analysis import Curves, Line, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
@@ -23,11 +24,12 @@ _BATCH = 8  #: largest batch size for gradients
 def receptive_field(
     features: Callable[[Tensor], Tensor], images: Tensor, *, place: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return the effect of each pixel on the features at one position of the map, (H, W), scaled to a maximum of 1.
+    """Return the effect of each pixel on the features at one map position, (H, W), at most 1.
 
-    For each image, the rectified features at `place` are summed over channels, and the gradient of the sum with respect to
-    the pixels is computed. Negative values are set to 0, color channels summed and images averaged (Ding et al. 2022,
-    "Scaling up your kernels to 31x31", Appendix; with an additional ReLU, since channels of signed features would cancel).
+    For each image, the rectified features at `place` are summed over channels, and the gradient of the sum with respect
+    to the pixels is computed. Negative values are set to 0, color channels summed, images averaged, and the result is
+    scaled to a maximum of 1 (Ding et al. 2022, "Scaling up your kernels to 31x31", Appendix; with an additional ReLU,
+    since channels of signed features would cancel).
 
         def features(images):
             with attngraft.record(model, "mlp.end", detach=False) as recording:
@@ -62,9 +64,7 @@ def pixel_gradient(
                 f"features must be a map (B, rows, columns, C) of {len(images)} images, got {tuple(found.shape)}"
             )
         rows, columns = found.shape[1:3]
-        row, column = place or (rows // 2, columns // 2)
-        if not (0 <= row < rows and 0 <= column < columns):
-            raise UsageError(f"position ({row}, {column}) is outside the map of {rows} x {columns}")
+        row, column = check_position(place or (rows // 2, columns // 2), rows, columns)
         if not found.requires_grad:
             raise UsageError("the features have no gradient; record with detach=False, outside of torch.no_grad()")
         (gradient,) = torch.autograd.grad(found[:, row, column].relu().sum(), pixels)
@@ -72,7 +72,7 @@ def pixel_gradient(
 
 
 def area_holding(field: Tensor, share: float) -> float:
-    """Return the area of the smallest centered rectangle with `share` of the field, as a fraction of the field's area.
+    """Return the relative area of the smallest centered rectangle that contains `share` of the field.
 
     The rectangle grows by a pixel at both ends of its longer side, and proportionally on the shorter one. Ding et al. (2022)
     report the area for shares of 20%, 30%, 50% and 99%. It is large if distant pixels have as much effect as near ones.
@@ -128,7 +128,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 def _last_map(request: AnalysisRequest, model: ModelHandle) -> tuple[str, str]:
     """Return the site and hook point of the last layer whose output is a map."""
     inputs, missing = next(request.pictures(model)).inputs, "no chosen layer has a map of the image"
-    hook_points = find_tensors(model, inputs, _HOOK_POINTS, sites=request.sites, missing=missing)
+    hook_points = find_tensors(request, model, _HOOK_POINTS, missing=missing)
     recording = recorded(model, inputs, {name for names in hook_points.values() for name in names}, sites=request.sites)
     reasons = []
     for site, names in reversed(hook_points.items()):
@@ -168,7 +168,6 @@ def _present(request: AnalysisRequest, models: Measured[_Field]) -> Content:
         ],
         table=table(
             ["model", "layer", "stage", "share", "area"],
-            3,
             [
                 (name, field.site, field.hook_point, share, field.areas[share])
                 for _, name, field in models

@@ -67,7 +67,10 @@ class AnalysisRequest:
         return not chosen and all(model.has_predictions for model in self.models)
 
     def batches(self, model: ModelHandle, *, least: int = 1) -> Iterator[Tensor]:
-        """Yield input batches of up to `limit` images, the same for every model; skip a last batch smaller than `least`."""
+        """Yield input batches of up to `limit` images, the same images for every model.
+
+        A last batch of fewer than `least` images is skipped.
+        """
         indices = self.images.sample(self.limit)
         for start in range(0, len(indices), self.batch):
             part = indices[start : start + self.batch]
@@ -156,7 +159,7 @@ def by_model(
     measure: Callable[[AnalysisRequest, ModelHandle, dict[str, str]], T],
     present: Callable[[AnalysisRequest, Measured[T]], Content],
 ) -> Callable[[AnalysisRequest], Content]:
-    """Return the `run` of an analysis that measures each model by itself and presents all measurements together."""
+    """Return the `run` of an analysis that measures each model and presents all measurements."""
 
     def run(request: AnalysisRequest) -> Content:
         models, left_out = measure_models(request, measure)

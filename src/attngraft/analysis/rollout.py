@@ -18,7 +18,7 @@ Fuse = Literal["mean", "max", "min"]
 
 
 def rollout(maps: Iterable[Tensor], *, fuse: Fuse = "mean", residual: float = 0.5, discard: float = 0.0) -> Tensor:
-    """Return the product of the layers' maps, each with its skip connection, (B, N, N), rows sum to 1.
+    """Return the product of the layers' maps, each with its skip connection: (B, N, N), rows sum to 1.
 
     Attention rollout (Abnar and Zuidema 2020) of layers l with heads h:
 
@@ -69,7 +69,10 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _rollout_on_map(recording: Recording, model: ModelHandle) -> Tensor:
-    """Return the share of each patch, (rows, columns), in the class token or, without one, in the mean of all tokens."""
+    """Return the share of each patch in the class token, (rows, columns).
+
+    Without a class token, it is the share in the mean of all tokens.
+    """
     if missing := sites_without_maps(recording, model):
         raise RecordError(
             f"{', '.join(missing)}: no attention map, which rollout requires of all layers; choose layers with maps "
@@ -104,7 +107,6 @@ def _present(request: AnalysisRequest, models: Measured[list[tuple[ShownImage, V
         panels=[Pictures(title="rollout through all layers", rows=rows)],
         table=table(
             ["model", "image", "row", "column", "share"],
-            2,
             [
                 (name, image.name, *cell)
                 for _, name, images in models

@@ -52,7 +52,6 @@ def _present(request: AnalysisRequest, models: Measured[dict[str, tuple[float | 
         ],
         table=table(
             ["model", "layer", "ratio", "mean"],
-            2,
             [(name, site, *each) for _, name, scales in models for site, each in scales.items()],
         ),
     )

@@ -35,7 +35,7 @@ class SegmentationMasks:
         self._stems = Counter(PurePosixPath(name).stem for name in images.names)
 
     def boundaries(self, indices: Sequence[int], model: ModelHandle, size: tuple[int, int]) -> Tensor:
-        """Return the share of boundary pixels at each position of a map of `size` (rows, columns): (B, rows, columns).
+        """Return the share of boundary pixels at each position of a map, (B, rows, columns).
 
         Labels are resized (nearest neighbor) and cropped like the model's images.
 

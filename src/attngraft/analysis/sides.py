@@ -86,8 +86,8 @@ def run(request: AnalysisRequest) -> Content:
     return Content(
         note=f"On {images}. Gained: {names[0]} is wrong and {names[1]} is correct; lost: the reverse. Below each image are "
         f"the predictions of {names[0]} and {names[1]}. At most {_MOST} of each are shown, evenly spaced; the table "
-        "has all of them, and the accuracy of both models by class. With one model of each, some images change with "
-        "the seed alone.",
+        "has all of them, and the accuracy of both models by class. With a single run of each, some images "
+        "change sides because of the seed alone.",
         panels=[
             *_pictures(request, first, second, sides),
             Grid(

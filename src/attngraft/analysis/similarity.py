@@ -144,7 +144,6 @@ def run(request: AnalysisRequest) -> Content:
         ],
         table=table(
             [f"layer of {first.name}", f"layer of {second.name}", "CKA"],
-            2,
             [
                 (a, b, values[row][column])
                 for row, a in enumerate(alignment.first)

@@ -1,4 +1,4 @@
-"""Structural similarity and sharpness of the feature maps of two models, shown as their first principal component.
+"""Structural similarity and sharpness of two models' feature maps.
 
 BiSA, Figs. 4 to 7. The paper does not state how 96 channels are reduced to one picture; we use the first principal component
 of both maps together.
@@ -140,7 +140,7 @@ def _blurred(picture: Tensor, weights: Tensor) -> Tensor:
 
 
 def _mirrored(size: int, radius: int, device: torch.device) -> Tensor:
-    """Return the pixel index for each position from `-radius` to `size + radius`: d c b a | a b c d | d c b a."""
+    """Return the indices of a mirrored axis, `radius` longer at both ends: b a | a b c d | d c."""
     index = torch.arange(-radius, size + radius, device=device) % (2 * size)
     return torch.where(index < size, index, 2 * size - 1 - index)
 
@@ -189,7 +189,6 @@ def run(request: AnalysisRequest) -> Content:
         panels=panels,
         table=table(
             ["model", "layer", "image", "component", "dissimilarity", *columns],
-            4,
             [
                 [name, sites[index], image, component, *(None if math.isnan(value) else value for value in values)]
                 for component, by_image in measures.items()
@@ -202,7 +201,7 @@ def run(request: AnalysisRequest) -> Content:
 
 
 def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
-    """Return the first attention layer with a map that both models have by name, or else the first of each model."""
+    """Return the first attention layer with a map that both models have, or the first of each."""
     first, second = (_maps_by_site(request, model) for model in request.models)
     common = next((site for site in first if site in second), None)
     pair = (common, common) if common is not None else (next(iter(first)), next(iter(second)))
@@ -218,10 +217,9 @@ def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
 
 def _maps_by_site(request: AnalysisRequest, model: ModelHandle) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of the maps that attention layers output, in the order of execution."""
-    inputs = next(request.pictures(model)).inputs
     missing = f"{model.name}: no chosen attention layer has a map of the image"
-    find_tensors(model, inputs, (_HOOK_POINT,), sites=request.sites, missing=f"{missing}: none has a recorded output")
-    recording = recorded(model, inputs, _HOOK_POINT, sites=request.sites)
+    find_tensors(request, model, (_HOOK_POINT,), missing=f"{missing}: none has a recorded output")
+    recording = recorded(model, next(request.pictures(model)).inputs, _HOOK_POINT, sites=request.sites)
     shapes: dict[str, tuple[int, ...]] = {}
     reasons = []
     for site in recording:

@@ -73,7 +73,10 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
 
 
 def _top_probability(values: Tensor, k: int) -> Tensor:
-    """Return the probability that each value (..., N) is among the k largest of its row if ties are broken at random."""
+    """Return the probability that each value is among the k largest of its row.
+
+    Ties are broken at random.
+    """
     least = values.topk(k).values[..., -1:]
     above, equal = values > least, values == least
     left = k - above.sum(-1, keepdim=True)
@@ -109,12 +112,11 @@ _Layer = tuple[float, dict[str, _Measure]]  #: chance level of the agreement, an
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, _Layer]:
     """Return chance level and measures by site."""
+    names = find_tensors(request, model, _DIRECTIONS, missing=_NONE)
+    if {name for each in names.values() for name in each} != set(_DIRECTIONS):
+        raise RecordError(_NONE)
     batches: dict[str, list[Symmetry]] = {}
     for images in request.batches(model):
-        if not batches:
-            names = find_tensors(model, images[:1], _DIRECTIONS, sites=request.sites, missing=_NONE)
-            if {name for each in names.values() for name in each} != set(_DIRECTIONS):
-                raise RecordError(_NONE)
         recording = recorded(model, images, _DIRECTIONS, sites=request.sites)
         for site, latents_to_tokens, tokens_to_latents in _pairs(recording):
             batches.setdefault(site, []).append(symmetry(latents_to_tokens, tokens_to_latents))
@@ -172,7 +174,6 @@ def _present(request: AnalysisRequest, models: Measured[dict[str, _Layer]]) -> C
         panels=panels,
         table=table(
             ["model", "layer", "head", *(what + end for what in _TITLES for end in ("", " low", " high")), "chance"],
-            3,
             [row for _, name, layers in models for site, layer in layers.items() for row in _rows(name, site, *layer)],
         ),
         numbers={

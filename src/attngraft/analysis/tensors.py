@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor
 
+from attngraft.analysis.request import AnalysisRequest
 from attngraft.errors import RecordError, UsageError
 from attngraft.hosts import Host, find_host
 from attngraft.recording.record import record
@@ -31,18 +32,25 @@ def recorded(
 
 
 def find_tensors(
-    model: ModelHandle, inputs: Tensor, names: Collection[str], *, sites: str, missing: str
+    request: AnalysisRequest,
+    model: ModelHandle,
+    names: Collection[str],
+    *,
+    missing: str,
+    inputs: Tensor | None = None,
 ) -> dict[str, list[str]]:
-    """Return the tensors with one of these names at each site, in the host's order.
+    """Return the tensors with one of these names at each chosen site, in the host's order.
 
-    The returned names include the prefix of a graft, as in `elsa.ghost_add`. The model is run once, and no tensors are
-    stored.
+    The returned names include the prefix of a graft, as in `elsa.ghost_add`. The model is run once, on `inputs` or on the
+    first image, and no tensors are stored.
 
     Raises:
         RecordError: no site has such a tensor; the message is `missing`.
     """
     with torch.no_grad():
-        recording = recorded(model, inputs, (), sites=sites)
+        recording = recorded(
+            model, next(request.pictures(model)).inputs if inputs is None else inputs, (), sites=request.sites
+        )
     found = {
         site.path: [
             each for each in recording.available(site.path) if each in names or each.rpartition(".")[2] in names
@@ -55,7 +63,10 @@ def find_tensors(
 
 
 def sites_without_maps(recording: Recording, model: ModelHandle) -> dict[str, str]:
-    """Return the attention sites without an attention map (linear attention, or replaced by a graft), with the reason."""
+    """Return the attention sites without an attention map, with the reason.
+
+    Their attention is linear, or was replaced by a graft.
+    """
     names = {site.path: recording.available(site.path) for site in host_of(model).sites if site.kind == "attention"}
     return {
         site: f"{site}: has no attention map; available: {', '.join(each)}"

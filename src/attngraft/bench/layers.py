@@ -26,7 +26,10 @@ class BenchLayer:
 
 
 class BiXTStack(nn.Module):
-    """Complete layers of BiXT: cross-attention with projections and both feed-forward networks, then a latent block."""
+    """Complete layers of BiXT.
+
+    A layer is cross-attention with projections and both feed-forward networks, then a latent block.
+    """
 
     def __init__(self, depth: int) -> None:
         super().__init__()

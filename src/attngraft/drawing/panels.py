@@ -30,7 +30,7 @@ _PIXELS = 180  #: smallest length of a picture's longer side in pixels, so that 
 
 
 def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:
-    """Draw a result as PNG and SVG files, light and dark (`-dark`), and return the files' contents by name.
+    """Draw a result as light and dark PNG and SVG files; return their contents by name.
 
     Up to four consecutive panels share a sheet; each panel of pictures has its own. Further sheets are named `<name>-2`, ...
     """
@@ -146,10 +146,8 @@ def _finish_plot(axes: Axes, theme: Theme, panel: Curves | Boxes) -> None:
     axes.margins(x=0.03, y=0.08)
     set_round_ticks(axes.yaxis)
     if panel.ticks:
-        step = -(-len(panel.ticks) // _TICKS)
-        rotation = 90 if max(map(len, panel.ticks)) > _HORIZONTAL else 0
-        _name_ticks(axes.xaxis, panel.ticks, step)
-        axes.tick_params(axis="x", rotation=rotation)
+        _name_ticks(axes.xaxis, panel.ticks, _TICKS)
+        axes.tick_params(axis="x", rotation=90 if max(map(len, panel.ticks)) > _HORIZONTAL else 0)
     else:
         set_round_ticks(axes.xaxis)
     set_titles(axes, theme, panel.title, below=panel.x_axis, beside=panel.y_axis)
@@ -180,7 +178,8 @@ def _longest(names: Sequence[str]) -> int:
     return max((len(shorten(name, _NAME)) for name in names), default=0)
 
 
-def _name_ticks(axis: XAxis | YAxis, names: Sequence[str], step: int) -> None:
+def _name_ticks(axis: XAxis | YAxis, names: Sequence[str], most: int) -> None:
+    step = -(-len(names) // most)
     axis.set_ticks(range(0, len(names), step), [shorten(name, _NAME) for name in names[::step]])
 
 
@@ -193,7 +192,7 @@ def _draw_grid(axes: Axes, theme: Theme, *, panel: Grid) -> None:
     image = axes.imshow(cells, cmap=colormap(diverging=panel.diverging), vmin=low, vmax=high, aspect="auto")
     axes.grid(visible=False)
     for axis, names in ((axes.xaxis, panel.columns), (axes.yaxis, panel.rows)):
-        _name_ticks(axis, names, -(-len(names) // 40))
+        _name_ticks(axis, names, 40)
     axes.tick_params(axis="x", rotation=90)
     set_titles(axes, theme, panel.title, below=panel.column_axis, beside=panel.row_axis)
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
@@ -236,7 +235,10 @@ def _draw_pictures(axes: Axes, theme: Theme, *, panel: Pictures) -> None:
 
 
 def pixels(picture: Picture, panel: Pictures) -> np.ndarray:
-    """Return a picture as uint8 (rows, columns, 3): the image, the map in colors, or the map over the gray image."""
+    """Return a picture as uint8, (rows, columns, 3).
+
+    It is the image, the map in colors, or the map over the gray image.
+    """
     image = None
     if picture.image is not None:
         with Image.open(io.BytesIO(base64.b64decode(picture.image))) as opened:

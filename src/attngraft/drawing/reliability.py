@@ -28,7 +28,9 @@ def reliability_files(found: Reliability, *, title: str) -> dict[str, bytes]:
 def reliability_drawing(
     found: Reliability, baseline: Reliability | None = None, *, role: str = "series-0", title: str = "", name: str = ""
 ) -> Drawing:
-    """Return a reliability diagram: accuracy against confidence, with the baseline as a thin line and bin counts below.
+    """Return a reliability diagram: accuracy against confidence, with bin counts below.
+
+    The baseline is a thin line.
 
     Args:
         found: the variant's bins.
@@ -74,8 +76,6 @@ def _draw_reliability(
     inside = axes.get_window_extent()
     bars = axes.inset_axes((0, -70 / (72 * inside.height / axes.figure.dpi), 1, 0.17))
     bars.set_facecolor("none")
-    for side in ("left", "right", "top"):
-        bars.spines[side].set_visible(False)
     bars.spines["bottom"].set_color(theme.line)
     width = 100 / (len(found.counts) or 1)
     centers = [width * (index + 0.5) for index in range(len(found.counts))]
@@ -90,7 +90,10 @@ def _columns(found: Reliability) -> tuple[list[float], list[float]]:
 
 
 def matrix_drawing(matrix: Matrix, *, alt: str, name: str) -> Drawing:
-    """Return a large matrix drawn as shades: the square root of each cell's share of its row, so that rare cells show."""
+    """Return a large matrix drawn as shades.
+
+    A shade is the square root of the cell's share of its row, so that rare cells are visible.
+    """
     left, top = (
         _CELL * math.ceil((0.2 + 0.068 * max((len(shorten(each, _LABEL)) for each in names), default=0)) / _CELL)
         for names in (matrix.rows, matrix.columns)
@@ -112,10 +115,8 @@ def _draw_matrix(axes: Axes, theme: Theme, *, matrix: Matrix) -> None:
     axes.set(xlim=(0, len(matrix.columns)), ylim=(len(matrix.rows), 0), xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
-    text: dict[str, Any] = {
-        "color": theme.ink,
-        "fontsize": TEXT_SIZE - 2,
-    }  # tick labels would take three times as long to draw
+    # tick labels would take three times as long to draw
+    text: dict[str, Any] = {"color": theme.ink, "fontsize": TEXT_SIZE - 2}
     for x, name in enumerate(matrix.columns):
         axes.text(x + 0.5, -0.3, shorten(name, _LABEL), rotation=90, ha="center", va="bottom", **text)
     for y, name in enumerate(matrix.rows):

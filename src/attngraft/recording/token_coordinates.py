@@ -12,7 +12,9 @@ from attngraft.recording.reductions import TokenLayout
 
 
 class TokenCoordinates:
-    """Positions of the tokens of the chosen sites, from their host's geometry and the size of the current images.
+    """Map positions of the tokens of the chosen sites.
+
+    They follow from the host's geometry and the size of the current images.
 
     Args:
         geometries: geometry by site, valid for images of the host's default size.
@@ -26,7 +28,7 @@ class TokenCoordinates:
         self._in_blocks: set[str] = set()  # sites among them whose hook points keep (B, blocks, tokens, C)
 
     def set_image_size(self, size: tuple[int, int] | None) -> None:
-        """Set the size, (rows, columns) of pixels, of the images in the current forward pass; None: other inputs."""
+        """Set the size, (rows, columns) in pixels, of the current images; None: other inputs."""
         self._image_size = size
 
     def report(self, site: str, token_indices: Tensor, *, in_blocks: bool = False) -> None:
@@ -36,7 +38,7 @@ class TokenCoordinates:
             self._in_blocks.add(site)
 
     def in_blocks(self, site: str) -> bool:
-        """Return whether the site's hook points hold (B, blocks, tokens, C) instead of a map."""
+        """Return whether the tensors at the site's hook points are (B, blocks, tokens, C) instead of maps."""
         return site in self._in_blocks
 
     def geometry(self, site: str) -> Geometry:
@@ -50,7 +52,9 @@ class TokenCoordinates:
         return self._geometries[site]
 
     def token_indices(self, site: str, tokens: int | None = None) -> Tensor:
-        """Return the index of the token at each map position, (rows, columns), counted over the windows of one image.
+        """Return the index of the token at each map position, (rows, columns).
+
+        Indices are counted over the windows of one image.
 
         Args:
             site: the site's path.
@@ -72,7 +76,10 @@ class TokenCoordinates:
         return geometry.prefix_tokens + torch.arange(grid[0] * grid[1]).view(grid)
 
     def map_size(self, site: str) -> tuple[int, int] | None:
-        """Return (rows, columns) of the whole map at the site's hook points; None if unknown, or if queries are pooled."""
+        """Return (rows, columns) of the map at the site's hook points.
+
+        It is None if it is unknown, or if queries are pooled.
+        """
         geometry = self.geometry(site)
         if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:
             return None

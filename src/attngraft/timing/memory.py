@@ -19,11 +19,11 @@ _PROCESS = Path("/proc/self")
 
 
 def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
-    """Return how much resident memory grows in `work`, up to its peak, in bytes, and the seconds by `clock`.
+    """Return the growth of resident memory in `work` up to its peak, in bytes, and its seconds.
 
-    Memory that earlier calls freed is first returned to the system, since its reuse would not be counted. Not every
-    allocator supports that (glibc's does), and only Linux can reset the peak: elsewhere measure the first call of a new
-    process. The growth is None if the system does not report it.
+    Seconds are measured by `clock`. Memory that earlier calls freed is first returned to the system, since its reuse
+    would not be counted. Not every allocator supports that (glibc's does), and only Linux can reset the peak: elsewhere
+    measure the first call of a new process. The growth is None if the system does not report it.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -36,7 +36,7 @@ def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf
 
 
 def in_fresh_process(script: str, *what: str, threads: int) -> int:
-    """Run `script --threads N --bytes-here WHAT` in a new process and return the number of bytes that it prints.
+    """Run `script --threads N --bytes-here WHAT` in a new process; return the printed bytes.
 
     The allocator of the new process returns freed memory to the system.
     """
