@@ -23,10 +23,7 @@ from attngraft.targets.handle import ModelHandle
 
 _DIRECTIONS = ("latents_to_tokens", "tokens_to_latents")
 _NONE = "no chosen layer has latents and tokens that attend to each other; choose BiXT's layers except the last"
-_TITLES = {
-    "correlation": "correlation of both directions",
-    "agreement": "agreement of the most attended tokens",
-}
+_TITLES = {"correlation": "correlation of both directions", "agreement": "agreement of the most attended tokens"}
 
 
 class Symmetry(NamedTuple):

@@ -32,12 +32,7 @@ def recorded(
 
 
 def find_tensors(
-    request: AnalysisRequest,
-    model: ModelHandle,
-    names: Collection[str],
-    *,
-    missing: str,
-    inputs: Tensor | None = None,
+    request: AnalysisRequest, model: ModelHandle, names: Collection[str], *, missing: str, inputs: Tensor | None = None
 ) -> dict[str, list[str]]:
     """Return the tensors with one of these names at each chosen site, in the host's order.
 

@@ -28,10 +28,7 @@ def entropy(weights: Tensor) -> Tensor:
 
 
 def relative_distance(
-    weights: Tensor,
-    grid: tuple[int, int],
-    *,
-    normalize: Literal["pair_mean", "per_query"] = "per_query",
+    weights: Tensor, grid: tuple[int, int], *, normalize: Literal["pair_mean", "per_query"] = "per_query"
 ) -> Tensor:
     """Return the attention distance of each query, (..., N, N) to (..., N) (Fig. 5b).
 
