@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from attngraft.analysis.layers import captions
-from attngraft.analysis.panels import map_values, table
+from attngraft.analysis.panels import check_finite, map_values, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
 from attngraft.analysis.tensors import find_tensors, host_of, recorded
 from attngraft.attention import AttentionGeometry, Geometry
-from attngraft.errors import RecordError
 from attngraft.results.analysis import Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
@@ -64,8 +63,7 @@ def _by_offset(site: str, values: Tensor, geometry: Geometry) -> Tensor:
     Matrices of neighborhoods (channels, k, k) are returned unchanged. Those of whole grids (H, N, N), which depend only on
     the offset, become (H, 2 rows - 1, 2 columns - 1).
     """
-    if not bool(values.isfinite().all()):
-        raise RecordError(f"{site}: the ghost head contains NaN or infinity: the model diverged in training")
+    check_finite(values, f"the ghost head of {site} contains")
     window = geometry.window if isinstance(geometry, AttentionGeometry) else None
     rows, columns = window or geometry.grid or (0, 0)
     if values.shape[1] != rows * columns:

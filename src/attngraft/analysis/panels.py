@@ -74,11 +74,18 @@ def map_values(tensor: Tensor) -> Values:
     Raises:
         RecordError: some values are NaN or infinite.
     """
-    if not bool(tensor.isfinite().all()):
-        raise RecordError(
-            "the values contain NaN or infinity: the model diverged in training, or its activations overflow"
-        )
+    check_finite(tensor, "the values contain")
     return [[float(f"{value:.{_DIGITS}g}") for value in row] for row in tensor.double().cpu().tolist()]
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Check that all values are finite; `what` is the start of the message, such as "the maps contain".
+
+    Raises:
+        RecordError: some values are NaN or infinite.
+    """
+    if not bool(tensor.isfinite().all()):
+        raise RecordError(f"{what} NaN or infinity: the model diverged in training, or its activations overflow")
 
 
 def cells(values: Values) -> Iterator[tuple[int, int, float]]:

@@ -107,7 +107,7 @@ class Analysis:
     source: str  #: papers: "CB, Figs. 3a and 5a"
     run: Callable[[AnalysisRequest], Content]
     images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
-    models: tuple[int, int] = (1, 12)  #: least and most
+    models: tuple[int, int] = (1, 12)  #: smallest and largest number
     runs_only: bool = False  #: needs runs: it reads their training metrics
     #: compares predictions, saved by runs or made on labeled images; "shown": also shows some of the images
     predictions: Literal["", "counted", "shown"] = ""

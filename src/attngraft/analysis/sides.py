@@ -13,7 +13,7 @@ from attngraft.errors import UsageError
 from attngraft.results.analysis import Grid, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 
-_MOST = 8  #: most images shown as gained or lost
+_MOST = 8  #: largest number of images shown as gained or lost
 
 
 class ClassDifference(NamedTuple):

@@ -13,7 +13,7 @@ from attngraft.analysis.tensors import recorded
 from attngraft.errors import UsageError
 from attngraft.results.analysis import Grid
 
-#: if a layer's HSIC with itself is below this fraction of its kernel's size, it is rounding (float64, float32 features)
+#: a layer's HSIC with itself below this fraction of its kernel's size is a rounding error (float64, float32 features)
 _ROUNDING = 1e-13
 
 _LEAST = 4  #: smallest number of images for the unbiased estimate

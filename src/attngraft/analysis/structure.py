@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.analysis.panels import map_values, png, table
+from attngraft.analysis.panels import check_finite, map_values, png, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, Content
 from attngraft.analysis.segmentation_masks import RADIUS, SegmentationMasks
 from attngraft.analysis.tensors import feature_map, find_tensors, recorded
@@ -244,11 +244,8 @@ def _compare(
         feature_map(recorded(model, batch, _HOOK_POINT, sites=site), site, _HOOK_POINT).float().cpu()
         for model, site, batch in zip(request.models, sites, inputs, strict=True)
     )
-    if not bool(first.isfinite().all() and second.isfinite().all()):
-        raise RecordError(
-            f"a map of {request.names[0]} or {request.names[1]} contains NaN or infinity: the "
-            "model diverged in training, or its activations overflow"
-        )
+    for name, maps in zip(request.names, (first, second), strict=True):
+        check_finite(maps, f"the map of {name} contains")
     size = (first.shape[1], first.shape[2])
     if labels is None:
         edges = gradient(F.adaptive_avg_pool2d(inputs[0].float().cpu().mean(1), size))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attngraft.analysis.layers import LayerAxis
-from attngraft.analysis.panels import table
+from attngraft.analysis.panels import check_finite, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
 from attngraft.analysis.tensors import find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
@@ -92,10 +92,7 @@ class _Measure:
     def of(cls, batches: Iterable[Tensor]) -> _Measure:
         """Compute from values by image and head, (B, H) per batch."""
         values = torch.cat(list(batches)).cpu()
-        if not bool(values.isfinite().all()):
-            raise RecordError(
-                "the maps contain NaN or infinity: the model diverged in training, or its activations overflow"
-            )
+        check_finite(values, "the maps contain")
         over_heads = t_interval(values.mean(1).numpy())
         return cls(
             heads=values.mean(0).tolist(),

@@ -26,7 +26,7 @@ _SIDE = 1.15  #: side of a picture in inches
 _GAP = 0.08
 _CAPTION = 0.2
 _STRETCHED = 2  #: aspect ratio from which a map is stretched to a square
-_PIXELS = 180  #: smallest length of a picture's longer side in pixels, so that smoothing viewers show squares
+_PIXELS = 180  #: smallest length of a picture's longer side in pixels, so that viewers do not blur small maps
 
 
 def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
@@ -51,13 +52,10 @@ def reliability_drawing(
     )
 
 
-def _bins(found: Reliability) -> list[tuple[float, float, int]]:
-    """Return confidence and accuracy in percent, and the count, of each bin that is not empty."""
-    return [
-        (100 * stated, 100 * observed, count)
-        for stated, observed, count in zip(found.stated, found.observed, found.counts, strict=True)
-        if stated is not None and observed is not None
-    ]
+def _bins(found: Reliability) -> np.ndarray:
+    """Return confidence and accuracy in percent, and the count, of each bin that is not empty, (bins, 3)."""
+    bins = np.array([found.stated, found.observed, found.counts], dtype=float).T  # None becomes NaN
+    return bins[~np.isnan(bins).any(1)] * (100, 100, 1)
 
 
 def _draw_reliability(
@@ -66,11 +64,10 @@ def _draw_reliability(
     color, most = theme.colors[role], max(found.counts, default=0) or 1
     axes.plot([0, 100], [0, 100], color=theme.muted, linewidth=1, linestyle=(0, (3, 3)))
     if baseline is not None:
-        axes.plot(*_columns(baseline), color=theme.baseline, linewidth=1, alpha=0.6, clip_on=False)
-    stated, observed = _columns(found)
-    sizes = [8 + 40 * count / most for *_, count in _bins(found)]
+        axes.plot(*_bins(baseline).T[:2], color=theme.baseline, linewidth=1, alpha=0.6, clip_on=False)
+    stated, observed, counts = _bins(found).T
     axes.plot(stated, observed, color=color, linewidth=1.5, clip_on=False)
-    axes.scatter(stated, observed, s=sizes, color=color, clip_on=False, zorder=3)
+    axes.scatter(stated, observed, s=8 + 40 * counts / most, color=color, clip_on=False, zorder=3)
     axes.set(xlim=(0, 100), ylim=(0, 100), xticks=range(0, 101, 25), yticks=range(0, 101, 25))
     set_titles(axes, theme, title, beside="accuracy, %")
     inside = axes.get_window_extent()
@@ -82,11 +79,6 @@ def _draw_reliability(
     bars.bar(centers, found.counts, width=0.9 * width, color=color, alpha=0.5, linewidth=0)
     bars.set(xlim=(0, 100), xticks=[], yticks=[])
     bars.set_xlabel("confidence, %", color=theme.muted, fontsize=TEXT_SIZE - 0.5, labelpad=5)
-
-
-def _columns(found: Reliability) -> tuple[list[float], list[float]]:
-    bins = _bins(found)
-    return [stated for stated, _, _ in bins], [observed for _, observed, _ in bins]
 
 
 def matrix_drawing(matrix: Matrix, *, alt: str, name: str) -> Drawing:

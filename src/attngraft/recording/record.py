@@ -110,9 +110,9 @@ def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: 
     def set_size(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for each in (*args, *kwargs.values()):
             if isinstance(each, Tensor) and each.ndim == 4 and each.shape[1] == channels:
-                coordinates.set_image_size((each.shape[2], each.shape[3]))
+                coordinates.image_size = (each.shape[2], each.shape[3])
                 return
-        coordinates.set_image_size(None)
+        coordinates.image_size = None
 
     convolutions = (module for module in host.core.modules() if isinstance(module, nn.Conv2d))
     first: nn.Module | None = next((module for module in convolutions if module.in_channels == channels), None)

@@ -105,7 +105,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
                 recording.reduce("entropy", "distance")
                 for images in loader:
                     model(images)
-            recording["blocks.3.attn"]["entropy"]  # (H, Nq), nats; .mean() is the layer's
+            recording["blocks.3.attn"]["entropy"]  # (H, Nq), nats; its .mean() is the layer's entropy
 
         | name | shape | mean over images (windows) of |
         |---|---|---|
@@ -165,7 +165,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         """
         tokens = self[site][name]
         if name in MAP_HOOK_POINTS and tokens.ndim == 4:
-            if self._coordinates.in_blocks(site):  # shapes are ambiguous: there may be as many blocks as rows
+            if site in self._coordinates.in_blocks:  # shapes are ambiguous: there may be as many blocks as rows
                 return tokens_to_map(tokens.flatten(0, 1), self._coordinates.token_indices(site))
             size = self._coordinates.map_size(site)
             if size is not None and size != tokens.shape[1:3]:

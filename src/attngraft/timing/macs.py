@@ -43,11 +43,11 @@ def activation_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
     statistics and the random state change as in any forward pass. Works on the "meta" device too, with the tensors that
     its attention kernel saves.
     """
-    own = {_storage_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    own = {storage_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, torch.UntypedStorage] = {}  # references to the storages, so that no address is reused
 
     def pack(tensor: Tensor) -> Tensor:
-        kept.setdefault(_storage_key(tensor), tensor.untyped_storage())
+        kept.setdefault(storage_key(tensor), tensor.untyped_storage())
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -67,5 +67,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def _storage_key(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that identifies a tensor's storage while it is alive."""
     return tensor.untyped_storage()._cdata

@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from attngraft.timing.macs import storage_key
+
 _PROCESS = Path("/proc/self")
 
 
@@ -110,10 +112,14 @@ class LiveStorages(TorchDispatchMode):
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        inputs = {storage_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and _key(leaf) not in inputs and _key(leaf) not in self._known:
+            if (
+                isinstance(leaf, torch.Tensor)
+                and storage_key(leaf) not in inputs
+                and storage_key(leaf) not in self._known
+            ):
                 self._follow(leaf.untyped_storage())
         return result
 
@@ -127,7 +133,3 @@ class LiveStorages(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
