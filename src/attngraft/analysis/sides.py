@@ -101,7 +101,7 @@ def run(request: AnalysisRequest) -> Content:
                 high=1.0,
             ),
         ],
-        table=table(["side", "image", "true class", names[0], names[1]], 5, rows),
+        table=table(["side", "image", "true class", names[0], names[1]], rows),
         numbers={
             "gained": float(len(sides.gained)),
             "lost": float(len(sides.lost)),
