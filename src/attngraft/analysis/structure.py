@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -134,15 +135,9 @@ def sharpness(picture: Tensor, boundary: Tensor) -> Sharpness:
 def _blurred(picture: Tensor, weights: Tensor) -> Tensor:
     """Blur along both axes, with symmetric padding, which also works for pictures of a single pixel."""
     radius = len(weights) // 2
-    rows, columns = (_mirrored(size, radius, picture.device) for size in picture.shape[1:])
+    rows, columns = (np.pad(np.arange(size), radius, mode="symmetric") for size in picture.shape[1:])
     padded = picture[:, rows][:, :, columns].unsqueeze(1)
     return F.conv2d(F.conv2d(padded, weights.view(1, 1, -1, 1)), weights.view(1, 1, 1, -1)).squeeze(1)
-
-
-def _mirrored(size: int, radius: int, device: torch.device) -> Tensor:
-    """Return the indices of a mirrored axis, `radius` longer at both ends: b a | a b c d | d c."""
-    index = torch.arange(-radius, size + radius, device=device) % (2 * size)
-    return torch.where(index < size, index, 2 * size - 1 - index)
 
 
 @dataclass(frozen=True, kw_only=True)

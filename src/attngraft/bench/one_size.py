@@ -39,16 +39,22 @@ class MeasuringError(AttngraftError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeTask:
-    """Measurement to be made by one process."""
+class Call:
+    """Settings of the measured call; results can be joined only if these are equal."""
 
-    layer: str  #: a name of `LAYERS`
-    tokens: int
     depth: int
     backward: bool
     cpu_time: bool  #: measure CPU seconds of the process, which other processes affect little, instead of wall time
     threads: int
     repeats: int  #: minimum number of timed calls, unless time runs out
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeTask(Call):
+    """Measurement to be made by one process."""
+
+    layer: str  #: a name of `LAYERS`
+    tokens: int
     seconds: float  #: time limit
     memory: int | None  #: memory limit in bytes
 

@@ -15,6 +15,7 @@ from typing import Any
 from scipy import stats
 
 from attngraft.bench.layers import LAYERS
+from attngraft.bench.one_size import Call as Call
 from attngraft.bench.one_size import SizeResult, SizeTask, measure_size
 from attngraft.bench.result import FORMAT, Setting, read_benchmark
 from attngraft.errors import UsageError
@@ -82,17 +83,6 @@ class Limits:
 
     seconds: float
     memory: int | None  #: bytes; None: `FREE_SHARE` of the memory that is free at the start of a size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Call:
-    """Settings of the measured call; results can be joined only if these are equal."""
-
-    depth: int
-    backward: bool
-    cpu_time: bool
-    threads: int
-    repeats: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -112,7 +112,7 @@ def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: AnalysisRes
         color = theme.muted if line.subject is None else _model_color(result, theme, line.subject)
         axes.plot(
             line.x,
-            _with_nan(line.y),
+            np.array(line.y, dtype=float),
             color=color,
             linestyle=":" if reference else (0, (4, 2)) if line.dashed else "-",
             marker=None if reference or len(line.x) > 2 * _TICKS else MARKERS[(line.subject or 0) % len(MARKERS)],
@@ -121,7 +121,8 @@ def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: AnalysisRes
             label=shorten(line.name, 40),
         )
         if line.low is not None and line.high is not None:
-            axes.fill_between(line.x, _with_nan(line.low), _with_nan(line.high), color=color, alpha=0.15, linewidth=0)
+            low, high = np.array([line.low, line.high], dtype=float)
+            axes.fill_between(line.x, low, high, color=color, alpha=0.15, linewidth=0)
     _finish_plot(axes, theme, panel)
 
 
@@ -168,10 +169,6 @@ def _finish_plot(axes: Axes, theme: Theme, panel: Curves | Boxes) -> None:
             columnspacing=1.2,
             borderaxespad=0.2,
         )
-
-
-def _with_nan(values: Sequence[float | None]) -> list[float]:
-    return [np.nan if value is None else value for value in values]
 
 
 def _longest(names: Sequence[str]) -> int:
