@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngraft.papers.schema import Paper, Table, list_papers, load_paper
+from attngraft.papers.schema import Paper, PaperTable, list_papers, load_paper
 from docs.generate.markdown import table
 
 _OPENING = """# The papers' numbers
@@ -22,7 +22,7 @@ def paper_tables() -> str:
     return "\n".join(parts)
 
 
-def _table(paper: Paper, printed: Table) -> str:
+def _table(paper: Paper, printed: PaperTable) -> str:
     header = ["variant", *(column.title for column in printed.columns)]
     rows = [[row.variant, *(row.printed.get(column.id, "") for column in printed.columns)] for row in printed.rows]
     labeled = list(zip(printed.labels(), printed.rows, strict=True))

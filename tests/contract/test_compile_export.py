@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -57,11 +55,6 @@ EACH_REPLACING = list({parse(spec).terms[0].name: spec for spec in reversed(SPAC
 QUICK = ("bisa(learned=true, norm=true)", "ghost", "horizontal", "vertical", "cb_s(init=1, position=mid)")
 
 
-def exported_but(specs: list[str], *quick: str) -> list[Any]:
-    """All but `quick` belong to the product: every graft goes through every format in `tests/export/test_formats.py`."""
-    return [pytest.param(spec, marks=[pytest.mark.product] * (spec not in quick)) for spec in specs]
-
-
 def grafted(contract: type[HostContract], spec: str) -> nn.Module:
     model = contract().make_again()
     attngraft.graft(model, spec)
@@ -99,14 +92,13 @@ def test_each_graft_is_named() -> None:
     assert set(EACH_GRAFT) <= set(GRAFTS)
 
 
-# of all grafts, forward and backward: `test_training_compiles`
-@pytest.mark.product
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", EACH_GRAFT)
 def test_every_graft_compiles_on_a_vit(spec: str) -> None:
     check_compile(grafted(vit.TestViT, spec), backend="aot_eager")
 
 
-@pytest.mark.parametrize("spec", exported_but(EACH_GRAFT, *QUICK))
+@pytest.mark.parametrize("spec", slow_but(EACH_GRAFT, *QUICK))
 def test_every_graft_exports_on_a_vit(spec: str) -> None:
     check_export(grafted(vit.TestViT, spec))
 
@@ -117,7 +109,7 @@ def test_every_replacing_graft_compiles_on_a_swin(spec: str) -> None:
     check_compile(grafted(swin.TestSwin, spec), backend="inductor" if spec == SPACE[0] else "aot_eager")
 
 
-@pytest.mark.parametrize("spec", exported_but(EACH_REPLACING, SPACE[0]))
+@pytest.mark.parametrize("spec", slow_but(EACH_REPLACING, SPACE[0]))
 def test_every_replacing_graft_exports_on_a_swin(spec: str) -> None:
     check_export(grafted(swin.TestSwin, spec))
 

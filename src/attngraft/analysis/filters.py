@@ -55,7 +55,10 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
             if recording[site][name].ndim == FILTER_NDIM
         }
         if not filters:
-            raise RecordError("the filters are the same at every position of an image; those of elsa differ")
+            raise RecordError(
+                "this model's filters are the same at every position of an image; the analysis requires filters that depend "
+                "on the position, such as those of elsa"
+            )
         positions = _positions(request.positions, filters)
         layers = {site: _at_positions(each, positions, heads=request.heads) for site, each in filters.items()}
         images.append(_Image(name=image, pixels=marked(view, positions), layers=layers))

@@ -69,7 +69,7 @@ class AnalysisRequest:
             self.progress(len(part))
 
     def pictures(self, model: ModelHandle) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield name, view (C, H, W) as uint8, and model input (1, C, H, W) of up to `shown` images."""
+        """Yield the name, the view (C, H, W) as uint8 and the model input (1, C, H, W) of each of up to `shown` images."""
         for index in self.images.sample(self.shown):
             view = model.view(self.images.open(index))
             yield self.images.names[index], view, model.inputs([view])

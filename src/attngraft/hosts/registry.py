@@ -122,7 +122,7 @@ def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
 
 
 def host_adapters() -> dict[str, HostAdapter]:
-    """Return all registered adapters by name, built-in ones first; those for optional packages once they are loaded."""
+    """Return all registered adapters by name, built-in ones first; optional packages add theirs when they are loaded."""
     for package, wanted in PACKAGES.items():
         if wanted.always:
             load(package)

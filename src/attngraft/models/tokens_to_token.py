@@ -95,7 +95,9 @@ class TokenAttention(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """A block around `TokenAttention`: `x = attn(norm1(x)); x = x + mlp(norm2(x))`. Its map is N x N, 3136 x 3136 at 224.
+    """Transformer block of `TokenAttention`: `x = attn(norm1(x)); x = x + mlp(norm2(x))`.
+
+    The attention map is N x N: 3136 x 3136 for images of 224 pixels.
 
     Shapes: (B, N, dim) to (B, N, width).
     """

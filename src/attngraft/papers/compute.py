@@ -19,7 +19,7 @@ from attngraft.grafting.spec import parse
 from attngraft.models.create import create_model
 from attngraft.papers.counters import COUNTERS, Inputs
 from attngraft.papers.runs import Run, matching
-from attngraft.papers.schema import Column, Paper, Row, Table
+from attngraft.papers.schema import Paper, PaperColumn, PaperRow, PaperTable
 from attngraft.papers.skeletons import SKELETONS
 from attngraft.suggest import did_you_mean
 
@@ -42,7 +42,7 @@ class RowResult:
     """A row with its cells by column id, without columns that are empty in the paper."""
 
     label: str  #: the variant with its host's name ("ViT-S + CB")
-    row: Row
+    row: PaperRow
     cells: Mapping[str, Cell]
 
 
@@ -51,7 +51,7 @@ class TableResult:
     """A computed table."""
 
     paper: str
-    table: Table
+    table: PaperTable
     rows: Sequence[RowResult]
     data: Sequence[str] = ()  #: data sets of its runs
     unmatched: Sequence[str] = ()  #: folders of runs that match no row
@@ -101,7 +101,7 @@ class _NotBuiltError(Exception):
     """The row's model cannot be built; the message has the reason."""
 
 
-def compute_table(paper: Paper, table: Table, *, runs: Iterable[Run] = ()) -> TableResult:
+def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) -> TableResult:
     """Compute our numbers for every row of `table`, on the meta device: no weights, no downloads.
 
     Args:
@@ -135,7 +135,7 @@ def rounds_to(printed: str, ours: float) -> bool | None:
     return Decimal(repr(float(ours))).quantize(number, rounding=ROUND_HALF_UP) == number
 
 
-def _cells(paper: Paper, table: Table, row: Row, runs: Sequence[Run]) -> dict[str, Cell]:
+def _cells(paper: Paper, table: PaperTable, row: PaperRow, runs: Sequence[Run]) -> dict[str, Cell]:
     counts: Mapping[str, float] | None = None
     missing: str | None = None
     if any(column.count and column.id in row.printed for column in table.columns):
@@ -153,7 +153,7 @@ def _cells(paper: Paper, table: Table, row: Row, runs: Sequence[Run]) -> dict[st
     }
 
 
-def _counted(column: Column, row: Row, counts: Mapping[str, float] | None, missing: str | None) -> Cell:
+def _counted(column: PaperColumn, row: PaperRow, counts: Mapping[str, float] | None, missing: str | None) -> Cell:
     printed, what = row.printed[column.id], column.count or ""
     if counts is None:
         return Cell(verdict="not computed", printed=printed, why=missing)
@@ -166,7 +166,7 @@ def _counted(column: Column, row: Row, counts: Mapping[str, float] | None, missi
     return Cell(verdict="differs", printed=printed, ours=ours, why=row.errata.get(column.id, "no reason is known"))
 
 
-def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
+def _measured(column: PaperColumn, row: PaperRow, runs: Sequence[Run]) -> Cell:
     printed = row.printed[column.id]
     values = [run.metrics[column.metric] for run in runs if column.metric and column.metric in run.metrics]
     if not values:
@@ -175,7 +175,7 @@ def _measured(column: Column, row: Row, runs: Sequence[Run]) -> Cell:
     return Cell(verdict="from runs", printed=printed, ours=ours, runs=len(values))
 
 
-def _build(table: Table, row: Row) -> tuple[nn.Module, Inputs]:
+def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
     """Build the row's model and the inputs of one example on the meta device."""
     name = table.model_of(row)
     if name in SKELETONS:

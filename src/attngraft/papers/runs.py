@@ -7,7 +7,7 @@ from typing import Any
 
 from attngraft.errors import UsageError
 from attngraft.grafting.spec import parse
-from attngraft.papers.schema import Row, Table
+from attngraft.papers.schema import PaperRow, PaperTable
 from attngraft.training.run_folder import read_run
 
 #: arguments that do not distinguish rows, because they follow from the data or only affect training
@@ -41,7 +41,7 @@ def find_runs(folder: Path) -> list[Run]:
     return runs
 
 
-def matching(runs: Iterable[Run], table: Table, row: Row, aliases: Mapping[str, Sequence[str]]) -> list[Run]:
+def matching(runs: Iterable[Run], table: PaperTable, row: PaperRow, aliases: Mapping[str, Sequence[str]]) -> list[Run]:
     """Return the runs of a row's model and graft, with or without a teacher as the table requires."""
     model = table.model_of(row)
     names = {model, *aliases.get(model or "", ())}

@@ -20,7 +20,7 @@ _FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class PaperColumn:
     """One column of a table. Without `count` and `metric`, it only shows the printed numbers."""
 
     id: str
@@ -35,7 +35,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PaperRow:
     """One row: the paper's name of the variant, our model of it, and the printed cells."""
 
     variant: str
@@ -55,13 +55,13 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class PaperTable:
     """One table of a paper."""
 
     id: str
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[PaperColumn, ...]
+    rows: tuple[PaperRow, ...]
     model: str | None = None  #: model of rows without `model` and `missing`
     counter: str | None = None  #: counter of this table; None: the paper's
     distilled: bool | None = None  #: whether runs must have a teacher (true) or none (false); null: either
@@ -82,7 +82,7 @@ class Table:
                             f"rows[{index}].{section}", f"no column {name!r}{hint}; available: {', '.join(known)}"
                         )
 
-    def model_of(self, row: Row) -> str | None:
+    def model_of(self, row: PaperRow) -> str | None:
         """Return the name of the row's model; None if it is not implemented."""
         return row.model or (None if row.missing else self.model)
 
@@ -105,7 +105,7 @@ class Paper:
     source: str  #: authors, venue, year
     counter: str
     counting: str  #: one paragraph: units and rules of the paper's counts
-    tables: tuple[Table, ...]
+    tables: tuple[PaperTable, ...]
     aliases: Mapping[str, list[str]] = field(default_factory=dict)  #: model -> names of the same architecture
     format: int = FORMAT
 
@@ -114,7 +114,7 @@ class Paper:
             raise FieldError("format", f"{self.format} is not {FORMAT}; update attngraft")
         _check_unique("tables", [table.id for table in self.tables])
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> PaperTable:
         """Return the table called `name` ("table6", "Table 6" and "6" are the same).
 
         Raises:

@@ -6,7 +6,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from attngraft.papers.compute import Cell, TableResult
-from attngraft.papers.schema import Column, Paper
+from attngraft.papers.schema import Paper, PaperColumn
 
 MARKS = {"agrees": "✓", "differs": "✗", "not computed": "", "from runs": "", "printed": ""}
 ASCII_MARKS = {**MARKS, "agrees": "ok", "differs": "no"}
@@ -51,7 +51,7 @@ def list_tables(paper: Paper) -> RenderableType:
     return Group(title, drawn, Text(paper.counting))
 
 
-def _compared(column: Column, result: TableResult) -> bool:
+def _compared(column: PaperColumn, result: TableResult) -> bool:
     """Return whether the column shows our numbers next to the paper's."""
     from_runs = any(row.cells[column.id].verdict == "from runs" for row in result.rows if column.id in row.cells)
     return column.count is not None or from_runs

@@ -55,7 +55,7 @@ def plot_files(result: StudyResult) -> dict[str, bytes]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Band:
+class CurveBand:
     """A quantity by epoch: mean, minimum and maximum over the seeds with a value."""
 
     epochs: list[float]
@@ -64,14 +64,14 @@ class Band:
     high: list[float]
 
 
-def band(curves: Sequence[dict[float, float]]) -> Band | None:
+def band(curves: Sequence[dict[float, float]]) -> CurveBand | None:
     """Combine the curves (epoch -> value) of all seeds; values that are not finite count as missing."""
     finite = [{epoch: value for epoch, value in curve.items() if math.isfinite(value)} for curve in curves]
     epochs = sorted({epoch for curve in finite for epoch in curve})
     if not epochs:
         return None
     columns = [[curve[epoch] for curve in finite if epoch in curve] for epoch in epochs]
-    return Band(
+    return CurveBand(
         epochs=epochs,
         mean=[sum(column) / len(column) for column in columns],
         low=[min(column) for column in columns],
@@ -79,16 +79,16 @@ def band(curves: Sequence[dict[float, float]]) -> Band | None:
     )
 
 
-def curve_bands(result: StudyResult, key: str) -> list[Band | None]:
+def curve_bands(result: StudyResult, key: str) -> list[CurveBand | None]:
     """Return the band of `key` for each variant."""
     return [band([_by_epoch(run, key) for run in variant.runs]) for variant in result.variants]
 
 
-def difference_bands(result: StudyResult, key: str) -> list[Band | None]:
+def difference_bands(result: StudyResult, key: str) -> list[CurveBand | None]:
     """Return the band of each variant's difference to the baseline, paired by seed and epoch; None for the baseline."""
     baseline = wording.baseline_of(result)
     base = {run.seed: _by_epoch(run, key) for run in baseline.runs} if baseline else {}
-    bands: list[Band | None] = []
+    bands: list[CurveBand | None] = []
     for variant in result.variants:
         gaps = []
         for run in [] if variant.is_baseline else variant.runs:
@@ -125,7 +125,14 @@ def _curve_drawings(result: StudyResult) -> list[Drawing]:
 
 
 def _draw_bands(
-    axes: Axes, theme: Theme, *, result: StudyResult, bands: Sequence[Band | None], title: str, scale: float, zero: bool
+    axes: Axes,
+    theme: Theme,
+    *,
+    result: StudyResult,
+    bands: Sequence[CurveBand | None],
+    title: str,
+    scale: float,
+    zero: bool,
 ) -> None:
     """Draw means as lines, ranges over seeds as bands, and names at the right ends; `zero` adds the baseline's level."""
     if zero:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attngraft.study.executors import placement
-from attngraft.study.executors.placement import Placement, concurrent_runs, placements, run_threads
+from attngraft.study.executors.placement import ProcessPlacement, concurrent_runs, placements, run_threads
 from attngraft.training.recipe import Recipe
 from tests.study.fakes import study
 
@@ -58,7 +58,7 @@ def test_a_place_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     try:
-        Placement(threads=1, cores=(min(cores),), device="3").apply()
+        ProcessPlacement(threads=1, cores=(min(cores),), device="3").apply()
         assert os.sched_getaffinity(0) == {min(cores)}
         assert torch.get_num_threads() == 1
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"

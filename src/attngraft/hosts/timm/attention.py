@@ -182,7 +182,7 @@ class ConvAttention(SelfAttention):
 
 
 def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """Check the mask of a call for the module's grafts, and return the mask that timm's attention applies.
+    """Check that the module's grafts support a call's mask, and return the mask that timm's attention applies.
 
     With `is_causal`, explicit attention ignores `attn_mask`.
 

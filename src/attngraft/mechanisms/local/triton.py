@@ -139,7 +139,7 @@ def apply_filters(
     stride: int,
     softmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return (B, C, Y', X') and the float32 log-sum-exp (B, H, Y', X') of the filters, empty without a softmax.
+    """Return the output (B, C, Y', X') and the filters' log-sum-exp (B, H, Y', X'), float32; empty without a softmax.
 
     All tensors are contiguous; `mul` and `add` are (C, K).
     """

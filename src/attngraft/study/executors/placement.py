@@ -16,7 +16,7 @@ from attngraft.training.recipe import Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placement:
+class ProcessPlacement:
     """Device, cores and threads of one worker."""
 
     threads: int  #: CPU threads of torch, if the recipe does not set them
@@ -37,19 +37,19 @@ def run_threads(recipe: Recipe) -> int:
     return recipe.train.threads or torch.get_num_threads()
 
 
-def placements(jobs: int, recipe: Recipe) -> list[Placement]:
+def placements(jobs: int, recipe: Recipe) -> list[ProcessPlacement]:
     """Return a placement for each of `jobs` processes.
 
     Devices are assigned in turn. Without devices, each process gets an equal share of the cores if a run's threads fit.
     """
     threads, devices = run_threads(recipe), _devices()
     if devices:
-        return [Placement(threads=threads, device=devices[number % len(devices)]) for number in range(jobs)]
+        return [ProcessPlacement(threads=threads, device=devices[number % len(devices)]) for number in range(jobs)]
     cores = _cores()
     share = len(cores) // jobs
     if threads > share or not hasattr(os, "sched_setaffinity"):
-        return [Placement(threads=threads)] * jobs
-    return [Placement(threads=threads, cores=tuple(cores[n * share : (n + 1) * share])) for n in range(jobs)]
+        return [ProcessPlacement(threads=threads)] * jobs
+    return [ProcessPlacement(threads=threads, cores=tuple(cores[n * share : (n + 1) * share])) for n in range(jobs)]
 
 
 def concurrent_runs(jobs: int, recipe: Recipe) -> int:

@@ -35,7 +35,7 @@ from attngraft.study.executors.base import (
     run_task,
     sigterm_interrupts,
 )
-from attngraft.study.executors.placement import Placement, concurrent_runs, placements, run_threads
+from attngraft.study.executors.placement import ProcessPlacement, concurrent_runs, placements, run_threads
 from attngraft.training.progress import Progress
 from attngraft.training.recipe import Recipe
 
@@ -89,7 +89,7 @@ class Processes:
 
 
 class _ProcessPool:
-    def __init__(self, train: Train, found: Sequence[Placement]) -> None:
+    def __init__(self, train: Train, found: Sequence[ProcessPlacement]) -> None:
         self._train = train
         self._free = list(reversed(found))
         self._idle: list[_Worker] = []
@@ -155,7 +155,7 @@ class _ProcessPool:
 class _Worker:
     """Handle of one worker process, used in the study's process."""
 
-    def __init__(self, train: Train, placement: Placement) -> None:
+    def __init__(self, train: Train, placement: ProcessPlacement) -> None:
         context = multiprocessing.get_context("spawn")
         self.placement = placement
         self.pipe, workers_pipe = context.Pipe()
@@ -203,7 +203,7 @@ class _Worker:
             logger.handle(record)
 
 
-def _work(pipe: Connection, lifeline: Connection, train: Train, placement: Placement, level: int) -> NoReturn:
+def _work(pipe: Connection, lifeline: Connection, train: Train, placement: ProcessPlacement, level: int) -> NoReturn:
     """Run tasks from `pipe` until it or `lifeline` closes; the main function of a worker process.
 
     Messages sent back: ("ready",), ("progress", callback, args, kwargs), ("log", record), ("outcome", outcome).

@@ -20,7 +20,7 @@ from typing import Any
 from attngraft.errors import TrainingError, UsageError
 from attngraft.files import write_atomically
 from attngraft.study.executors.base import PATIENCE, Outcome, Pool, RunTask, Train, run_task, sigterm_interrupts
-from attngraft.study.executors.placement import Placement, concurrent_runs, run_threads
+from attngraft.study.executors.placement import ProcessPlacement, concurrent_runs, run_threads
 from attngraft.study.plan import existing_run
 from attngraft.training.progress import Progress, Silent
 from attngraft.training.recipe import Recipe
@@ -141,7 +141,7 @@ def _run_on_node(task: RunTask, train: Train, *, threads: int, cwd: str, beacon:
             message=f"the node {socket.gethostname()} does not see {beacon.parent} (or {cwd}) as the study's folder; put "
             "--out and the data on storage that all nodes see under the same path",
         )
-    Placement(threads=threads).apply()
+    ProcessPlacement(threads=threads).apply()
     return run_task(task, train, Silent(), patience=PATIENCE)
 
 
