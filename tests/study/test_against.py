@@ -80,7 +80,7 @@ def test_what_against_refuses(text: str) -> None:
         ([{"host": ""}], r"grafts\[0\]\.host: name the host"),
         ([{"host": {"name": "vit", "arg": {}}}], r"grafts\[0\]\.host\.arg: unknown field.*args"),
         ([{"host": 3}], r"grafts\[0\]\.host: expected a section"),
-        ([{"name": "a"}], r"grafts\[0\]: no spec"),
+        ([{"name": "a"}], r"grafts\[0\]: no graft"),
     ],
 )
 def test_entries_that_are_refused(entries: list[Any], message: str) -> None:

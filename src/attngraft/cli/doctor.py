@@ -16,12 +16,12 @@ from typing import Annotated, Any
 import typer
 
 from attngraft.cli.output import output_console
-from attngraft.cli.values import assignments
+from attngraft.cli.values import HOST, assignments
 
 
 def doctor(
     host: Annotated[
-        str | None, typer.Option("--host", metavar="MODEL", help="Examine this timm model instead of the machine.")
+        str | None, typer.Option("--host", metavar="MODEL", help=f"Examine this host instead of the machine. {HOST}")
     ] = None,
     host_arg: Annotated[
         list[str] | None,
@@ -65,9 +65,10 @@ def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
 
     from attngraft.models.create import create_host
     from attngraft.models.examine import examine
+    from attngraft.models.trust import trusting
 
     arguments = assignments(host_arg, option="--host-arg")
-    with torch.device("meta"):
+    with trusting(name), torch.device("meta"):
         model = create_host(name, **arguments).eval()
     found = examine(model)
     if as_json:

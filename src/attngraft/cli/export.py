@@ -11,6 +11,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import print_json
+from attngraft.cli.values import TRUST_CODE
 
 if TYPE_CHECKING:
     from attngraft.export.run import Exported
@@ -59,6 +60,7 @@ def export(
     private: Annotated[
         bool, typer.Option("--private", help="With --push: make the repository private if it is new.")
     ] = False,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Export a trained model to a folder, and check that its outputs match.
@@ -88,6 +90,7 @@ def export(
         dtype=_DTYPES[dtype],
         overwrite=overwrite,
         unfinished=unfinished,
+        trust_code=trust_code,
     )
     if not as_json:
         _show(exported)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attngraft.cli.values import HOST, PRETRAINED, TRUST_CODE, refuse_untyped_hosts
+
 if TYPE_CHECKING:
     from attngraft.training.run_folder import RunRecord
 
@@ -16,14 +18,21 @@ if TYPE_CHECKING:
 def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder.", metavar="DIR")],
     recipe: Annotated[
-        str, typer.Option("--recipe", help="A packaged recipe's name, or a YAML file.", metavar="NAME|FILE")
-    ] = "default",
-    host: Annotated[str | None, typer.Option("--host", help="The model, a timm name.", metavar="NAME")] = None,
+        str | None,
+        typer.Option(
+            "--recipe", help="A packaged recipe's name, or a YAML file. Default: default.", metavar="NAME|FILE"
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", help="The task, with its own recipe unless --recipe names one.", metavar="NAME"),
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help=HOST, metavar="NAME")] = None,
     host_arg: Annotated[
         list[str] | None,
         typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from timm's weights of the host.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -61,6 +70,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Resume a run in DIR, or refuse a folder that holds one.")
     ] = True,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
 ) -> None:
     """Train one model, or resume a run that was stopped.
@@ -96,11 +106,18 @@ def train(
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
     overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]
+    overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
+    if task is not None:
+        from attngraft.training.build import recipe_for_task
+
+        recipe = recipe_for_task(task, recipe)
+    resolved = load_recipe(recipe or "default", [*overrides, *(set_ or [])])
+    if not trust_code:
+        refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])
     try:
         with _display() as progress:
-            record = run(resolved, out, resume=resume, progress=progress)
+            record = run(resolved, out, resume=resume, progress=progress, trust_code=trust_code)
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None
@@ -153,6 +170,9 @@ def _close_process_group() -> None:
 
 def _print_json(record: RunRecord) -> None:
     import json
+    from dataclasses import asdict
 
-    facts = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    facts: dict[str, Any] = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    if record.judged is not None:
+        facts["judged"] = asdict(record.judged)
     typer.echo(json.dumps(facts | {"metrics": record.epochs[-1], "epochs": record.epochs}, indent=2))

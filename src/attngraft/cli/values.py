@@ -2,11 +2,38 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from attngraft.errors import UsageError
+
+HOST = (
+    "A timm model; or attngraft:NAME, torchvision:NAME, hf:FOLDER, hf:USER/NAME (transformers), "
+    "module:package.path:factory (your own)."
+)  #: help of --host
+PRETRAINED = "Start from the published weights of the host, or those in its folder."  #: help of --pretrained
+MODEL = (
+    "Run folder, exported folder, host (see attngraft compare --help), or file of weights that names its host "
+    "(attngraft convert)."
+)  #: help of a model to open
+HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
+TRUST_CODE = "Import a module: host that a file or folder names, which runs its code."  #: help of --trust-code
+
+
+def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -> None:
+    """Check that every `module:` host is among the options `typed` on the command line.
+
+    Raises:
+        UsageError: one was read from a file.
+    """
+    from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+
+    given = [text for text in typed if text]
+    for name in names:
+        if name.startswith(SCHEME):
+            with trusting(name if any(name in text for text in given) else None):
+                refuse_untrusted(name)
 
 
 def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
@@ -39,6 +66,30 @@ def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> 
         DataError: a folder that cannot be read.
     """
     return [path for argument in arguments for path in _expand(argument, stdin)]
+
+
+def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None = None) -> list[str]:
+    """Return the texts of tables, the lines of other files, and, for `-`, those of `stdin`.
+
+    Raises:
+        UsageError: a missing file, or no texts.
+        DataError: a file that cannot be read.
+    """
+    from attngraft.tasks.text.source import read_texts
+
+    found: list[str] = []
+    for argument in arguments:
+        if argument == "-":
+            lines = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
+            texts = [line for line in lines if line.strip()]
+        elif not os.path.isfile(argument):
+            raise UsageError(f"{argument}: no such file; give a table or a text file, or --text TEXT")
+        else:
+            texts = read_texts(Path(argument), column)
+        if not texts:
+            raise UsageError(f"{argument}: contains no texts")
+        found += texts
+    return found
 
 
 def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:

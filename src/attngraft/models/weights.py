@@ -107,6 +107,16 @@ class WeightsFile:
         classes = getattr(model, "num_classes", None) if _layers(model, "classifier") and not new else None
         return values, Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
+    def outputs(self, model: nn.Module) -> int | None:
+        """Return the number of outputs of the file's head for a `model` of any number, on any device; None without a head.
+
+        Raises:
+            HostError: the file is not of this model.
+        """
+        values = self._filtered(model, model.state_dict())
+        weights = [values[name] for layer in _layers(model, "classifier") if (name := f"{layer}.weight") in values]
+        return int(weights[0].shape[0]) if weights else None
+
     def fill_grafts(self, model: nn.Module) -> None:
         """Load the grafts' tensors, if the file has any, into the grafted `model`.
 
@@ -191,6 +201,10 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         HostError: the file is damaged, contains more than plain tensors, or has no weights of a host.
     """
     file = Path(path).expanduser()
+    if host.startswith("hf:") and file.is_dir() and transformers_folder(file) is not None:
+        raise UsageError(
+            f"--weights {path}: to start from the weights of this folder, pass --host hf:{path} --pretrained"
+        )
     if host == TRANSFORMERS:
         folder = transformers_folder(file)
         if folder is not None:
@@ -200,6 +214,15 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         file = _in_folder(file)
     _refuse_folded(file)
     return weights_of(read_checkpoint(file))
+
+
+def transformers_weights(folder: Path, auto_class: str) -> WeightsFile:
+    """Read a folder of transformers as weights of the `hf:` host that `auto_class` gives.
+
+    Raises:
+        UsageError, HostError: as `folder_tensors`.
+    """
+    return _split(*folder_tensors(folder, auto_class))
 
 
 def weights_of(checkpoint: CheckpointFile) -> WeightsFile:

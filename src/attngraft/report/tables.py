@@ -12,7 +12,7 @@ from attngraft.results.storage import cost_ratios
 from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
 
-_VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
+VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
 
 
 # --- terminal ---------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def study_table(result: StudyResult) -> Table:
     caption.append(rest, style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("variant", max_width=24, overflow="fold")
-    table.add_column(f"{wording.shorten(style.column, 16)}\nepoch {result.epochs}", justify="right")
+    table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.judged_column(result)}", justify="right")
     table.add_column("difference to baseline\n95% intervals")
     table.add_column("cost\nof baseline", no_wrap=True)
     for index, variant in enumerate(result.variants):
@@ -61,7 +61,7 @@ def table_text(result: StudyResult, *, width: int = 88) -> str:
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
     """Return the difference and verdict, followed by both intervals."""
     text = Text(f"{style.change(difference.mean)} ")
-    text.append(difference.verdict, style=_VERDICT_STYLES[difference.verdict])
+    text.append(difference.verdict, style=VERDICT_STYLES[difference.verdict])
     text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")
     text.append(f"\n{style.bounds(difference.t)} t" if difference.t else "\nno t-interval")
     return text
@@ -75,6 +75,9 @@ def _name(variant: VariantResult, result: StudyResult) -> Text:
         name.append("\nno finished run", style="red")
     elif len(variant.runs) < len(result.seeds):
         name.append(f"\n{len(variant.runs)} of {wording.plural(len(result.seeds), 'seed')}", style="red")
+    if wording.recipe_text(variant.recipe) not in variant.name:
+        for field, value in variant.recipe.items():
+            name.append(f"\n{shown(wording.recipe_text({field: value}))}", style="dim")
     return name
 
 
@@ -85,7 +88,7 @@ def _difference(variant: VariantResult, result: StudyResult, style: MetricFormat
         return Text("" if stopped_text(result, variant.name) else "not compared", style="dim")
     cell = difference_lines(variant.difference, style)
     cell.append(f"\np {wording.p_value(variant.difference.p_holm)}")
-    cell.append(f"\nlevel at epoch {wording.epochs_text(variant, result.epochs)}")
+    cell.append(f"\nlevel at epoch {wording.epochs_text(variant, wording.epochs_of(variant, result))}")
     return cell
 
 
@@ -116,13 +119,21 @@ def _ratios(cost: Cost | None) -> list[str]:
 def markdown_table(result: StudyResult) -> str:
     """Return the main table in GitHub Markdown, with one line per variant."""
     style = metric_format(result)
-    head = ["variant", f"{style.title}, epoch {result.epochs}", "difference", "bootstrap 95%", "t 95%", "p (Holm)"]
+    head = [
+        "variant",
+        f"{style.title}, {wording.judged_column(result)}",
+        "difference",
+        "bootstrap 95%",
+        "t 95%",
+        "p (Holm)",
+    ]
     head += ["verdict", "parameters", "MACs", "training step", "inference", "memory"]
     head += ["epochs to baseline", "over the baseline's"]
     rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]
     for variant in result.variants:
         spread, difference = variant.last.get(result.metric), variant.difference
-        cells = [_markdown_text(variant.name)]
+        epochs, recipe = wording.epochs_of(variant, result), wording.recipe_text(variant.recipe)
+        cells = [_markdown_text(variant.name if recipe in variant.name else f"{variant.name} ({recipe})")]
         cells.append(wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT)
         if difference is None:
             cells += ["", "", "", "", "baseline" if variant.is_baseline else "not compared"]
@@ -136,8 +147,8 @@ def markdown_table(result: StudyResult) -> str:
             cells += ["", ""]
         else:
             known = reached is not None and reached.baseline_epoch is not None
-            cells += [wording.epochs_text(variant, result.epochs)]
-            cells += [wording.epochs_ratio_text(reached, result.epochs) if reached and known else ABSENT]
+            cells += [wording.epochs_text(variant, epochs)]
+            cells += [wording.epochs_ratio_text(reached, epochs) if reached and known else ABSENT]
         rows.append(cells)
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -214,6 +215,8 @@ class _Clock:
         spent = time.monotonic() - self._start
         if self._done == 0:
             return None if self._estimate is None else max(self._estimate - spent, 0.0)
+        if math.isnan(self._epochs):
+            return None
         return spent / self._done * max(self._epochs - self._done, 0)
 
 
@@ -227,7 +230,7 @@ def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: s
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})
-    text = f"{_plural(len(runs), 'run')} of {_plural(runs[0].recipe.schedule.epochs, 'epoch')} "
+    text = f"{_plural(len(runs), 'run')} of {runs[0].recipe.schedule.length} "
     text += f"({_plural(variants, 'variant')}, {_plural(seeds, 'seed')})"
     finished = sum(run.state == "finished" for run in runs)
     started = sum(run.state == "unfinished" for run in runs)

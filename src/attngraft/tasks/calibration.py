@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from attngraft.results.measured import ClosedForm, calibration_error
 from attngraft.results.sections import Reliability, Section
 
 BINS = 15
@@ -34,6 +35,20 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
         return share_or_none(np.bincount(index, weights=values, minlength=bins), counts)
 
     return Reliability(counts=counts.tolist(), stated=means(probability), observed=means(hit), error_by_seed=errors)
+
+
+def calibration_statistic(stated: np.ndarray, true: np.ndarray) -> ClosedForm:
+    """Return the expected calibration error of K predicted probabilities per example, as a statistic.
+
+    Args:
+        stated: predicted probabilities, (N, K).
+        true: outcomes, (N, K).
+    """
+    examples = len(stated)
+    rows = np.arange(examples)[:, None] * BINS + bin_of(stated.astype(float))
+    difference = stated.astype(float) - true.astype(float)
+    sums = np.bincount(rows.reshape(-1), weights=difference.reshape(-1), minlength=examples * BINS)
+    return calibration_error(sums.reshape(examples, BINS) / stated.shape[1])
 
 
 def reliability_section(

@@ -79,8 +79,9 @@ def cache_predictions(
     arrays: dict[str, Any] = {"name": pa.array([str(name) for name in predictions.names], pa.string())}
     for name in columns:
         values = predictions.arrays[name]
-        arrays[name] = pa.array(values if values.ndim == 1 else list(values))
-    arrays["score"] = pa.array(predictions.score)
+        arrays[name] = pa.array(values if isinstance(values, np.ndarray) and values.ndim == 1 else list(values))
+    if predictions.score is not None:
+        arrays["score"] = pa.array(predictions.score)
     arrays["noise_seed"] = pa.array([noise_seed] * cached.examples, pa.int64())
     metadata = json.dumps({"fingerprint": fingerprint, **dataclasses.asdict(cached)})
     table = pa.table(arrays).replace_schema_metadata({KEY: metadata})

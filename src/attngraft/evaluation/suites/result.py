@@ -222,18 +222,28 @@ def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
     """
     name = choice.suite.name
     folders = [evaluations / name] if choice.data is None else evaluations.glob(f"{name}--*")
-    paths = [
-        path for folder in folders if not _LIMITED.search(folder.name) and (path := folder / RESULT_FILE).is_file()
-    ]
+    paths = [path for folder in folders if (path := folder / RESULT_FILE).is_file()]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read as a suite's result: {error}") from None
-        found = read(SuiteRun, content, where=str(path))
-        if choice.data is None or found.data == choice.data:
+        found = read_suite_run(path.parent)
+        if found is not None and (choice.data is None or found.data == choice.data):
             return found
     return None
+
+
+def read_suite_run(folder: Path) -> SuiteRun | None:
+    """Return the results in a suite's folder; None if there are none, or for some of the images only (`--limit`).
+
+    Raises:
+        ConfigError: the results cannot be read.
+    """
+    path = folder / RESULT_FILE
+    if _LIMITED.search(folder.name) or not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as a suite's result: {error}") from None
+    return read(SuiteRun, content, where=str(path))
 
 
 def _csv(result: SuiteRun) -> str:

@@ -43,9 +43,8 @@ class LossConfig:
 class MetricsConfig:
     """The primary metric, and the outputs to store with the predictions."""
 
-    #: metric used to compare runs; it must have a score per image, which macro F1 does not: for imbalanced classes, use
-    #: balanced_accuracy
-    primary: Literal["top1", "top5", "balanced_accuracy", "loss"] = "top1"
+    #: metric used to compare runs; for imbalanced classes, balanced_accuracy or macro_f1
+    primary: Literal["top1", "top5", "balanced_accuracy", "macro_f1", "loss"] = "top1"
     predictions: Literal["auto", "logits", "top5"] = (
         "auto"  #: stored outputs; auto: logits for up to 1000 classes, otherwise top5
     )

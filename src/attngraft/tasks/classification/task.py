@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.results.measured import Measured
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
-from attngraft.tasks.classification.evaluator import ClassificationEvaluator, sections
+from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
 from attngraft.tasks.classification.losses import class_weights, example_losses, teacher_loss, training_loss
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
@@ -19,10 +21,7 @@ from attngraft.tasks.images.sources import Images
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, SplitSettings
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
-from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
-
-LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
-TOP = 5
+from attngraft.tasks.task import Batch, Serving, TaskData
 
 
 class Classification(ImageTask):
@@ -32,14 +31,16 @@ class Classification(ImageTask):
     """
 
     name = "classification"
+    default_recipe = "default"
     primary = "top1"  # default; the recipe may choose another
     metrics: ClassVar = {
         "top1": Metric(label="top-1 accuracy", column="top-1", share=True),
         "top5": Metric(label="top-5 accuracy", column="top-5", share=True),
         "balanced_accuracy": Metric(label="balanced accuracy", column="balanced", share=True),
         "macro_f1": Metric(label="macro F1", share=True),
-        "loss": Metric(label="loss"),
+        "loss": Metric(label="loss", higher_is_better=False),
     }
+    capabilities = ImageTask.capabilities | {"attacks", "calibration", "labels", "suites", "teacher"}
     config: ClassificationConfig
     config_class = ClassificationConfig
     multilabel = False
@@ -64,6 +65,11 @@ class Classification(ImageTask):
         model_args = {"num_classes": self._classes}
         return TaskData(train=loaded.train, val=loaded.val, model_args=model_args, facts=loaded.facts)
 
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        return section | ({"loss": {"name": "bce"}} if serving.activation == "sigmoid" else {}), facts
+
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the `loss`, averaged over the batch and, for a distilled host, over both heads."""
         heads = heads_of(outputs, classes=self._classes)
@@ -71,24 +77,13 @@ class Classification(ImageTask):
         return {"loss": torch.stack(losses).mean() if len(losses) > 1 else losses[0]}
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the outputs for the evaluator.
-
-        They are `target` (B,), the `top` classes (B, up to 5), the `confidence` (B,) in the first of them, `loss` (B,) and,
-        if stored, `logits` (B, classes).
-        """
+        """Return `target`, `predicted`, its `confidence`, and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
+        `logits` (B, classes) if they are stored."""
         logits = mean_logits(outputs, classes=self._classes)
-        target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
-        probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)
-        result = {
-            "target": target,
-            "top": top,
-            "confidence": probabilities.gather(1, top[:, :1])[:, 0],
-            "loss": self.example_losses(logits, target),
-        }
-        stored = self.config.metrics.predictions
-        if stored == "logits" or (stored == "auto" and self._classes <= LOGITS_LIMIT):
-            result["logits"] = logits
-        return result
+        return records(logits, batch["target"], loss=self.config.loss, stored=self.config.metrics.predictions)
+
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        return measure(table, classes=len(facts["classes"]))
 
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         return example_losses(self.config.loss, logits, target)
@@ -112,9 +107,6 @@ class Classification(ImageTask):
         transform = eval_transform(host, crop_pct=facts["input"]["eval_crop_pct"])
         return ImageSplit(images, transform, settings=SplitSettings(classes=classes, host=host, seed=self.seed))
 
-    def evaluator(self, split: Split) -> Evaluator:
-        return ClassificationEvaluator(self.check_split(split), primary=self.primary)
-
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return recall, precision and F1 by class, the confusion matrix, and calibration."""
         return sections(predictions, classes=facts["classes"], counts=facts["counts"]["train"])

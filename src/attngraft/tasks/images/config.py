@@ -1,7 +1,7 @@
 """Recipe sections shared by image tasks: the data source and the training augmentation."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from attngraft.strict import FieldError
 
@@ -22,6 +22,8 @@ class DataConfig:
     Without `val_split`, `val_fraction` and `split_file`, the source's own validation split is used. If the source has no
     splits (class folders, a tar of class folders, `digits`), a random 20% of each class is used for validation.
     """
+
+    numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
 
     source: str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{0..9}.tar`), `hf:<path>`, `timm:<name>`
     root: str | None = None  #: timm: folder of the data set; .csv, .parquet, COCO: base folder of relative paths
@@ -72,6 +74,23 @@ class DataConfig:
     def splits_train(self) -> bool:
         """Whether the validation split is taken from the training split even if the source has a validation split."""
         return self.val_fraction is not None or self.split_file is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersConfig(DataConfig):
+    """The data source of regression: a table, or a folder with one per split, or the generated images `bars`.
+
+    `label_column` is the column of numbers, `label_columns` are several. Without a validation split, a random 20% of the
+    images is used for validation.
+    """
+
+    numeric: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("classes", "label_separator"):
+            if getattr(self, name) is not None:
+                raise FieldError(name, "does not apply to numbers; name their columns with task.data.label_columns")
 
 
 @dataclass(frozen=True, kw_only=True)

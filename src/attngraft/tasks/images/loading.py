@@ -27,7 +27,7 @@ class LoadedImages:
     classes: tuple[str, ...]
     train: LabelledSplit
     val: LabelledSplit
-    counts: np.ndarray  #: (classes,) number of training images of each class
+    counts: np.ndarray  #: (classes,) number of training images of each class; empty for numbers
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
     random_split: TrainVal | None  #: the random split, if there is one and it can be saved to a file
 
@@ -62,7 +62,8 @@ def load_images(
     """
     opened = open_images(data, saved_split=saved_split)
     source, val = opened.source, opened.val
-    refuse_other_labels(source, task=task, multilabel=multilabel)
+    if not source.numeric:
+        refuse_other_labels(source, task=task, multilabel=multilabel)
     first = source.train.open(0)
     plan = TransformPlan.decide(augment, host, image_size=first.size, mirrored=source.mirrored)
     if eval_crop_pct is not None:
@@ -98,7 +99,7 @@ def load_images(
         val=PixelSplit(val, transform, None, settings=settings)
         if _is_cached(val, data, host)
         else ImageSplit(val, transform, settings=settings),
-        counts=class_counts(source.train, len(source.classes)),
+        counts=np.zeros(0) if source.numeric else class_counts(source.train, len(source.classes)),
         facts=printable(facts),
         random_split=opened.random_split,
     )
@@ -122,9 +123,9 @@ def _facts(opened: OpenedImages, plan: TransformPlan, host: HostInput) -> dict[s
         "kind": source.kind,
         "where": source.where,
         "split": source.origin,
-        "classes": list(source.classes),
+        "targets" if source.numeric else "classes": list(source.classes),
         "sizes": {"train": len(source.train), "val": len(val)},
-        "counts": {"train": counts(source.train), "val": counts(val)},
+        **({} if source.numeric else {"counts": {"train": counts(source.train), "val": counts(val)}}),
         "input": {
             "size": [host.channels, host.height, host.width],
             "mean": list(host.mean),

@@ -1,4 +1,4 @@
-"""Base class of image classification tasks."""
+"""Base class of tasks on images with labels or numbers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,24 @@ from attngraft.tasks.task import Batch, Distillation, Serving, Split, SuiteSuppo
 class ImageTask(Task):
     """Image task: loads images, normalizes batches and saves random splits; subclasses add labels, loss and metrics."""
 
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"analyses", "data_check", "explorer", "export", "halving", "predict"}
+    )
     config_class: ClassVar[type[Any]]  #: dataclass of the recipe section, with `data`, `augment`, `metrics`
-    multilabel: ClassVar[bool]  #: whether images have several labels
+    multilabel: ClassVar[bool] = False  #: whether images have several labels
+    numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
+    sources: ClassVar[str] = "digits, a folder, a .tar, an .npz, a .csv, timm:<name>"  #: for messages
     suite_columns: ClassVar[tuple[str, ...]]  #: `SuiteSupport.columns`
     teacher_loss: ClassVar[TeacherLoss]
-    activation: Literal["softmax", "sigmoid"]  #: `Serving.activation`
+    activation: Literal["softmax", "sigmoid", "none"]  #: `Serving.activation`
     threshold: float | None = None  #: `Serving.threshold`
     _batches: ImageBatches  # set by load
     _input: HostInput
 
     def __init__(self, config: Any, *, seed: int) -> None:
         self.config, self.seed = config, seed
-        self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
+        self.primary = config.metrics.primary
+        self.higher_is_better = self.metrics[self.primary].higher_is_better
         self._classes = 0  # set by load
         self._saved_split: Path | None = None
         self._random_split: TrainVal | None = None
@@ -49,7 +55,7 @@ class ImageTask(Task):
         if "data" not in section:
             raise ConfigError(
                 "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
-                "(digits, a folder, a .tar, an .npz, a .csv, timm:<name>)"
+                f"({cls.sources})"
             )
         return cls(read(cls.config_class, section, where="task"), seed=seed)
 
@@ -113,6 +119,11 @@ class ImageTask(Task):
             threshold=self.threshold,
         )
 
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        shown = dict(serving.input)
+        return {}, {"classes": list(serving.classes), "input": {**shown, "eval_crop_pct": shown["crop_pct"]}}
+
     def suite_support(self) -> SuiteSupport:
         return SuiteSupport(
             pixels=ImagePixels(self._input),
@@ -126,16 +137,6 @@ class ImageTask(Task):
     @abstractmethod
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the evaluation loss of each example, (B,)."""
-
-    def check_split(self, split: Split) -> LabelledSplit:
-        """Return `split` if it is one of this task's splits.
-
-        Raises:
-            ConfigError: the split belongs to another task.
-        """
-        if not isinstance(split, LabelledSplit):
-            raise ConfigError(f"task {self.name}: cannot evaluate a {type(split).__name__}; it belongs to another task")
-        return split
 
 
 def _subset(split: Split, indices: np.ndarray) -> Split:

@@ -43,8 +43,8 @@ class LossConfig:
 class MetricsConfig:
     """The primary metric, and the decision threshold for F1."""
 
-    #: metric used to compare runs; it must have a score per image, which mAP, a mean over classes, does not
-    primary: Literal["image_ap", "loss"] = "image_ap"
+    #: metric used to compare runs; image_ap and loss are means over images, which is more precise in small data sets
+    primary: Literal["image_ap", "map", "macro_f1", "micro_f1", "loss"] = "image_ap"
     threshold: float = 0.5  #: for F1, labels with at least this probability are predicted
 
     def __post_init__(self) -> None:

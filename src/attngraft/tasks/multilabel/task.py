@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import DataError
+from attngraft.results.measured import Measured
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.tasks.images.heads import heads_of, mean_logits
 from attngraft.tasks.images.inputs import ImageBatches
 from attngraft.tasks.images.mixing import MultiLabelMixing
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.multilabel.config import MultiLabelConfig
-from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator, sections
+from attngraft.tasks.multilabel.evaluator import measure, sections
 from attngraft.tasks.multilabel.losses import example_losses, positive_weights, teacher_loss, training_loss
-from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
+from attngraft.tasks.task import Batch, Serving, TaskData
 
 
 class MultiLabel(ImageTask):
@@ -26,14 +28,16 @@ class MultiLabel(ImageTask):
     """
 
     name = "multilabel"
+    default_recipe = "multilabel"
     primary = "image_ap"  # default; the recipe may choose another
     metrics: ClassVar = {
         "image_ap": Metric(label="average precision by image", column="image AP", share=True),
         "map": Metric(label="mean average precision", column="mAP", share=True),
         "macro_f1": Metric(label="macro F1", share=True),
         "micro_f1": Metric(label="micro F1", share=True),
-        "loss": Metric(label="loss"),
+        "loss": Metric(label="loss", higher_is_better=False),
     }
+    capabilities = ImageTask.capabilities | {"attacks", "calibration", "suites", "teacher"}
     config: MultiLabelConfig
     config_class = MultiLabelConfig
     multilabel = True
@@ -67,6 +71,11 @@ class MultiLabel(ImageTask):
             facts=loaded.facts | {"labels_per_image": per_image},
         )
 
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        return section | {"metrics": {"threshold": serving.threshold}}, facts
+
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return the `loss`, averaged over images and classes and, for a distilled host, over both heads."""
         losses = [self._loss(head, batch["target"]) for head in heads_of(outputs, classes=self._classes)]
@@ -84,12 +93,10 @@ class MultiLabel(ImageTask):
         """Return the probability of each label and whether the image has it, both (N, classes)."""
         return 1 / (1 + np.exp(-columns["logits"].astype(np.float64))), columns["target"] > 0
 
-    def evaluator(self, split: Split) -> Evaluator:
-        return MultiLabelEvaluator(
-            self.check_split(split), threshold=self.config.metrics.threshold, primary=self.primary
-        )
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        return measure(table, threshold=self.config.metrics.threshold)
 
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return average precision, recall, precision and F1 by class, and calibration."""
         return sections(
             predictions,
