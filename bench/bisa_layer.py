@@ -1,16 +1,17 @@
-"""Cost of a BiSA layer: forward and backward of one attention layer, relative to the host's layer and to the naive form.
+"""Cost of a BiSA layer: forward and backward of one attention layer, relative to the host's layer and to a naive form.
 
     python bench/bisa_layer.py --threads 2 --pairs 60 --out benchmarks/bisa_layer.json
 
-Layers are the hosts' own modules, plain and grafted, with projections. The naive form follows the equation literally: a
-matrix per value, every query through every value's matrix, N x N x d numbers. Before timing, outputs and gradients of the
-lean layer must equal the naive ones. Bars:
+Layers are the hosts' own modules, with and without the graft, including projections. The naive form follows the equation
+literally: it creates a matrix per value and multiplies every query by every matrix, which takes N x N x d numbers. Before
+timing, outputs and gradients of our layer must equal the naive ones. Upper limits:
 
 - time relative to the host's layer: 1.2 times the ratio of multiply-adds, at the sizes of the paper's models. There is no
-  bar at 1,024 tokens, where the host's fused kernel keeps softmax in the cache and plain operations for two branches cannot;
+  limit at 1,024 tokens, where the host's fused kernel keeps the softmax in the cache, which the separate operations of two
+  branches cannot do;
 - time relative to the naive layer: 1 / 3.5 for Swin's windows, 1 / 5 otherwise; memory relative to the naive layer: a
   quarter. Memory is the peak that torch allocates above the inputs in one forward and backward;
-- 4,096 tokens, widths of ViT-S, one attention layer (no whole model) in a new process: the whole process within 2 GB.
+- memory of a new process that runs a single attention layer of ViT-S's width with 4,096 tokens: 2 GB.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Shape:
     size: tuple[int, int, int]  #: (batch, tokens, C)
     over_naive: float
     options: tuple[tuple[str, int], ...] = ()
-    barred: bool = True  #: whether the time relative to the host's layer has a bar
+    barred: bool = True  #: whether the time relative to the host's layer has a limit
 
     def layers(self) -> tuple[nn.Module, nn.Module, Tensor]:
         """Return the host's layer, the one with BiSA, and tokens."""
@@ -121,7 +122,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def lines_of(name: str, shape: Shape, pairs: int) -> list[Measurement]:
-    """Check outputs; return three lines."""
+    """Check the outputs of a shape, and return its measurements: two of time and one of memory."""
     host, lean, tokens = shape.layers()
     plain, ours, theirs = (forward_and_backward(layer, tokens) for layer in (host, lean, naive(lean)))
     check_outputs(ours(), theirs(), what=name, rtol=1e-3, atol=1e-4)
@@ -144,7 +145,7 @@ def long_bytes(threads: int) -> int:
 
 
 def main() -> int:
-    parser = options("Forward and backward of a BiSA layer over the host's and over the naive form.", pairs=30)
+    parser = options("Forward and backward of a BiSA layer, relative to the host's layer and a naive form.", pairs=30)
     parser.add_argument("--shapes", nargs="+", choices=[*SHAPES, LONG], default=[*SHAPES, LONG])
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     parser.add_argument("--long-here", action="store_true", help="run the layer once in this process, print its memory")

@@ -23,7 +23,7 @@ BARS = {"swin_tiny_patch4_window7_224": 1.35, "levit_128s": 1.5}
 
 
 def main() -> int:
-    parser = options("Training step of models with BiSA in two layers over their hosts'.", pairs=30)
+    parser = options("Training step of models with BiSA in two layers, relative to their hosts.", pairs=30)
     parser.add_argument("--hosts", nargs="+", choices=list(BARS), default=list(BARS))
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")

@@ -2,14 +2,14 @@
 
     python bench/bixt_op.py --threads 2 --pairs 40 --out benchmarks/bixt_op.json
 
-64 latents, width 192, 3 heads of 64, biases on. The explicit layer has the arithmetic of the published one: one
-similarity of all latents and tokens, two softmaxes of it, both maps in memory. Outputs and gradients must be equal
-before timing. Bars:
+The layers have 64 latents, width 192, 3 heads of 64, and biases. The explicit layer has the arithmetic of the published
+one: one similarity of all latents and tokens, two softmaxes of it, and both maps in memory. Outputs and gradients must
+be equal before timing. Upper limits:
 
-- forward is not slower at any size, and takes 1 / 1.4 of the time for 8 images of 12,544 tokens; forward and backward takes
-  1 / 1.2 there. Forward and backward of the other sizes has no bar;
-- memory there, peak above the inputs, each in a new process: 0.55 times forward, 0.75 times forward and backward;
-- 1,048,576 tokens of one image without gradients: the whole process, with inputs, within 3 GB.
+- time of the forward pass: 1 at any size, and 1 / 1.4 for 8 images of 12,544 tokens; of forward and backward: 1 / 1.2 at
+  this largest size, and no limit at the others;
+- peak memory above the inputs at the largest size, in a new process: 0.55 for forward, 0.75 for forward and backward;
+- memory of a process that runs one image of 1,048,576 tokens without gradients, including inputs: 3 GB.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def long_line(threads: int) -> Measurement:
 
 
 def bytes_here(what: str, *arguments: str) -> int:
-    """Return, for "memory FORM SIZE PASS", the peak of a call above the inputs; for "long", the peak of this process."""
+    """Return the peak of a call above its inputs for "memory FORM SIZE PASS", or the peak of this process for "long"."""
     if what == "long":
         forward(layer("lean"), *inputs(f"1x{LONG_TOKENS}"))()
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -152,7 +152,7 @@ def bytes_here(what: str, *arguments: str) -> int:
 
 
 def main() -> int:
-    parser = options("The layer over the same layer with explicit maps: time, memory, and a million tokens.", pairs=40)
+    parser = options("Time and memory of the layer relative to explicit maps, and with a million tokens.", pairs=40)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="images x tokens")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")

@@ -2,13 +2,14 @@
 
     python bench/data_loading.py --images /path/to/folder --out benchmarks/data_loading.json
 
-A sample is some epochs of training batches, from the start of the loading processes to the last batch; nothing is trained.
+A sample is one or more epochs of training batches, from the start of the loading processes to the last batch; nothing is
+trained.
 Both loaders read the same files in the same number of processes, take the same kind of views (random resized crop to 224,
 flip), and return normalized float32 batches on the CPU; ours reseeds for every image, so that its random numbers are a
 function of (seed, epoch, image). timm's loader is measured twice: with its prefetcher (its default), where loading processes
 send bytes and the training process normalizes them, as ours do; and without it, where they send normalized floats. Without
-`--images`, images are generated. Before timing, views of both must be equal for equal random numbers. Bar: 0.95x of timm's
-images per second, as a ratio of times 1 / 0.95.
+`--images`, images are generated. Before timing, views of both must be equal for equal random numbers. Upper limit of the
+ratio of times: 1 / 0.95, which is 0.95 times timm's images per second.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def photos(given: Path | None, *, invented: int) -> Iterator[Path]:
 
 
 def our_split(folder: Path) -> LabelledSplit:
-    """Return all of the folder except a few images that must remain for validation."""
+    """Return all images of the folder except the few that a validation split requires."""
     data = DataConfig(source=str(folder), val_fraction=0.01)
     return load_images(data, AUGMENT, host=HOST, seed=0, task="classification", multilabel=False).train
 
@@ -91,7 +92,7 @@ def check(folder: Path, split: LabelledSplit) -> None:
 
 
 class Ours:
-    """Return a function that iterates over epochs of batches as `attngraft train` does."""
+    """Iterate over epochs of batches as `attngraft train` does."""
 
     def __init__(self, split: LabelledSplit, *, batch: int, epochs: int, workers: int) -> None:
         self.order, self.epochs, self.workers = TrainOrder(split=split, seed=0, batch_size=batch), epochs, workers
@@ -102,7 +103,7 @@ class Ours:
 
 
 class Timms:
-    """Return the same for timm's loader, whose processes also start with the sample and persist."""
+    """Do the same with timm's loader, whose processes also start with the sample and persist over its epochs."""
 
     def __init__(
         self, folder: Path, split: LabelledSplit, *, batch: int, epochs: int, workers: int, prefetcher: bool
@@ -131,7 +132,7 @@ class Timms:
 
 
 def main() -> int:
-    parser = options("attngraft's data loading over timm's.", pairs=30)
+    parser = options("Time of attngraft's data loading, relative to timm's.", pairs=30)
     parser.add_argument("--images", type=Path, default=None, help="folder of JPEG images; generated ones by default")
     parser.add_argument("--invented", type=int, default=512, help="number of generated images")
     parser.add_argument("--batch", type=int, default=32, help="images in a batch")

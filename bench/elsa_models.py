@@ -3,8 +3,8 @@
     python bench/elsa_models.py --threads 2 --out benchmarks/elsa_models.json
 
 A step is forward, cross-entropy, backward and AdamW at 224, batch 8. The forward pass of one large image is compared
-with that of 256-pixel images with the same total number of pixels: a cost that is linear in pixels gives 1 (bar 1.2).
-Before timing, the model's outputs must equal those of the equations.
+with that of 256-pixel images with the same total number of pixels: a cost that is linear in pixels gives 1 (upper
+limit: 1.2). Before timing, the model's outputs must equal those of the equations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def forward(model: nn.Module, images: int, size: int) -> Callable[[], object]:
 
 
 def main() -> int:
-    parser = options("ELSA-Swin-T's training step over Swin-T's, and its cost over pixels.", pairs=30)
+    parser = options("Training step of ELSA-Swin-T relative to Swin-T's, and its cost by number of pixels.", pairs=30)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     arguments = parser.parse_args()

@@ -2,9 +2,9 @@
 
     python bench/graft_cost.py --out benchmarks/graft_cost.json
 
-A step is forward, cross-entropy, backward and AdamW on ViT-Ti at 224, batch 8. Before timing, the patched classes without
-grafts must give the host's output bit for bit, and each grafted model that of its reference backend. Two rows without a bar
-show the cost of the matrix products of horizontal and vertical attention alone.
+A step is forward, cross-entropy, backward and AdamW on ViT-Ti at 224, batch 8. Before timing, the patched classes
+without grafts must give the host's output bit for bit, and each grafted model that of its reference backend. Two rows
+without an upper limit show the cost of the matrix products of horizontal and vertical attention alone.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def check(host: nn.Module, models: dict[str, nn.Module], images: torch.Tensor) -
 
 
 def main() -> int:
-    parser = options("Training step of grafted models over the host's.", pairs=30)
-    parser.add_argument("--host", default="vit_tiny_patch16_224", help="the bars are for ViT-Ti")
+    parser = options("Training step of grafted models, relative to the host's.", pairs=30)
+    parser.add_argument("--host", default="vit_tiny_patch16_224", help="the upper limits are for ViT-Ti")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     arguments = parser.parse_args()

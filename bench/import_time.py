@@ -1,10 +1,10 @@
-"""Waiting times before any work: imports, `--help`, the dry run of a graft, and grafting.
+"""Startup times: imports, `--help`, the dry run of a graft, and grafting.
 
     python bench/import_time.py --out benchmarks/import_time.json
 
 Imports and `--help` run in new processes and are timed in CPU seconds, which other processes affect little.
-Bars: `import attngraft.models` 1.1x `import timm`; `attngraft --help` 0.5 s of CPU; `plan` on an existing ViT-L 0.3 s;
-`graft` on the largest ViT and Swin of timm, on the meta device, 1 s.
+Upper limits: `import attngraft.models` 1.1 times `import timm`; `attngraft --help` 0.5 s of CPU; `plan` on an existing
+ViT-L 0.3 s; `graft` on the largest ViT and Swin of timm, on the meta device, 1 s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LARGEST = (
     "swin_large_patch4_window12_384",
 )
 PLANNED = "vit_large_patch16_224"
-WARMUP = 1  #: imports before the first that is timed
+WARMUP = 1  #: number of imports before the first timed one
 SPEC = "cb_s + horizontal + vertical"
 
 

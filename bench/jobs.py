@@ -2,10 +2,10 @@
 
     python bench/jobs.py --out benchmarks/jobs.json
 
-A sample is a study's two runs (a host on the embedded digits, with and without CB_S), from the plan to the last file,
-with the start of the processes. Each run has one thread in both cases, as its recipe specifies; before timing, both ways
-must write the same metrics and predictions, bit for bit. Bar: 0.65. Runs should take much longer than the start of a
-process, which takes a few seconds: see `--epochs`.
+A sample is a study of two runs (a host on the embedded digits, with and without CB_S), from the plan to the last file,
+including the start of the processes. In both cases each run has one thread, as its recipe specifies. Before timing, both
+must write the same metrics and predictions, bit for bit. Upper limit: 0.65. Runs should take much longer than the start of
+a process, which takes a few seconds: see `--epochs`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
 
 
 def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
-    """Train the runs; return the metrics, without seconds, and predictions as bytes of each."""
+    """Train the runs, and return the metrics (without times) and the predictions of each as bytes."""
     config.out.mkdir(parents=True, exist_ok=True)
     notes = train_runs(resolve(config), executor=executor, train=Tools().train, progress=StudyLog())
     if notes:
@@ -58,7 +58,7 @@ def _outcome(folder: Path) -> Any:
 
 
 def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return functions for one after the other and two at a time; each call has its own folder.
+    """Return functions that train the runs one after the other and two at a time, each call in a new folder.
 
     Raises:
         WrongOutputsError: the two ways write different results.
@@ -77,7 +77,7 @@ def works(place: Path, *, epochs: int, depth: int, size: int) -> tuple[Callable[
 
 
 def main() -> int:
-    parser = options("Two runs at a time over one after the other.", pairs=5)
+    parser = options("Two runs at a time, relative to one after the other.", pairs=5)
     parser.add_argument("--epochs", type=int, default=3, help="epochs of a run")
     parser.add_argument("--depth", type=int, default=4, help="blocks of the host")
     parser.add_argument("--size", type=int, default=32, help="side of the images in pixels")

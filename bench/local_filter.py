@@ -1,18 +1,19 @@
-"""Cost of local attention: the operation, relative to a plain one that unfolds values and expands filters to all channels.
+"""Cost of the operation of local attention, relative to a plain form that unfolds values and expands filters.
 
     python bench/local_filter.py --threads 2 --pairs 30 --out benchmarks/local_filter.json
 
-4 images of 56 x 56 pixels, 96 channels in 3 heads, neighborhoods of 7 x 7, with softmax: ELSA-Swin-T's first stage. The
-plain form has the arithmetic of the published fallback: `unfold`, filters (B, C, 49, 56, 56) from weights that are
-broadcast to the channels of a head, a product, a sum. Outputs and gradients must be equal before timing. Bars:
+The input is that of ELSA-Swin-T's first stage: 4 images of 56 x 56 pixels, 96 channels in 3 heads, neighborhoods of 7 x 7,
+with softmax. The plain form has the arithmetic of the published fallback: `unfold`, filters (B, C, 49, 56, 56) from weights
+that are broadcast to the channels of a head, a product, and a sum. Outputs and gradients must be equal before timing.
+Upper limits:
 
-- with the additive ghost matrix, as in all published models: forward in 1/30 of the time and 1/10 of the memory, forward and
-  backward in 1/10 and 1/8;
-- with both matrices: 1/20 and 1/8 of the time.
+- with the additive ghost matrix, as in all published models: 1/30 of the time and 1/10 of the memory for forward, 1/10 and
+  1/8 for forward and backward;
+- with both matrices: 1/20 of the time for forward, 1/8 for forward and backward.
 
-A sample is one second of the plain form and as many calls of ours: the plain form mostly allocates new pages, and a single
-call of ours directly after it would pay for the cleanup. `channels last` is the layout of the layers' tensors,
-`channels first` that of the equation.
+A sample is one second of calls of the plain form and the same number of calls of ours. (The plain form mostly allocates
+new pages, and the time of a single call of ours directly after it would include freeing them.) `channels last` is the
+layout of the layers' tensors, `channels first` that of the equation.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Form = Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor]
 
 
 def plain(values: Tensor, logits: Tensor, mul: Tensor | None, add: Tensor) -> Tensor:
-    """The plain form: k * k times the values, and as many filters from the ghost head, broadcast within a head."""
+    """Compute the plain form: k * k copies of the values, and filters for all channels from the ghost head."""
     batch, channels, height, width = values.shape
     by_head = (HEADS, channels // HEADS, KERNEL**2)
     windows = F.unfold(values, KERNEL, padding=KERNEL // 2).view(batch, *by_head, height, width)
@@ -109,7 +110,7 @@ def check(ghost: str) -> None:
 
 
 def time_line(ghost: str, layout: str, name: str, pairs: int) -> Measurement:
-    """Measure our time relative to the plain form's, each in its own layout, in which the plain form is faster."""
+    """Measure our time relative to that of the plain form, which runs in the layout in which it is faster."""
     ours = PASSES[name](lean, *operands(ghost, layout))
     theirs = PASSES[name](plain, *operands(ghost, "channels first"))
     ratio = paired_ratio(theirs, ours, pairs=pairs, min_seconds=SECONDS)
@@ -135,7 +136,7 @@ def bytes_here(form: str, name: str) -> int:
 
 
 def main() -> int:
-    parser = options("Local attention over its plain form: time and memory.", pairs=30)
+    parser = options("Time and memory of local attention, relative to its plain form.", pairs=30)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     parser.add_argument("--ghosts", nargs="+", choices=TIME, default=list(TIME), help="ghost matrices; default: all")
     parser.add_argument("--bytes-here", nargs=2, default=None, help="measure memory in this process and print it")

@@ -2,9 +2,9 @@
 
     python bench/loop_overhead.py --out benchmarks/loop_overhead.json
 
-A sample is an epoch on the embedded digits, timed from the end of its first update to the end of its last: without set-up,
-evaluation and files, which a bare loop does not have. Both use the same examples in the same order from the same initial
-weights, so their losses must agree before timing. Bar: 1.03.
+A sample is an epoch on the embedded digits, timed from the end of its first update to the end of its last. This
+excludes set-up, evaluation and files, which a bare loop does not have. Both use the same examples in the same order
+from the same initial weights, so their losses must agree before timing. Upper limit: 1.03.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Laps:
         self.losses = []
 
     def update(self, loss: float) -> None:
-        """Note the end of an update."""
+        """Record the end of an update."""
         now = time.perf_counter()
         if self.losses:
             self.total += now - self._last
@@ -66,7 +66,7 @@ class Laps:
 
 
 class LapProgress:
-    """Callback that notes the updates of a run."""
+    """Callback that records the updates of a run."""
 
     def __init__(self, laps: Laps) -> None:
         self._laps = laps
@@ -115,7 +115,7 @@ class BareLoop:
 
 
 def main() -> int:
-    parser = options("attngraft's training loop over a bare PyTorch loop.", pairs=30)
+    parser = options("Time of attngraft's training loop, relative to a bare PyTorch loop.", pairs=30)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     parser.add_argument("--depth", type=int, default=4, help="blocks of the host")
     arguments = parser.parse_args()

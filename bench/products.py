@@ -1,8 +1,8 @@
 """Lower bound of the cost of horizontal and vertical attention: their matrix products alone.
 
 The replacements return the tokens unchanged and compute the products of forward and backward on the real inputs, so that a
-training step has the same products, saved tensors and parameters to update, but no elementwise work. Their cost is a lower
-bound of any implementation with torch's matrix products.
+training step has the same products, saved tensors and parameters to update, but no elementwise operations. Their cost is a
+lower bound for any implementation with torch's matrix products.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python bench/report_size.py --out benchmarks/report_size.json
 
-The study is generated, with the files of a real one: 10 variants x 10 seeds, 30 epochs, and the predictions of 5,000
+The study is generated, with all files of a real study: 10 variants x 10 seeds, 30 epochs, and the predictions of 5,000
 validation images of 100 classes with logits. `attngraft compare --report-only` is timed as a separate process, from the
-command line to the last file: reading a hundred run folders, statistics, plots, page. Bars: 20 s; 15 MB for the page and
-its plots together, as a ratio.
+command line to the last file: reading a hundred run folders, statistics, plots, page. Upper limits: 20 s, and 15 MB for the
+page and its plots together.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COMMAND = "from attngraft.cli import main; main()"
 
 
 def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> StudyConfig:
-    """Generate a finished study in `out`: variants differ by up to two points, seeds by half a point."""
+    """Generate a finished study in `out`, whose variants differ by up to two points and seeds by half a point."""
     config = study_from_dict(
         {
             "host": {"name": "vit_tiny_patch16_224"},
@@ -146,7 +146,7 @@ def cost(ratio: float) -> Cost:
 
 
 def report(out: Path) -> None:
-    """Run the command as a process."""
+    """Run `attngraft compare --report-only` in a new process."""
     subprocess.run(
         [sys.executable, "-c", COMMAND, "compare", "--report-only", "--out", str(out)],
         check=True,

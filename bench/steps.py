@@ -18,7 +18,8 @@ def grafted(host: nn.Module, spec: str) -> nn.Module:
     """Copy `host` with grafts whose values are random and large enough that outputs depend on each of them.
 
     Matrices preserve the scale of their inputs, biases and scales are about 0.1, norms keep their initial values. Norms of
-    weight 0, with which LeViT's branches start, are set to 1, since no output would depend on anything before them.
+    weight 0, with which LeViT's branches start, are set to 1, because otherwise no output would depend on the layers before
+    them.
     """
     model = copy.deepcopy(host)
     attngraft.graft(model, spec)

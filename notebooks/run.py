@@ -1,6 +1,6 @@
 """Run the notebooks from top to bottom, each in its own folder, and write copies with outputs to build/notebooks/.
 
-A cell that fails or hangs fails the command. The notebooks in this folder have no outputs; the documentation shows those of
+If a cell fails or hangs, the command fails. The notebooks in this folder have no outputs; the documentation shows those of
 the copies if they exist.
 
     python notebooks/run.py [NOTEBOOK...]
@@ -28,7 +28,7 @@ def run(path: Path, out: Path) -> float:
     """Run the notebook, write a copy with outputs to `out`, and return the seconds it took.
 
     Raises:
-        CellExecutionError: a cell raised; the message holds the cell and the traceback.
+        CellExecutionError: a cell raised an error; the message contains the cell and the traceback.
         CellTimeoutError: a cell took longer than CELL_LIMIT.
     """
     notebook = nbformat.read(path, as_version=4)

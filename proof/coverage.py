@@ -1,4 +1,4 @@
-"""Coverage of the intervals over studies with a known true difference, by the function that `attngraft compare` uses."""
+"""Coverage of the intervals of `attngraft compare` over studies with a known true difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attngraft.results.study import Interval
 from attngraft.study.verdict import compare_scores
 from proof.simulation import SETTINGS, Setting, equal_models, simulate
 
-PAIRINGS = 200  #: random pairings of the runs, for a number without a test
+PAIRINGS = 200  #: number of random pairings of the runs, for a coverage that is not tested
 
 
 @dataclass(kw_only=True)

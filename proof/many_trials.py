@@ -1,13 +1,13 @@
-"""Check that many tiny trials finish although a worker is killed.
+"""Check that many small trials finish although workers are killed.
 
     python -m proof.many_trials --trials 200 --jobs 2 --kill 1
     python -m proof.many_trials --trials 200 --ray local --kill 1
 
 The study has one host with and without a graft, each with half as many seeds as trials, on the embedded digits. While it
 runs, `--kill` busy worker processes are killed (SIGKILL) at different times. Required: every trial is finished, with
-predictions and with metrics of all epochs; the results contain all trials; the deaths are noted; no worker remains; and the
-trials of killed workers have the same results, bit for bit, as when trained alone. The exit status is 1 if one of these
-fails.
+predictions and with metrics of all epochs; the results contain all trials and a note for each killed worker; no worker
+remains; and the trials of killed workers have the same results, bit for bit, as when trained alone. The exit status is 1 if
+one of these conditions fails.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Killer:
                 marks.pop(0)
 
     def _kill_one(self) -> bool:
-        """Kill the process that holds the lock of an unfinished run; return whether there was one."""
+        """Kill the process that has locked an unfinished run, and return whether there was one."""
         for run in self._runs:
             if (run.folder / "finished.json").exists() or not (run.folder / "metrics.jsonl").exists():
                 continue
@@ -107,25 +107,27 @@ def problems_of(
     """Return descriptions of all problems."""
     found = []
     if incomplete(result):
-        found.append("results.json lacks runs")
+        found.append("runs are missing from results.json")
     for run in runs:
         rows = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         whole = len(rows) == EPOCHS and (run.folder / "predictions.npz").exists()
         if not whole or not (run.folder / "finished.json").exists():
-            found.append(f"{run.label}: not whole")
+            found.append(f"{run.label}: files or epochs are missing")
     if len(victims) < kills:
         found.append(f"only {len(victims)} of {kills} workers could be killed")
     if multiprocessing.active_children():
-        found.append("a worker is still there")
+        found.append("a worker process is still running")
     told = " ".join(result.notes)
     found += [
-        f"{run.label}: its worker's death is not told" for run in victims if f"{run.label}: its process" not in told
+        f"{run.label}: the notes do not mention that its worker died"
+        for run in victims
+        if f"{run.label}: its process" not in told
     ]
     with tempfile.TemporaryDirectory() as place:
         for number, run in enumerate(victims):
             alone = train(run.recipe, Path(place) / str(number), progress=Silent()).folder
             if outcome(alone) != outcome(run.folder):
-                found.append(f"{run.label}: its outcome differs from that of the same run alone")
+                found.append(f"{run.label}: the results differ from those of the same run trained alone")
     return found
 
 

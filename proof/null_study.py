@@ -73,7 +73,7 @@ def measure(work: Path, *, studies: int, runs: int, jobs: int, told: Callable[[s
         studies: simulated studies of each kind and number of seeds; five times as many for McNemar's test.
         runs: real runs, half of them for each arm.
         jobs: processes.
-        told: called with a line of progress.
+        told: function that is called with each line of progress.
     """
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         trained = [pool.submit(make_run, work / "runs", seed) for seed in seeds(runs // 2)]

@@ -49,7 +49,7 @@ def coverage_tests(name: str, count: Count) -> list[Outcome]:
 
 
 def uniform_tests(p_values: np.ndarray) -> list[Outcome]:
-    """Return tests of p at or below each level, against a larger frequency than the level."""
+    """Return tests of whether p is at or below each level more often than the level."""
     return [
         Outcome(
             name=f"McNemar's p <= {level:g}, equal accuracy",

@@ -1,4 +1,4 @@
-"""Coverage of timm's models, from the committed count, as Markdown."""
+"""Coverage of timm's models as Markdown, from `benchmarks/coverage.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ This page shows how many of timm's models can be grafted. It counts the {names} 
 pass computes torch's scaled dot product attention or a softmax over tokens. (The models are created on the meta device, so
 nothing is downloaded or computed.) A model takes a graft if at least one of its sites does. The shares are {shares}.
 
-Each family is a file of timm. This command prints the table:
+Each family is a source file of timm. This command prints the table:
 
 ```console
 $ attngraft list hosts --coverage

@@ -53,7 +53,7 @@ def _section(info: GraftInfo) -> list[str]:
 
 
 def _costs() -> str:
-    """Return the table of costs, planned on the example from shapes."""
+    """Return the table of costs of each graft, computed from the shapes of the example host."""
     model = create_model(EXAMPLE)
     total = sum(parameter.numel() for parameter in model.parameters())
     rows = []

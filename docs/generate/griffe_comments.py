@@ -12,7 +12,7 @@ class FieldComments(griffe.Extension):
     """Use the `#:` comment after or above an attribute as its docstring, if it has none."""
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **others: Any) -> None:
-        """Called by griffe for every attribute."""
+        """Set the docstring of an attribute; griffe calls this for every attribute."""
         if attr.docstring is None and attr.lineno is not None and (text := _comment(attr)):
             attr.docstring = griffe.Docstring(text, parent=attr)
 

@@ -51,7 +51,7 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     from mkdocs.exceptions import PluginError
 
     if found := external(output):
-        raise PluginError(f"{page.file.src_path} would load {', '.join(found)}; put a copy under docs/")
+        raise PluginError(f"{page.file.src_path} would load {', '.join(found)}; store a copy under docs/ instead")
     return output
 
 

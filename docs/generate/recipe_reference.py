@@ -94,7 +94,7 @@ def _packaged() -> str:
 
 
 def _study_file() -> str:
-    """Return the keys of a study file, with the comments of the resulting configuration."""
+    """Return the table of a study file's keys, described by the comments of the configuration's fields."""
     comments = comments_of(study_config.StudyConfig) | {
         "title": "title of the report",
         "grafts": "variants besides the baseline: specifications, or sections with `name`, `graft`, `host` (another host), "

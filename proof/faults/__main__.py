@@ -3,8 +3,8 @@
     python -m proof.faults --write docs/faults.md
 
 writes benchmarks/faults.json (measurements, machine, versions) and the page generated from it. The exit status is 1 if a
-promise is broken; then nothing is written. Takes about five minutes on one core. `--only NAME` measures one case again and
-keeps the other measurements of the JSON (`again` has the commit).
+guarantee is violated; then nothing is written. Takes about five minutes on one core. `--only NAME` repeats one case and
+keeps the other measurements in the JSON (its commit is stored under `again`).
 """
 
 from __future__ import annotations

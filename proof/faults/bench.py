@@ -1,4 +1,4 @@
-"""Runs and studies for the faults: small real ones on the embedded digits, undisturbed ones for comparison, folders."""
+"""Small runs and studies on the embedded digits in which faults are caused, and undisturbed ones for comparison."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STUDY_RUNS = ("baseline", "cb_s", "horizontal")
 
 
 def _no_costs(*args: object, **options: object) -> dict[str, Cost]:
-    """Costs of a study's variants, which do not matter here, without measuring."""
+    """Return made-up costs of a study's variants, since measuring them takes long and is not tested here."""
     cost = Cost(
         parameters=1,
         macs=None,
@@ -52,7 +52,7 @@ NO_COSTS = WithTools({"measure_costs": _no_costs})
 
 
 def _page_alone(result: StudyResult, folder: Path) -> Path:
-    """The report without its plots as files, whose drawing takes longest."""
+    """Write the report without the plot files, which take longest to draw."""
     from attngraft.report.page import report_html
 
     return write_atomically(folder / "report.html", report_html(result))
@@ -62,7 +62,7 @@ NO_PLOTS = WithTools({"write_report": _page_alone})
 
 
 class Bench:
-    """Creates folders under `place` and processes; undisturbed runs are made once."""
+    """Creates folders under `place`, and starts processes; each undisturbed run is trained only once."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -94,7 +94,7 @@ class Bench:
         return self._whole[key]
 
     def new_study(self) -> Path:
-        """Create a study's folder that contains the costs, whose measurement would take longest."""
+        """Create a study's folder that already contains the costs, which take longest to measure."""
         out = self.folder("study")
         out.mkdir()
         shutil.copy(self.whole(STUDY) / "cost.json", out)
@@ -108,7 +108,7 @@ class Bench:
         whole: Sequence[str] | None = None,
         total: int = UPDATES,
     ) -> str:
-        """Rerun the command of a run, check that it resumes and ends like an undisturbed one, and describe the result."""
+        """Rerun the command of a run, check that it resumes and that its result is undisturbed, and return a summary."""
         saved = updates(out)
         ended = self.run(arguments, out, *harms)
         assert ended.code == 0, ended.text
@@ -120,7 +120,7 @@ class Bench:
         return f"{saved} of {total} updates kept, final result bit-identical"
 
     def study_goes_on(self, arguments: Sequence[str], out: Path, *, whole: Sequence[str] = STUDY) -> str:
-        """The same for a study, whose finished runs must not be repeated; its plots are drawn if its results were there."""
+        """Do the same for a study, whose finished runs must not be repeated; plots are only drawn if results.json exists."""
         harms = () if (out / "results.json").exists() else (NO_PLOTS,)
         done = [path.parent for path in sorted((out / "runs").rglob("finished.json"))]
         saved = sum(updates(path.parent.parent) for path in (out / "runs").rglob("last.pt"))
@@ -135,7 +135,7 @@ class Bench:
 
     @contextmanager
     def small_disk(self, megabytes: int) -> Iterator[Path]:
-        """Mount a disk of this size: a file system in memory.
+        """Mount a file system in memory of this size.
 
         Raises:
             NotHere: mounting is not permitted.
@@ -169,7 +169,7 @@ def expect(ended: Ended, *, code: int, says: str = "") -> None:
     assert "Traceback" not in _HANDING_OVER.sub("", ended.text), ended.text
 
 
-#: traceback of Python's thread for file descriptors if the process that requested one is killed
+#: traceback of the thread that sends file descriptors to a process that was killed
 _HANDING_OVER = re.compile(
     r"Traceback \(most recent call last\):\n  File .*resource_sharer.*\n(?: .*\n)*ConnectionResetError.*\n"
 )

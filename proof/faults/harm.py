@@ -1,4 +1,4 @@
-"""What a process does to itself at a chosen moment. Everything here is handed to another process, so it can be pickled."""
+"""Faults that a process causes in itself at a chosen moment; all of them can be pickled and sent to another process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 class Harm(Protocol):
     def apply(self) -> None:
-        """Put it in place, before the command starts."""
+        """Install the fault before the command starts."""
 
 
 # --- when -------------------------------------------------------------------------------------------------------------
@@ -25,7 +25,7 @@ class Harm(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class OnCall:
-    """Do `action` at the `call`-th call (from 1) of the function `target`, "module:name"; each process counts for itself."""
+    """Run `action` at the `call`-th call (from 1) of the function `target`, "module:name", counted per process."""
 
     target: str
     action: Callable[[], object]
@@ -53,8 +53,8 @@ class OnCall:
 
 @dataclass(frozen=True, kw_only=True)
 class OnWrite:
-    """Do `action` at the `time`-th writing (from 1) of a file of this name: before it is begun, when half of it is written
-    to its temporary file, before that is renamed, or after."""
+    """Run `action` at the `time`-th write (from 1) of a file of this name: before the write, when half of the temporary
+    file is written, before the temporary file is renamed, or after."""
 
     name: str
     action: Callable[[], object]
@@ -101,7 +101,7 @@ class OnWrite:
 
 @dataclass(frozen=True, kw_only=True)
 class FromTheStart:
-    """Do `action` before the command starts."""
+    """Run `action` before the command starts."""
 
     action: Callable[[], object]
 
@@ -111,7 +111,7 @@ class FromTheStart:
 
 @dataclass(frozen=True)
 class WithTools:
-    """Replace tools of a study."""
+    """Replace functions that a study uses (`attngraft.study.runner.Tools`)."""
 
     changes: Mapping[str, object]
 
@@ -123,7 +123,7 @@ class WithTools:
 
 @dataclass(frozen=True)
 class InWorkers:
-    """Put `harm` in place in each process that makes a study's runs, before its first one."""
+    """Install `harm` in each process that trains a study's runs, before its first run."""
 
     harm: Harm
 
@@ -133,7 +133,7 @@ class InWorkers:
 
 @dataclass(frozen=True)
 class _Harmed:
-    """The trainer, harmed; it can be sent to another process."""
+    """A training function that installs a fault first; it can be pickled."""
 
     harm: Harm
 
@@ -153,13 +153,13 @@ _harmed: set[int] = set()
 
 
 def kill() -> None:
-    """As `kill -9`, the kernel for want of memory, or a power cut would."""
+    """Kill this process with SIGKILL, like `kill -9` or the kernel when out of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class Stand:
-    """Say that the moment has come, by making a file, and wait until another one is there, at most so many seconds."""
+    """Create the file `here`, then wait until the file `until` exists, for at most `seconds`."""
 
     here: Path
     until: Path | None = None
@@ -174,7 +174,7 @@ class Stand:
 
 @dataclass(frozen=True)
 class StandTogether:
-    """Wait until so many processes stand here, say so by making the file `here`, and stand a while longer."""
+    """Wait until `count` processes have arrived, create the file `here`, and wait for another `seconds`."""
 
     here: Path
     count: int
@@ -190,7 +190,7 @@ class StandTogether:
 
 @dataclass(frozen=True)
 class LimitFiles:
-    """From now on this process may write no file larger than so many bytes (`ulimit -f`)."""
+    """Limit the files that this process writes to `size` bytes each (`ulimit -f`)."""
 
     size: int
 
@@ -200,7 +200,7 @@ class LimitFiles:
 
 @dataclass(frozen=True)
 class LimitMemory:
-    """From now on this process gets so many bytes more and no others (`ulimit -v`): the allocator itself fails."""
+    """Limit the memory of this process to `more` bytes above its current use (`ulimit -v`), so that the allocator fails."""
 
     more: int
 
@@ -228,7 +228,7 @@ class FillDisk:
 
 @dataclass(frozen=True, kw_only=True)
 class LackOfMemory:
-    """A host that takes no larger batches than these, and says so as a device does."""
+    """Make the host raise an out-of-memory error, as a device does, for batches that are larger than these."""
 
     training: int = 10**9
     evaluation: int = 10**9
@@ -249,7 +249,7 @@ class LackOfMemory:
 
 @dataclass(frozen=True)
 class LossIsNaN:
-    """The loss is NaN in the `update`-th update (from 1) of this process."""
+    """Make the loss NaN in the `update`-th update (from 1) of this process."""
 
     update: int
 
@@ -257,7 +257,7 @@ class LossIsNaN:
         from attngraft.training.loop import Trainer
         from attngraft.training.update import Update
 
-        # counted in the training loop, as the profiler makes updates, too
+        # counted in the training loop, because the profiler also makes updates
         update_weights, losses, counter = Trainer._update_weights, Update.losses, itertools.count(1)
 
         def nan_losses(*args: Any, **kwargs: Any) -> Any:
@@ -273,7 +273,7 @@ class LossIsNaN:
 
 @dataclass(frozen=True)
 class ClockBackwards:
-    """Every look at the clock sees it an hour earlier than the look before."""
+    """Set the clock back by an hour each time that it is read."""
 
     def __call__(self) -> None:
         now, looks = time.time(), itertools.count(1)
@@ -282,7 +282,7 @@ class ClockBackwards:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The function `target`, "module:name", returns `value`."""
+    """Make the function `target`, "module:name", return `value`."""
 
     target: str
     value: object
@@ -293,7 +293,7 @@ class Answer:
 
 
 def _owner(target: str) -> tuple[Any, str]:
-    """The module or class that holds "module:name", and the last part of the name."""
+    """Return the module or class that contains "module:name", and the last part of the name."""
     module, _, path = target.partition(":")
     owner: Any = importlib.import_module(module)
     *outer, name = path.split(".")

@@ -24,7 +24,7 @@ STEPS = 11  #: updates per epoch of the runs
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Return the differences of two finished runs except times: weights, their average, optimizer, metrics, predictions."""
+    """Return the differences of two finished runs (weights, their average, optimizer, metrics, predictions) except times."""
     found = []
     if _rows(one) != _rows(other):
         found.append("metrics.jsonl")
@@ -43,7 +43,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def study_differences(one: Path, other: Path) -> list[str]:
-    """Return the same for two studies: all runs, and the reported differences between variants."""
+    """Return the differences of two studies: of their runs, and of the reported results."""
     runs = sorted(path.parent.relative_to(one) for path in (one / "runs").rglob("finished.json"))
     there = sorted(path.parent.relative_to(other) for path in (other / "runs").rglob("finished.json"))
     if runs != there:
@@ -52,7 +52,7 @@ def study_differences(one: Path, other: Path) -> list[str]:
     if _compared(one) != _compared(other):
         found.append("results.json")
     if not (other / "report.html").read_text().rstrip().endswith("</html>"):
-        found.append("report.html is not whole")
+        found.append("report.html is incomplete")
     return found + [str(path) for path in other.rglob("*.tmp")]
 
 

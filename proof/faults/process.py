@@ -1,6 +1,6 @@
-"""The package's command line in a separate process that can be harmed and stopped, with captured output.
+"""The package's command line in a separate process with captured output, in which faults can be caused.
 
-Processes are forked from one that has imported everything, so each starts in a tenth of a second instead of five.
+Processes are forked from a process that has imported everything, so each starts in 0.1 seconds instead of 5.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ended:
 
 
 def left(processes: Sequence[psutil.Process], *, within: float = 10.0) -> list[psutil.Process]:
-    """Return the processes that are still running after a while."""
+    """Return the processes that are still running after `within` seconds."""
     deadline = time.monotonic() + within
     while True:
         found = [each for each in processes if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
@@ -60,7 +60,7 @@ def _status(process: psutil.Process) -> str:
 
 
 class Running:
-    """A started `attngraft` with these arguments."""
+    """A running `attngraft` command with these arguments."""
 
     def __init__(
         self, arguments: Sequence[str], *, harms: Sequence[Harm] = (), environment: Mapping[str, str] | None = None
@@ -81,7 +81,7 @@ class Running:
         deadline = time.monotonic() + within
         while not place.exists():
             if not self._process.is_alive() or time.monotonic() > deadline:
-                raise AssertionError(f"never got to {place.name}: {self.finish(within=1)}")
+                raise AssertionError(f"the process did not create {place.name}: {self.finish(within=1)}")
             time.sleep(0.005)
 
     def offspring(self) -> list[psutil.Process]:
@@ -102,14 +102,14 @@ class Running:
         return self.finish()
 
     def finish(self, *, within: float = 180.0) -> Ended:
-        """Wait for the end of the process."""
+        """Wait until the process ends, and return its exit code, output and duration."""
         self._process.join(within)
         seconds = time.monotonic() - self._begun
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
             raise AssertionError(f"the process hangs; its output: {self._said.decode(errors='replace')[-2000:]}")
-        self._listener.join(1.0)  # a loading process that outlives it keeps the pipe open for a while
+        self._listener.join(1.0)  # a loading process that outlives the command keeps the pipe open for a while
         code = self._process.exitcode
         assert code is not None
         return Ended(code, self._said.decode(errors="replace"), seconds)

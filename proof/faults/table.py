@@ -1,4 +1,4 @@
-"""The page of faults as Markdown: promises (the cases) and measurements (a JSON file)."""
+"""The page of faults as Markdown: guarantees (the cases) and measurements (a JSON file)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""attngraft: graft better attention into an existing transformer, and find out whether it helps on your data.
+"""Graft better attention into an existing transformer, and measure whether it helps on your data.
 
     model = timm.create_model("swin_tiny_patch4_window7_224", pretrained=True)
     report = attngraft.graft(model, "cb_s@last:50% + horizontal")  # in place; host weights untouched
@@ -52,7 +52,7 @@ _HOMES = {
     "list_hosts": "grafting.catalog",
     "load": "saved.folder",
     "load_grafts": "grafting.io",
-    "pin_unused": "grafting.unused",
+    "pin_unused": "grafting.apply",
     "plan": "grafting.plan",
     "push_to_hub": "export.hub",
     "record": "recording.record",

@@ -1,4 +1,4 @@
-"""`python -m attngraft`, for launchers that start modules (`accelerate launch -m attngraft train ...`)."""
+"""Entry point of `python -m attngraft`, also for launchers (`accelerate launch -m attngraft train ...`)."""
 
 from attngraft.cli import main
 

@@ -74,7 +74,10 @@ def renamed(old: str, new: str) -> property:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Import a moved module by its old path, with a DeprecationWarning; its names come from the module at the new path."""
+    """Importer of moved modules by their old paths, with a DeprecationWarning.
+
+    Names are those of the module at the new path.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Return `$ATTNGRAFT_CACHE`, else `attngraft` in `$XDG_CACHE_HOME` or `~/.cache`. The folder may not exist yet."""
+    """Return `$ATTNGRAFT_CACHE`, else `attngraft` in `$XDG_CACHE_HOME` or `~/.cache`; it may not exist yet."""
     if chosen := os.environ.get(ENVIRONMENT):
         return Path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attngraft"

@@ -55,7 +55,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """Return the git commit of the package's source, with `+` if it has uncommitted changes; None without a checkout."""
+    """Return the commit of the package's checkout, with `+` for uncommitted changes; None without one."""
     source = Path(__file__).resolve()
     root = next((parent for parent in source.parents if (parent / ".git").exists()), None)
     if root is None or not (root / "src" / "attngraft").is_dir():

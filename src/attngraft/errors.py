@@ -1,4 +1,4 @@
-"""Errors that users can cause. Each message says what is wrong, where, and how to fix it."""
+"""Errors that users can cause. Each message names the problem, its place, and the remedy."""
 
 
 class AttngraftError(Exception):
@@ -18,7 +18,7 @@ class GraftSpecError(UsageError, ValueError):
 
 
 class HostError(AttngraftError):
-    """A model, or one of its sites, cannot take the graft. Nothing was changed."""
+    """A model that is not supported, or a site that refuses a graft. The model was not changed."""
 
 
 class RecordError(AttngraftError, KeyError):
@@ -32,7 +32,7 @@ class GraftFileError(AttngraftError):
 
 
 class ConfigError(UsageError, ValueError):
-    """An unknown key or invalid value in a recipe, study or override; the message names the file and the field."""
+    """An unknown key or invalid value in a recipe, study or override; the message names file and field."""
 
 
 class DataError(AttngraftError):
@@ -44,11 +44,11 @@ class TrainingError(AttngraftError):
 
 
 class ExportError(AttngraftError):
-    """A model that cannot be exported, or an unusable exported folder; the message names the file and the remedy."""
+    """A model that cannot be exported, or an unusable exported folder; the message names file and remedy."""
 
 
 class StorageError(AttngraftError, OSError):
-    """A file that could not be written (disk full, quota, limit, read-only); its previous version is intact."""
+    """A file that could not be written (full disk, quota, limit, read-only); its previous version is intact."""
 
 
 class BackendError(AttngraftError):

@@ -20,7 +20,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
 def write_atomically(path: Path, content: bytes | str) -> Path:
-    """Write `content` to `path` atomically: write a temporary file in the same folder, flush it to disk, rename it.
+    """Write `content` to `path` atomically: a temporary file in the same folder is flushed, then renamed.
 
     Raises:
         StorageError: the folder cannot be created or written; an existing file at `path` is unchanged. The message gives

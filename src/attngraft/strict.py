@@ -1,8 +1,8 @@
-"""Dataclasses from plain mappings (YAML, JSON), with strict keys and types, and errors that name the dotted field."""
+"""Dataclasses from plain mappings (YAML, JSON): strict keys and types, errors that name the field."""
 
 import dataclasses
-import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from attngraft.suggest import did_you_mean
 T = TypeVar("T")
 
 _EXPONENT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")  # YAML 1.1 reads 1e-3 as a string
-_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_NAMES = {str: "text", int: "a whole number", float: "a finite number", bool: "true or false"}
 
 
 class FieldError(ValueError):
@@ -49,7 +49,7 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
         if required and name not in values:
             raise ConfigError(f"{where}.{name}: missing; set a value")
     hints = typing.get_type_hints(cls)
-    given = {name: _convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
+    given = {name: convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
     try:
         return cls(**given)
     except FieldError as error:
@@ -60,7 +60,12 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _convert(value: Any, hint: Any, where: str) -> Any:
+def convert(value: Any, hint: Any, where: str) -> Any:
+    """Return `value` as the type `hint`; see `read`.
+
+    Raises:
+        ConfigError: `value` is of another type; the message starts with `where`.
+    """
     origin = get_origin(hint)
     if hint is Any:
         return value
@@ -76,7 +81,7 @@ def _convert(value: Any, hint: Any, where: str) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ConfigError(f"{where}: expected a mapping with text keys, found {_show(value)}")
         _, item = get_args(hint) or (str, Any)
-        return {key: _convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
+        return {key: convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
     return _scalar(value, hint, where)
 
 
@@ -84,7 +89,8 @@ def _scalar(value: Any, hint: type, where: str) -> Any:
     if hint is float:
         if isinstance(value, str) and _EXPONENT.fullmatch(value.strip()):
             value = float(value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if number and abs(value) <= sys.float_info.max:
             return float(value)
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
@@ -108,7 +114,7 @@ def _union(value: Any, members: tuple[Any, ...], where: str) -> Any:
         if member is type(None):
             continue
         try:
-            return _convert(value, member, where)
+            return convert(value, member, where)
         except ConfigError as error:
             failures.append(error)
     if len(failures) == 1:
@@ -125,9 +131,9 @@ def _sequence(value: Any, hint: Any, where: str) -> Any:
         if len(value) != len(items):
             raise ConfigError(f"{where}: expected {len(items)} values, found {len(value)}")
         return tuple(
-            _convert(entry, item, f"{where}[{i}]") for i, (entry, item) in enumerate(zip(value, items, strict=True))
+            convert(entry, item, f"{where}[{i}]") for i, (entry, item) in enumerate(zip(value, items, strict=True))
         )
-    entries = [_convert(entry, items[0], f"{where}[{i}]") for i, entry in enumerate(value)]
+    entries = [convert(entry, items[0], f"{where}[{i}]") for i, entry in enumerate(value)]
     return tuple(entries) if kind is tuple else entries
 
 

@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """SafeDumper that also quotes strings that only `_Loader` reads as numbers, for both `_Loader` and YAML 1.1 readers."""
+    """SafeDumper that also quotes strings that `_Loader`, but not YAML 1.1, reads as numbers."""
 
     yaml_implicit_resolvers = {first: list(all_) for first, all_ in yaml.SafeDumper.yaml_implicit_resolvers.items()}  # noqa: RUF012
 

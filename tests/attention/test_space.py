@@ -1,4 +1,4 @@
-"""Detached modules: not part of the model, but moved, loaded and restored with it."""
+"""Detached modules are not children of the model, but are moved, loaded and restored with it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
     "num_heads": (2, 4),
     "num_classes": 5,
 }
-OWN = "layers.0.blocks.1.attn"  #: what the graft stands in for
+OWN = "layers.0.blocks.1.attn"  #: the modules that the graft replaces
 
 
 def swin() -> nn.Module:

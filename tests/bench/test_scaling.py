@@ -176,7 +176,7 @@ def test_curves_of_other_layers_are_kept(tmp_path: Path) -> None:
     ],
 )
 def test_other_measurements_are_not_joined(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"x.json holds measurements with .*{message}: pass another --out"):
+    with pytest.raises(UsageError, match=f"x.json contains measurements with .*{message}: pass another --out"):
         resumed(a_start(**changes), a_start(), path=tmp_path / "x.json")
 
 

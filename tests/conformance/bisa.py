@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.attention.geometry import Projection
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, inverse_attention
+from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant, inverse_attention
 from tests.conformance.vector import Builder, Built, Slot, Vector
 
 #: a vector's parameter -> ours
@@ -25,7 +25,7 @@ NAMES = {
 
 
 class Biased(nn.Module):
-    """The layer with the learned position bias that the vector gives, if any, and the mask of shifted windows."""
+    """The layer with the vector's learned position bias, if it has one, and the mask of shifted windows."""
 
     def __init__(self, vector: Vector) -> None:
         super().__init__()
@@ -56,18 +56,18 @@ class Biased(nn.Module):
 
 
 def relative_rows(window: int) -> Tensor:
-    """(N, N): which row of the table a query and a key take, by the offset between them."""
+    """Return the table row of each query and key, by their offset, (N, N)."""
     place = torch.cartesian_prod(torch.arange(window), torch.arange(window))
     offset = place.unsqueeze(1) - place.unsqueeze(0) + window - 1
     return offset[..., 0] * (2 * window - 1) + offset[..., 1]
 
 
-def variant(vector: Vector) -> Variant:
+def variant(vector: Vector) -> MixVariant:
     config, kind = vector.config, vector.kind
     if kind in ("inverse_then_self", "self_then_inverse"):
-        return Variant(order=kind)
+        return MixVariant(order=kind)
     share = 0.0 if kind == "misa" else config["lambda"]
-    return Variant(
+    return MixVariant(
         weight=0.5 if share == "learned" else share,
         learned=share == "learned",
         norm=config.get("instance_norm", False),

@@ -125,7 +125,7 @@ def model(vector: Vector) -> Built:
 
 
 def model_outputs(module: BiXT, image: Tensor) -> dict[str, Tensor]:
-    """What every layer puts out, and the ends."""
+    """Return the outputs of every layer and the final outputs."""
     found = {"tokens_embedded": module.embed(image)}
     hooks = [
         block.register_forward_hook(lambda _, __, outputs, index=index: found.update(after(index, outputs)))

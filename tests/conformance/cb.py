@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
-from timm.layers import Mlp
+from timm.models.mlp_mixer import MlpMixer
 from torch import Tensor, nn
 
 import attngraft
 from attngraft.mechanisms import context_broadcast as package
-from attngraft.mechanisms.horizontal_vertical import Attention
 from attngraft.recording import measures as measured
 from tests.conformance import hosts
+from tests.conformance.translation import Attention
 from tests.conformance.vector import Builder, Built, Slot, Vector
 
-#: a vector's variant -> the graft that is it
+#: a vector's variant -> its graft
 GRAFTS = {
     "cb": "cb",
     "cb_s": "cb_s",
@@ -27,14 +28,14 @@ GRAFTS = {
 
 
 def term(variant: str, where: str = "all", **options: str) -> str:
-    """A graft specification's term."""
+    """Return a term of a graft specification."""
     name, *own = GRAFTS[variant].split(", ")
     given = ", ".join([*own, *(f"{key}={value}" for key, value in options.items())])
     return f"{name}({given})@{where}"
 
 
 def layer(variant: str, dim: int) -> nn.Module:
-    """The same as a layer."""
+    """Build a variant as a layer."""
     if variant == "cb_s":
         return package.ScaledContextBroadcast(dim)
     if variant in ("gate", "hybrid"):
@@ -71,7 +72,7 @@ def squeeze_excitation(vector: Vector) -> Built:
 
 
 def attention(vector: Vector) -> Built:
-    """Attention, some of whose heads may be uniform, with context at its end if asked for."""
+    """Build attention, with `uniform_heads` uniform heads and, with `cb_attn`, context at its end."""
     config, dim = vector.config, vector.inputs["x"][-1]
     bias = vector.has("q.bias") or vector.has("qkv.bias")
     heads, uniform = config["num_heads"], config.get("uniform_heads", 0)
@@ -101,17 +102,17 @@ def attention(vector: Vector) -> Built:
 
 
 def block_slots(block: nn.Module) -> Callable[[str], Slot]:
-    """Slots of a grafted block: `attn.cb.scale` and `mlp.cb.scale` are the grafts'."""
+    """Return the slots of a grafted block; keys such as `attn.cb.scale` and `mlp.cb.scale` are parameters of grafts."""
 
     def slot(key: str) -> Slot:
         branch, _, rest = key.partition(".")
-        return hosts.graft_slot(block, branch, "scale") if rest == "cb.scale" else Slot(key)
+        return hosts.graft_slot(block, branch.partition("_")[0], "scale") if rest == "cb.scale" else Slot(key)
 
     return slot
 
 
 def block_spec(vector: Vector) -> str:
-    """What `cb_attn` and `cb_mlp` ask for."""
+    """Return the specification for `cb_attn` and `cb_mlp`."""
     config, terms = vector.config, []
     if "cb_attn" in config:
         terms.append(term(config["cb_attn"], at="attention", scope=config.get("cb_attn_scope", "image")))
@@ -146,12 +147,18 @@ def mixer_block(vector: Vector) -> Built:
     config, shapes = vector.config, vector.state_shapes
     hidden, dim = shapes["mlp_channels.fc1.weight"]
     token_hidden, tokens = shapes["mlp_tokens.fc1.weight"]
-    position = config["cb_pos"]
-    channels = package.ContextMlp(
-        dim, hidden, context=layer(config["cb_mlp"], hidden if position == "mid" else dim), position=position
+    model = MlpMixer(
+        num_classes=0,
+        img_size=(1, tokens),
+        patch_size=1,
+        num_blocks=1,
+        embed_dim=dim,
+        mlp_ratio=((token_hidden + 0.5) / dim, (hidden + 0.5) / dim),
+        norm_layer=partial(nn.LayerNorm, eps=config["eps"]),
     )
-    module = package.MixerBlock(dim, token_mlp=Mlp(tokens, token_hidden), channel_mlp=channels, eps=config["eps"])
-    return Built(module, lambda x: {"out": module(x)}, lambda key: Slot(key.replace(".cb.", ".context.")))
+    attngraft.graft(model, term(config["cb_mlp"], position=config["cb_pos"]))
+    block = model.blocks[0]
+    return Built(block, lambda x: {"out": block(x)}, block_slots(block))
 
 
 def measures(vector: Vector) -> Built:

@@ -22,12 +22,12 @@ FAMILIES: dict[str, dict[str, Builder]] = {
     "elsa": elsa.BUILDERS,
     "hv": hv.BUILDERS,
 }
-#: float64 results may differ by this many times what the vector's own float32 run differed
+#: float64 results may differ by this multiple of the difference of the vector's own float32 run
 FLOAT64_FACTOR = 10
 
 
 def problems(path: Path) -> list[str]:
-    """What is wrong with our version of the vector at `path`; empty where all agrees. Never raises."""
+    """Return the differences from the vector at `path`, none if all entries agree. Never raises."""
     try:
         vector = load(path)
         builder = FAMILIES.get(vector.family, {}).get(vector.kind)
@@ -44,7 +44,7 @@ def problems(path: Path) -> list[str]:
 
 
 def _run(vector: Vector, built: Built, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All expected entries, as we compute them."""
+    """Compute all expected entries."""
     built.module.to(dtype).eval()
     _fill(vector, built)
     inputs = {
@@ -74,7 +74,7 @@ def _zeros_if_none(gradient: Tensor | None, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _fill(vector: Vector, built: Built) -> None:
-    """Give every parameter the value that the vector's keys stand for."""
+    """Set every parameter to the value of the vector's key."""
     state = built.module.state_dict(keep_vars=True)
     unfilled = {name: torch.ones(value.shape[:1] or (1,), dtype=torch.bool) for name, value in state.items()}
     for key, shape in vector.state_shapes.items():

@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 from timm.models import create_model
+from timm.models.swin_transformer import PatchMerging
 from timm.models.volo import VOLO, ClassAttention, ClassBlock, OutlookAttention, Outlooker, Transformer
 from torch import Tensor, nn
 
 from attngraft.mechanisms.local import local_filter
 from attngraft.mechanisms.local.geometry import Neighborhood
 from attngraft.mechanisms.local.hadamard import HadamardAttention, StrictFilters
-from attngraft.models.elsa.blocks import PatchMerging, Residual, WindowAttention, elsa_block
+from attngraft.models.elsa.blocks import Residual, WindowAttention, elsa_block
 from attngraft.models.elsa.swin import ElsaSwin, ElsaSwinBackbone, Stage
 from attngraft.models.elsa.volo import ElsaVolo
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss
@@ -78,7 +79,7 @@ def attention_of(config: Mapping[str, Any]) -> HadamardAttention:
 
 
 def maps_of(attention: HadamardAttention, run: Callable[[], Tensor]) -> dict[str, Tensor]:
-    """The output, and the maps as the published code has them; a first run without a recorder must give the same."""
+    """Return the output and the maps in the published layout; a first run without a recorder must give the same output."""
     seen = Heard()
     alone = run()
     attention.recorder = seen
@@ -101,7 +102,7 @@ def block(vector: Vector) -> Built:
 
 
 def on_map(module: nn.Module, sizes: tuple[int, int]) -> Callable[[Tensor], Tensor]:
-    """For modules that published code calls with tokens (B, N, C)."""
+    """Wrap a module that the published code calls with tokens (B, N, C)."""
 
     def run(x: Tensor) -> Tensor:
         found: Tensor = module(x.unflatten(1, sizes))
@@ -233,7 +234,7 @@ def transformer_block(vector: Vector) -> Built:
 
 
 def volo_outputs(module: VOLO, first: str) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Logits and what leaves the parts, seen by hooks; `first` names the first stage's blocks in the vector."""
+    """Return logits and the outputs of the parts, read by hooks; `first` is the first stage's name in the vector."""
     names = {
         "patch_embed": "patch_embed",
         "network.0": first,

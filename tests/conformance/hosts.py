@@ -1,4 +1,4 @@
-"""timm blocks of a vector's sizes inside the smallest host that contains them, grafted by the package."""
+"""timm blocks of a vector's sizes, in the smallest host that contains them, with grafts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.conformance.vector import Slot, Vector
 
 
 def vit(vector: Vector, spec: str, *, prefix: str = "", depth: int = 1) -> VisionTransformer:
-    """A grafted ViT whose blocks have the widths of the vector's `<prefix>norm1`, `<prefix>mlp`, ..."""
+    """Build a grafted ViT whose blocks have the widths of the vector's `<prefix>norm1`, `<prefix>mlp`, ..."""
     shapes, config = vector.state_shapes, vector.config
     dim, hidden = shapes[f"{prefix}norm1.weight"][0], shapes[f"{prefix}mlp.fc1.weight"][0]
     model = tiny_vit(
@@ -36,14 +36,14 @@ def vit(vector: Vector, spec: str, *, prefix: str = "", depth: int = 1) -> Visio
 
 
 def tiny_vit(dim: int, hidden: int, **arguments: object) -> VisionTransformer:
-    """A ViT of one patch; half a unit makes the ratio's product round down to `hidden`."""
+    """Build a ViT of one patch; with the half unit, timm rounds the ratio's product down to `hidden`."""
     return VisionTransformer(
         img_size=4, patch_size=4, embed_dim=dim, mlp_ratio=(hidden + 0.5) / dim, num_classes=0, **arguments
     )
 
 
 def swin(vector: Vector, spec: str) -> SwinTransformerBlock:
-    """A grafted Swin block on the vector's map, (B, rows, columns, C)."""
+    """Build a grafted Swin block for the vector's map (B, rows, columns, C)."""
     config, shapes = vector.config, vector.state_shapes
     _, rows, columns, dim = vector.inputs["x"]
     sizes = {
@@ -67,7 +67,7 @@ def swin(vector: Vector, spec: str) -> SwinTransformerBlock:
 
 
 def graft_slot(block: nn.Module, branch: str, parameter: str) -> Slot:
-    """The place of a graft's parameter in the attention or MLP branch of a block, whichever module carries it."""
+    """Return the slot of a graft's parameter in the attention or MLP branch of a block."""
     for path, _, name, graft in grafted(block):
         if graft.hook_point.startswith(branch) and parameter in dict(graft.named_parameters()):
             return Slot(f"{path}.grafts.{name}.{parameter}".lstrip("."))
@@ -75,7 +75,7 @@ def graft_slot(block: nn.Module, branch: str, parameter: str) -> Slot:
 
 
 def fused_rows(sizes: dict[str, int]) -> Callable[[str], Slot]:
-    """Slots for separate `q`, `k`, `v` in a fused `qkv` whose parts have these sizes, in this order."""
+    """Return slots for separate `q`, `k`, `v` in a fused `qkv` whose parts have these sizes, in this order."""
     bounds, start = {}, 0
     for part, size in sizes.items():
         bounds[part] = (start, start + size)

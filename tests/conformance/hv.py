@@ -8,20 +8,15 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from attngraft.mechanisms.horizontal_vertical import (
-    Attention,
-    HorizontalAttention,
-    TranslationLayer,
-    VerticalAttention,
-    key_padding,
-)
+from attngraft.mechanisms.horizontal_vertical import HorizontalAttention, VerticalAttention
 from tests.conformance import hosts
+from tests.conformance.translation import Attention, TranslationLayer, key_padding
 from tests.conformance.vector import Builder, Built, Slot, Vector
 from tests.listening import Heard
 
 
 def mechanisms(vector: Vector, prefix: str = "") -> dict[str, nn.Module | None]:
-    """The mechanisms whose parameters stand under `prefix`, in the sizes of these parameters."""
+    """Build the mechanisms whose parameters are under `prefix`, with the sizes of these parameters."""
     shapes = vector.state_shapes
     made: dict[str, nn.Module | None] = {"horizontal": None, "vertical": None}
     if (context := shapes.get(f"{prefix}horizontal.context.weight")) is not None:
@@ -32,7 +27,7 @@ def mechanisms(vector: Vector, prefix: str = "") -> dict[str, nn.Module | None]:
 
 
 def attention_module(vector: Vector, prefix: str = "") -> Attention:
-    """Attention with the projections, biases, memory slots and mechanisms found under `prefix`."""
+    """Build attention with the projections, biases, memory slots and mechanisms under `prefix`."""
     shapes = vector.state_shapes
     fused = f"{prefix}qkv.weight" in shapes
     return Attention(
@@ -47,7 +42,7 @@ def attention_module(vector: Vector, prefix: str = "") -> Attention:
 
 
 def attention_slot(key: str) -> Slot:
-    """Our attention calls its parameters as vectors do, memory slots apart, which go by many names (`m_k`, `memory.key`)."""
+    """Return the slot of a key; names differ only for memory slots, which have many names (`m_k`, `memory.key`)."""
     if key.split(".")[0] in ("qkv", "q", "k", "v", "proj", "horizontal", "vertical"):
         return Slot(key)
     role = re.sub(r"memory|mem|slots?|[^a-z]", "", key.lower())
@@ -55,7 +50,7 @@ def attention_slot(key: str) -> Slot:
 
 
 def padding(vector: Vector, tokens: int) -> Tensor | None:
-    """The key padding that `config.mask` gives, if it does."""
+    """Return the mask of `config.mask`, or None if it is not a key padding."""
     mask = vector.config.get("mask")
     return key_padding(torch.tensor(mask["lengths"]), tokens) if isinstance(mask, Mapping) else None
 
@@ -72,7 +67,7 @@ def attention(vector: Vector) -> Built:
 
 
 def listening(module: nn.Module, offered: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The module's output, and what it offers beside it."""
+    """Wrap a module to return its output and one recorded tensor."""
     heard = Heard()
     module.recorder = heard
 
@@ -119,7 +114,7 @@ def swin_block(vector: Vector) -> Built:
     return Built(block, lambda x: {"out": block(x)}, block_slot)
 
 
-#: names of the translation host -> ours
+#: name in the translation host -> our name
 TRANSLATION = (
     (r"^slf_attn\.layer_norm\.", "attention_norm."),
     (r"^slf_attn\.", "attention."),
@@ -138,7 +133,7 @@ def translation_slot(key: str) -> Slot:
 
 
 def translation_layer(vector: Vector) -> Built:
-    """An encoder layer, or a decoder layer where there is memory: causal over itself, padding on the memory."""
+    """Build an encoder layer or, with memory, a decoder layer: causal over itself, with padding on the memory."""
     parts = {translation_slot(key).name.split(".")[0]: key.split(".")[0] for key in vector.state_shapes}
     hidden, dim = vector.state_shapes["pos_ffn.w_1.weight"]
     module = TranslationLayer(

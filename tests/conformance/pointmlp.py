@@ -1,4 +1,4 @@
-"""Vectors of PointMLP's layers, of which BiXT's point-cloud models consist."""
+"""Vectors of PointMLP's layers, which form BiXT's point-cloud models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Check conformance vectors: `python tests/conformance/run.py DIR_OR_FILE...`.
 
-Prints a line per failing vector and at last `N passed, N failed`; exits with 1 if any failed.
+Prints a line per failing vector and finally `N passed, N failed`; exits with 1 if any failed.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-if __package__ in (None, ""):  # run as a file: the repository is not on the path then
+if __package__ in (None, ""):  # run as a file, without the repository on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.conformance.check import problems
 
 
 def vectors(arguments: Sequence[str]) -> list[Path]:
-    """The files named, and all `.json` files below the folders named."""
+    """Return the given files, and all `.json` files below the given folders."""
     found: list[Path] = []
     for argument in arguments:
         path = Path(argument)
@@ -25,7 +25,7 @@ def vectors(arguments: Sequence[str]) -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check all and print; the exit code."""
+    """Check all vectors, print the results, and return the exit code."""
     if not arguments:
         print(__doc__.strip(), file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""Every vector on disk of the implemented families, with every backend, and the command."""
+"""All vectors on disk, with every backend, and the command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def named(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-#: whole models of images of 224 pixels, which the plain equation takes a quarter of a minute for
+#: whole models for images of 224 pixels, for which the reference takes 15 seconds
 LARGE = ("elsa/elsa_swin_tiny_224", "elsa/volo_d1_224")
 RUNS = [
     pytest.param(
@@ -45,7 +45,7 @@ def test_all_families_are_on_disk(shared: Path) -> None:
 
 
 def a_vector(folder: Path, shared: Path, **changes: object) -> Path:
-    """A copy of a vector, changed."""
+    """Write a changed copy of a vector."""
     raw = json.loads((shared / "conformance/vectors/cb/cb_s.json").read_text())
     path = folder / "changed.json"
     path.write_text(json.dumps({**raw, **changes}))

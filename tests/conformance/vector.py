@@ -1,4 +1,4 @@
-"""A conformance vector, as read from its file, and its inputs and outputs."""
+"""Conformance vectors, as read from their files, and modules built from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Vector:
-    """The fields of the file; shapes as tuples."""
+    """The fields of a vector's file; shapes are tuples."""
 
     name: str
     family: str
@@ -36,7 +36,7 @@ class Vector:
         return [name for name in self.expected if name.startswith("grad_")]
 
     def has(self, prefix: str) -> bool:
-        """Whether a parameter's name starts with `prefix`."""
+        """Return whether a parameter's name starts with `prefix`."""
         return any(key.startswith(prefix) for key in self.state_shapes)
 
 
@@ -63,7 +63,7 @@ def load(path: Path) -> Vector:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a vector's tensor lives in our module: a parameter or buffer, or rows of it along the first axis."""
+    """The place of a vector's tensor in our module: a parameter or buffer, or rows of it along the first axis."""
 
     name: str
     start: int | None = None
@@ -75,9 +75,9 @@ class Slot:
 
 @dataclass(frozen=True)
 class Built:
-    """What the package made of a vector."""
+    """A module built from a vector."""
 
-    module: nn.Module  #: holds the parameters
+    module: nn.Module  #: contains the parameters
     outputs: Callable[..., Mapping[str, Tensor]]  #: called with the inputs by name
     slot: Callable[[str], Slot] = field(default=Slot)  #: from a vector's key to its place in `module`
 

@@ -1,4 +1,4 @@
-"""Values of weights and inputs in a vector: pure functions of a name and a shape."""
+"""Values of a vector's weights and inputs: pure functions of a name and a shape."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 
 def _normal(text: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard-normal numbers, seeded by the first eight bytes of the text's SHA-256."""
+    """Draw standard-normal numbers, seeded by the first eight bytes of the text's SHA-256."""
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
     return np.random.default_rng(seed).standard_normal(shape)
 
 
 def weight(key: str, shape: Sequence[int]) -> np.ndarray:
-    """What a state dict holds under `key`: float32, except for batch counters."""
+    """Return the value of a state dict's `key`: float32, except for batch counters."""
     shape = tuple(int(size) for size in shape)
     if key.endswith("num_batches_tracked"):
         return np.zeros(shape, dtype=np.int64)
@@ -33,6 +33,6 @@ def weight(key: str, shape: Sequence[int]) -> np.ndarray:
 
 
 def input_value(name: str, shape: Sequence[int]) -> np.ndarray:
-    """The standard-normal float32 input called `name`; its seed depends on the shape too."""
+    """Return the standard-normal float32 input `name`, whose seed also depends on the shape."""
     shape = tuple(int(size) for size in shape)
     return _normal(f"input:{name}:{shape}", shape).astype(np.float32)

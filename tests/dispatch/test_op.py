@@ -1,4 +1,4 @@
-"""Choosing a backend: order, reasons, names, the environment."""
+"""Choice of a backend: order, reasons, names, environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def only_short(x: Tensor) -> str | None:
 
 @pytest.fixture
 def doubling(monkeypatch: pytest.MonkeyPatch) -> Op:
-    """An op whose backends can be told apart, forgotten afterwards."""
+    """Op whose results name the backend; unregistered afterwards."""
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     monkeypatch.setattr(op, "_registered", dict(op._registered))
 
@@ -64,7 +64,7 @@ def test_the_environment_stands_for_the_argument(doubling: Op, monkeypatch: pyte
     monkeypatch.setenv(ENVIRONMENT, "eager")
     with pytest.raises(BackendError, match="fewer than 4"):
         doubling(torch.ones(9))
-    monkeypatch.setenv(ENVIRONMENT, "triton")  # this op has none: it chooses as under auto
+    monkeypatch.setenv(ENVIRONMENT, "triton")  # this op has none, so the choice is as under auto
     assert doubling(torch.ones(9))[0] == "reference"
     monkeypatch.setenv(ENVIRONMENT, "fast")
     with pytest.raises(BackendError, match="ATTNGRAFT_BACKEND=fast is not a backend; use auto, triton"):

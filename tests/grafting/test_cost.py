@@ -16,9 +16,9 @@ def test_costs_are_counted_once_for_each_geometry_graft_and_backend(monkeypatch:
     counted: list[tuple[str, Any]] = []
     count = cost._added_cost
 
-    def noted(placement: Any) -> Any:
+    def noted(host: Any, placement: Any) -> Any:
         counted.append((placement.term.name, placement.site.geometry))
-        return count(placement)
+        return count(host, placement)
 
     monkeypatch.setattr(cost, "_added_cost", noted)
     monkeypatch.setattr(cost, "_costs", {})

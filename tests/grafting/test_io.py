@@ -181,7 +181,10 @@ def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m["entries"].append(dict(m["entries"][0])), "holds the graft 'horizontal' at blocks.0.attn twice"),
+        (
+            lambda m: m["entries"].append(dict(m["entries"][0])),
+            "contains the graft 'horizontal' at blocks.0.attn twice",
+        ),
         (
             lambda m: m["entries"][0].update(stage="tokens"),
             "horizontal .* at blocks.0.attn does not use the hook point 'tokens'",
@@ -189,7 +192,7 @@ def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
         (lambda m: m["entries"][0].update(stage="mlp"), "no site 'blocks.0.attn' with hook point 'mlp'"),
         (
             lambda m: m["entries"][1]["options"].update(init=1e300),
-            r"'cb_s' at 'blocks.1.mlp': init must be a finite number",
+            r"'cb_s' at 'blocks.1.mlp': init: 1e\+300 exceeds the largest float32",
         ),
     ],
 )

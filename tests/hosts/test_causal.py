@@ -1,4 +1,4 @@
-"""A host whose tokens must not see later ones: what mixes tokens is refused, the rest works."""
+"""A causal host: grafts that mix tokens are refused, the others work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.tester import assert_same_host, snapshot
 
 
 class Attention(nn.Module):
-    """Of a small language model."""
+    """Attention of a small language model."""
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Attention(nn.Module):
 
 
 class Reader(nn.Module):
-    """Tokens to what comes next."""
+    """A small language model: tokens to logits of the next ones."""
 
     def __init__(self) -> None:
         super().__init__()

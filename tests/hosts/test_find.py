@@ -1,4 +1,4 @@
-"""torch's attention in another package's model without an adapter: such a part is not grafted as the whole."""
+"""torch's attention in another package's unsupported model is not grafted as if it were the whole model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def siglip2(kind: str = "Siglip2VisionModel", base: type | None = None) -> Any:
 
 
 class Wrapper(nn.Module):
-    """A user's model around a tower."""
+    """A user-defined model around a vision tower."""
 
     def __init__(self, tower: nn.Module) -> None:
         super().__init__()

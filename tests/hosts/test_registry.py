@@ -1,4 +1,4 @@
-"""Adapters of each package: imported when needed, named with the reason if they cannot be imported."""
+"""Adapters are imported when needed; those that cannot be imported are listed with the reason."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_class_that_a_release_renames_affects_only_its_adapter() -> None:
     for name, what in (("timm.xcit", "ClassAttentionBlock"), ("timm.hiera", r"timm\.models\.hiera")):
         assert re.search(lost.format(re.escape(name), "timm", what, "timm"), listed)
     assert re.search(lost.format(r"torchvision\.swin", "torchvision", "WindowAttentionV2", "torchvision"), listed)
-    already = {*registry.load("timm"), *registry.load("torchvision")}  # models that an old release lacks
+    already = {*registry.load("timm"), *registry.load("torchvision")}  # models missing from an old release
     assert set(re.findall(r"^(\S+) cannot read", listed, re.M)) == already | {
         "timm.xcit",
         "timm.hiera",

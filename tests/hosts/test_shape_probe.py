@@ -29,7 +29,7 @@ def make(**changes: Any) -> nn.Module:
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
-    """The models that ran on the meta device."""
+    """Record the models that run on the meta device."""
     ran: list[nn.Module] = []
 
     def noted(model: nn.Module) -> nn.Module:

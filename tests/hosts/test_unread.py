@@ -84,7 +84,7 @@ def test_the_refusal_lists_the_adapters_for_models_of_the_same_package_alone() -
 
 
 class Own(nn.Module):
-    """A model with attention, of an unknown package."""
+    """A model with attention from an unknown package."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Compiles the kernels of bi-directional attention for a GPU that need not be there: `python <this file> 80 [CASE ...]`.
+"""Compile the kernels of bi-directional attention for an absent GPU: `python <this file> 80 [CASE ...]`.
 
-Prints each kernel's name and its bytes of shared memory. Without cases, all of them: minutes.
+Prints each kernel's name and its bytes of shared memory. Without cases, all are compiled, which takes minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from compile_kernels import compile_only  # beside this script
 
 from attngraft.mechanisms.bisa import triton, triton_hyper
 
-#: operands: their dtype, their width, and whether there are values (SA beside the inverse branch)
+#: case -> dtype and width of the operands, and whether there are values (SA beside the inverse branch)
 CASES = {
     "narrow": (torch.bfloat16, 32, True),
     "middle": (torch.float16, 64, True),

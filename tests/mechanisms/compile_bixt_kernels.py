@@ -1,7 +1,7 @@
-"""Compiles the kernels of bi-directional cross-attention for a GPU that need not be there.
+"""Compile the kernels of bi-directional cross-attention for an absent GPU.
 
-`python <this file> 80 [CASE ...]` prints each kernel's name and its bytes of shared memory. Without cases, all of them:
-minutes.
+`python <this file> 80 [CASE ...]` prints each kernel's name and its bytes of shared memory. Without cases, all are
+compiled, which takes minutes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compile_kernels import compile_only  # beside this script
 
 from attngraft.mechanisms.bixt import triton
 
-#: operands: their dtype, the number of latents, and the widths of references, latents' and tokens' values
+#: case -> dtype of the operands, number of latents, and widths of references, latents' and tokens' values
 CASES = {
     "published": (torch.float16, 64, (32, 32, 32)),
     "paper": (torch.bfloat16, 64, (64, 64, 64)),

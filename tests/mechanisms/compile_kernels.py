@@ -1,7 +1,7 @@
-"""Compiles Triton kernels for a GPU that need not be there.
+"""Compile Triton kernels for an absent GPU.
 
-A script calls `compile_only`, then an operation itself, forward and backward: kernels are compiled with the very arguments,
-layouts and options of use, and not launched. Each one's name and its bytes of shared memory are printed.
+A script calls `compile_only`, then an operation, forward and backward: its kernels are compiled with the arguments, layouts
+and options of real use, but not launched. The name and the bytes of shared memory of each kernel are printed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 
 class Absent:
-    """A driver of a GPU of this compute capability."""
+    """Driver of an absent GPU of the given compute capability."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -31,7 +31,7 @@ class Absent:
 
 
 def compile_only(capability: int) -> None:
-    """From now on in this process, for a GPU of this compute capability."""
+    """Make this process compile kernels for a GPU of the given compute capability instead of launching them."""
     compile_and_launch = JITFunction.run
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Compiles the kernels of local attention for a GPU that need not be there.
+"""Compile the kernels of local attention for an absent GPU.
 
-`python <this file> 80 [CASE ...]` prints each kernel's name and its bytes of shared memory. Without cases, all of them.
+`python <this file> 80 [CASE ...]` prints each kernel's name and its bytes of shared memory. Without cases, all are compiled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compile_kernels import compile_only  # beside this script
 from attngraft.mechanisms.local import triton
 from attngraft.mechanisms.local.geometry import Neighborhood
 
-#: dtype, width of a head, size of the neighborhood, multiplier and addend, softmax
+#: case -> dtype, width of a head, size of the neighborhood, multiplier and addend, softmax
 CASES = {
     "published": (torch.float16, 32, 7, (False, True), True),
     "both ghosts": (torch.bfloat16, 32, 5, (True, True), True),

@@ -1,7 +1,7 @@
-"""What every op promises, in one class. A subclass says how to build a call; each of its tests then holds for it.
+"""Tests that every op must pass, in one class; a subclass defines how a call is built.
 
 All backends that can serve a call are compared with the reference, in outputs and gradients: on odd sizes, axes of size 1
-and non-contiguous tensors; in half precision by the error that plain PyTorch itself makes; under grad-of-grad, function
+and non-contiguous tensors; in half precision, relative to the error of plain PyTorch; under grad-of-grad, function
 transforms, fake tensors and autocast.
 """
 
@@ -24,7 +24,7 @@ from attngraft.dispatch.triton import INTERPRETING
 from tests.seeding import seed
 from tests.slow import product_but
 
-#: of random operands; Triton's interpreter is slow, and the kernels' own tests name the cases
+#: number of random examples; few in Triton's interpreter, which is slow: the kernels' own tests list their cases
 EXAMPLES = 6 if INTERPRETING else 20
 DTYPES_AND_TOLERANCES = ((torch.float64, 1e-10), (torch.float32, 1e-4))
 
@@ -37,14 +37,14 @@ class Call:
     options: dict[str, Any] = field(default_factory=dict)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Call:
-        """The same call with `function` applied to its floating-point tensors."""
+        """Return the call with `function` applied to its floating-point tensors."""
         return Call(
             tuple(_apply(function, value) for value in self.arguments),
             {name: _apply(function, value) for name, value in self.options.items()},
         )
 
     def with_masks(self, function: Callable[[Tensor], Tensor]) -> Call:
-        """The same call with `function` applied to its boolean tensors."""
+        """Return the call with `function` applied to its boolean tensors."""
 
         def apply(value: Any) -> Any:
             return function(value) if isinstance(value, Tensor) and value.dtype == torch.bool else value
@@ -52,12 +52,12 @@ class Call:
         return Call(tuple(map(apply, self.arguments)), {name: apply(value) for name, value in self.options.items()})
 
     def tensors(self) -> list[Tensor]:
-        """The floating-point tensors, which gradients are taken to."""
+        """Return the floating-point tensors, for which gradients are computed."""
         values = [*self.arguments, *self.options.values()]
         return [value for value in values if isinstance(value, Tensor) and value.is_floating_point()]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
-        """The same call with other floating-point tensors, in the order of `tensors()`."""
+        """Return the call with other floating-point tensors, in the order of `tensors()`."""
         left = iter(tensors)
         return self.map(lambda _: next(left))
 
@@ -71,7 +71,7 @@ def _apply_to_all(function: Callable[[Tensor], Tensor], values: tuple[Any, ...])
 
 
 class CustomOps(TorchDispatchMode):
-    """Remembers a call of each of our custom ops."""
+    """Dispatch mode that stores one call of each of our custom ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,18 +85,18 @@ class CustomOps(TorchDispatchMode):
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """The same values at other strides: last axis outermost in memory."""
+    """Return the same values with other strides: the last axis is outermost in memory."""
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def as_good_as_plain(ours: Tensor, theirs: Tensor, truth: Tensor, dtype: torch.dtype) -> bool:
-    """Whether our error in `dtype` is at most twice that of `theirs`, plain PyTorch's."""
-    floor = torch.finfo(dtype).eps * truth.norm() / 4  # where plain PyTorch happens to be exact
+    """Return whether our error in `dtype` is at most twice that of `theirs`, plain PyTorch's."""
+    floor = torch.finfo(dtype).eps * truth.norm() / 4  # for results that are exact in plain PyTorch
     return bool((ours - truth).norm() <= 2 * (theirs - truth).norm() + floor)
 
 
 class OpTester:
-    """Subclass with `op`, `sizes`, `build`, and, if need be, the flags below."""
+    """Base class of op tests; subclasses set `op`, `sizes`, `build` and, if necessary, the flags below."""
 
     op: ClassVar[Op]
     #: hypothesis strategies for the keywords of `build`
@@ -104,17 +104,17 @@ class OpTester:
     #: keywords of `build` for a handful of numbers (numerical derivatives) and for a few thousand (rounding errors)
     small: ClassVar[dict[str, Any]]
     large: ClassVar[dict[str, Any]]
-    #: maxima have no second derivative, ties have several first ones
+    #: False for maxima, which have no second derivative
     differentiable_twice: ClassVar[bool] = True
     #: multiply-adds that torch's flop counter must find for `small`
     macs: ClassVar[int] = 0
 
     def build(self, **sizes: Any) -> Call:
-        """A call in float64 with random values; the generator is seeded."""
+        """Return a call in float64 with random values; the generator is seeded."""
         raise NotImplementedError
 
     def backends(self, call: Call) -> list[str]:
-        """The backends that can serve `call`, besides the reference."""
+        """Return the backends that can serve `call`, without the reference."""
         verdicts = self.op.explain(*call.arguments, **call.options).verdicts
         return [
             name for name, verdict in verdicts.items() if verdict in ("chosen", "could be used") and name != "reference"
@@ -125,7 +125,7 @@ class OpTester:
         return found if isinstance(found, tuple) else (found,)
 
     def outputs_and_gradients(self, call: Call, backend: str) -> list[Tensor]:
-        """Outputs, then the gradients of their products with fixed random cotangents."""
+        """Return outputs, then the gradients of their products with fixed random cotangents."""
         call = call.map(lambda tensor: tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_())
         outputs = self.outputs(call, backend)
         generator = torch.Generator().manual_seed(5)
@@ -136,7 +136,7 @@ class OpTester:
         ]
         return [*(out.detach() for out in outputs), *missing]
 
-    # -- promises ------------------------------------------------------------------------------------------------------
+    # -- tests ---------------------------------------------------------------------------------------------------------
 
     @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.differing_executors])
     @given(data=st.data())
@@ -224,7 +224,7 @@ class OpTester:
             assert (ours - truth).norm() <= 2 * (theirs - truth).norm() + floor * truth.norm()
 
     def test_custom_ops_are_registered_properly(self) -> None:
-        """By torch's own opcheck: whichever of them a call reaches in any backend, forward and backward."""
+        """torch's opcheck passes for all custom ops that a call reaches in any backend, forward and backward."""
         call = self.build(**self.small).map(Tensor.float)
         with CustomOps() as seen:
             for backend in self.backends(call):
@@ -232,7 +232,7 @@ class OpTester:
         if not seen.calls:
             pytest.skip("reaches no custom op here")
         for name, (function, arguments) in seen.calls.items():
-            if not name.endswith("_backward"):  # those have no derivative
+            if not name.endswith("_backward"):  # backward ops have no derivative
                 arguments = _apply_to_all(Tensor.requires_grad_, arguments)
             assert set(torch.library.opcheck(function, arguments).values()) == {"SUCCESS"}, name
 

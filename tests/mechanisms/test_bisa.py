@@ -1,4 +1,4 @@
-"""Bi-directional attention's layer."""
+"""Bi-directional attention as a layer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import attngraft
 from attngraft.attention import AttentionGeometry
 from attngraft.attention.geometry import Projection
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, reference
+from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant, reference
 from attngraft.mechanisms.bisa.branch import mlp_hidden
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.mechanisms.registry import graft_types
@@ -23,10 +23,10 @@ LEVIT = Projection(bias=False, norm="batch", activation="hard_swish")
 
 
 def layer(*, tokens: int = 6, **variant: Any) -> tuple[BidirectionalAttention, Tensor, Tensor]:
-    """A layer of unequal widths at which nothing cancels, its input, and a bias with masked pairs; in float64."""
+    """Return a float64 layer with unequal widths and random weights, its input, and a bias with masked pairs."""
     torch.manual_seed(0)
     module = BidirectionalAttention(
-        12, 2, key_dim=4, value_dim=5, hyper_dim=3, variant=Variant(**variant), dtype=torch.float64
+        12, 2, key_dim=4, value_dim=5, hyper_dim=3, variant=MixVariant(**variant), dtype=torch.float64
     )
     with torch.no_grad():
         for parameter in module.parameters():
@@ -37,7 +37,7 @@ def layer(*, tokens: int = 6, **variant: Any) -> tuple[BidirectionalAttention, T
 
 
 def spelled_out(module: BidirectionalAttention, x: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
-    """SA and MISA (B, H, N, dv) by the equations."""
+    """Compute SA and MISA (B, H, N, dv) by the equations."""
 
     def heads(tokens: Tensor) -> Tensor:
         return tokens.unflatten(-1, (2, -1)).transpose(1, 2)
@@ -98,7 +98,7 @@ def test_lambda_one_is_plain_attention_and_lambda_zero_is_misa() -> None:
     both = spelled_out(module, x, bias)
     torch.testing.assert_close(module(x, bias=bias), merged(module, both["self"]))
     alone = BidirectionalAttention(
-        12, 2, key_dim=4, value_dim=5, hyper_dim=3, variant=Variant(weight=0.0), dtype=torch.float64
+        12, 2, key_dim=4, value_dim=5, hyper_dim=3, variant=MixVariant(weight=0.0), dtype=torch.float64
     )
     assert alone.value is None
     alone.load_state_dict({name: v for name, v in module.state_dict().items() if not name.startswith("value.")})
@@ -108,7 +108,7 @@ def test_lambda_one_is_plain_attention_and_lambda_zero_is_misa() -> None:
 def test_orders_send_one_branch_through_the_other() -> None:
     for order in ("inverse_then_self", "self_then_inverse"):
         torch.manual_seed(0)
-        module = BidirectionalAttention(12, 2, variant=Variant(order=order), dtype=torch.float64)
+        module = BidirectionalAttention(12, 2, variant=MixVariant(order=order), dtype=torch.float64)
         x = torch.randn(2, 5, 12, dtype=torch.float64)
         first, second = order.split("_then_")
         between = spelled_out(module, x, None)[first].transpose(1, 2).flatten(2)
@@ -132,7 +132,7 @@ def test_batch_norms_behind_the_maps_fold_into_them() -> None:
     geometry = AttentionGeometry(dim=16, tokens=9, heads=2, key_width=4, value_width=8, projection=LEVIT, init="torch")
     made = kind.build(geometry, "mix", kind.Options(separate=True)).double()
     x = torch.randn(4, 9, 16, dtype=torch.float64)
-    for _ in range(3):  # statistics of its own
+    for _ in range(3):  # so that running statistics differ from their initial values
         made.inverse.queries(x), made.inverse.values(3 * x + 1), made.own.queries_and_keys(x, 2 - x), made.own.merge(x)
     made.eval()
     calls = (
@@ -238,7 +238,7 @@ def test_added_parameters(sizes: tuple[int, ...], projection: Projection, varian
         heads,
         key_dim=key_dim,
         value_dim=value_dim,
-        variant=Variant(**variant),
+        variant=MixVariant(**variant),
         projection=projection,
         device="meta",
     )
@@ -274,7 +274,7 @@ def test_initial_values() -> None:
     made = BidirectionalMix(96, 3, key_dim=32, value_dim=32, projection=LEVIT, init="torch")
     assert made.inverse.query.linear.weight.abs().max() <= 96**-0.5
     assert made.inverse.query.norm.weight.eq(1).all()
-    learned = BidirectionalMix(96, 3, key_dim=32, value_dim=32, variant=Variant(weight=0.2, learned=True))
+    learned = BidirectionalMix(96, 3, key_dim=32, value_dim=32, variant=MixVariant(weight=0.2, learned=True))
     torch.testing.assert_close(learned.logit.sigmoid(), torch.tensor([0.2]))
 
 
@@ -298,11 +298,11 @@ def test_initial_values() -> None:
 )
 def test_choices_that_do_not_go_together(variant: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        Variant(**variant)
+        MixVariant(**variant)
 
 
 def test_widths_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="the width 12 is not divisible by 5 heads"):
         BidirectionalAttention(12, 5)
     with pytest.raises(UsageError, match="do not add up to the width 12"):
-        BidirectionalAttention(12, 2, value_dim=5, variant=Variant(order="self_then_inverse"))
+        BidirectionalAttention(12, 2, value_dim=5, variant=MixVariant(order="self_then_inverse"))

@@ -19,7 +19,7 @@ from attngraft.attention import AttentionGeometry
 from attngraft.attention.geometry import Projection
 from attngraft.errors import GraftSpecError, HostError, UsageError
 from attngraft.export.fold import fold
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant
+from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant
 from attngraft.mechanisms.registry import graft_types
 from tests.conformance.weights import input_value, weight
 from tests.contract.timm.test_levit import TINY as TINY_LEVIT
@@ -98,7 +98,7 @@ def test_the_identity_form_starts_softly_behind_a_batch_norm_of_its_own(transfor
     model.train()(images).logsumexp(-1).square().sum().backward()
     first = {name: p for name, p in grafts.items() if p.grad.abs().max() > 0}
     assert set(first) == {name for name in grafts if name.endswith(("own.proj.norm.weight", "own.proj.norm.bias"))}
-    torch.optim.SGD(grafts.values(), lr=0.1).step()  # with a zero transform instead, 1e-3 changes more than there was
+    torch.optim.SGD(grafts.values(), lr=0.1).step()  # a zero transform would need tiny steps
     moved = (model(images) - expected[True]).norm() / expected[True].norm()
     assert 1e-3 < moved < 0.2
 
@@ -271,11 +271,11 @@ def test_dropout_draws_anew_and_of_nothing_changes_nothing(spec: str) -> None:
 
 @pytest.mark.parametrize("transform", ["hyper", "mlp"])
 def test_both_directions_drop_a_half_and_draw_it_by_themselves(transform: str) -> None:
-    """Each branch is linear in its map: from what it puts out for unit values the map that it used is read off."""
+    """Each branch is linear in its map, so its outputs for unit values show the map that it used."""
     torch.manual_seed(0)
     tokens, heads = 16, 2
     module = BidirectionalAttention(
-        32, heads, hyper_dim=tokens, mlp_hidden=tokens, variant=Variant(transform=transform), attn_drop=0.5
+        32, heads, hyper_dim=tokens, mlp_hidden=tokens, variant=MixVariant(transform=transform), attn_drop=0.5
     )
     inverse, unit = module.both.inverse, torch.eye(tokens)
     inverse.queries = lambda x: torch.ones(len(x), heads, tokens, tokens)  # type: ignore[method-assign]
@@ -290,7 +290,7 @@ def test_both_directions_drop_a_half_and_draw_it_by_themselves(transform: str) -
             inverse.transform.contract.weight.copy_(unit / F.gelu(torch.ones(())))
         module.value.linear.weight.zero_()
     x = torch.randn(64, tokens, 32)
-    values = torch.cat([unit, unit], 1)  # of both heads
+    values = torch.cat([unit, unit], 1)  # for both heads
     module.value.forward = lambda x: values.expand(len(x), -1, -1)  # type: ignore[method-assign]
     offered: dict[str, list[Tensor]] = {"self": [], "inverse": []}
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Grafted sites of ViT and LeViT against the equations, with the host's own projections spelled out (Swin: its own file)."""
+"""Grafted sites of ViT and LeViT against the equations, with the host's projections spelled out; Swin has its own file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPECS = ["bisa", "misa", "bisa(norm=true)", "misa(norm=true)", "bisa(transform=m
 def equation(
     mixer: Any, q: Tensor, k: Tensor, v: Tensor, q_hat: Tensor, v_hat: Tensor, *, bias: Tensor | None = None
 ) -> Tensor:
-    """Eq. 3 from what every head has; merged heads (B, N, H dv). The scores are scaled by 1 / sqrt(dk)."""
+    """Compute Eq. 3 head by head, with scores scaled by 1 / sqrt(dk); return merged heads (B, N, H dv)."""
     transform, weight = mixer.inverse.transform, mixer.variant.weight
     attended = torch.softmax(reference.scores(q, k, bias=bias), -1) @ v
     if mixer.variant.transform == "hyper":
@@ -39,12 +39,12 @@ def equation(
 
 
 def heads_of(tokens: Tensor, heads: int) -> Tensor:
-    """(B, N, H d) as (B, H, N, d)."""
+    """Return (B, N, H d) as (B, H, N, d)."""
     return tokens.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def batch_normed(tokens: Tensor, weight: Tensor, norm: Any, training: bool) -> Tensor:
-    """Tokens (B, N, C) through a matrix and the batch norm behind it, over all tokens of the batch."""
+    """Apply a matrix and the batch norm after it, over all tokens of the batch, to tokens (B, N, C)."""
     found = tokens @ weight.flatten(1).T
     variance, mean = torch.var_mean(found, (0, 1), correction=0)
     if not training:
@@ -53,13 +53,13 @@ def batch_normed(tokens: Tensor, weight: Tensor, norm: Any, training: bool) -> T
 
 
 def levit_site(module: Any, graft: str, tokens: Tensor, training: bool) -> Tensor:
-    """The whole attention of a LeViT on tokens (B, N, C): bias, batch norms, Hardswish (SiLU in size "d"), projection."""
+    """Compute a LeViT's attention on tokens (B, N, C): bias, batch norms, Hardswish (SiLU in size "d"), projection."""
 
     def through(layer: Any) -> Tensor:
         return batch_normed(tokens, layer.linear.weight, layer.bn, training)
 
     mixer, heads = module.grafts[graft], module.num_heads
-    rows = through(module.qkv).unflatten(-1, (heads, -1))  # rows of a head stand together: q, k, v
+    rows = through(module.qkv).unflatten(-1, (heads, -1))  # the rows of a head are contiguous: q, k, v
     q, k, v = (part.transpose(1, 2) for part in rows.split([module.key_dim, module.key_dim, module.val_dim], -1))
     q_hat, v_hat = (
         heads_of(F.gelu(batch_normed(tokens, each.linear.weight, each.norm, training)), heads)
@@ -79,7 +79,7 @@ def test_a_site_of_levit_is_the_equation(spec: str, name: str, training: bool) -
     torch.manual_seed(1)
     model = timm.create_model(name, **TINY)
     attngraft.graft(model, f"{spec}@stages.*.blocks")
-    unlike_at_first(model).double()  # biases of a size that is felt, norms that have seen something
+    unlike_at_first(model).double()  # biases that matter, norms with running statistics
     site = model.stages[0].blocks[0].attn
     tokens = torch.randn(2, 9, 16, dtype=torch.float64)
     site.train(training)

@@ -1,4 +1,4 @@
-"""Bi-directional attention: the tester's promises, and what the mathematics says of the operations."""
+"""Bi-directional attention: the tests of every op, and mathematical properties."""
 
 # ruff: noqa: RUF012 - the sizes of a tester are constants
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from attngraft.errors import UsageError
-from attngraft.mechanisms.bisa import BidirectionalAttention, Variant, eager, hyper, mlp, ops, scores
+from attngraft.mechanisms.bisa import BidirectionalAttention, MixVariant, eager, hyper, mlp, ops, scores
 from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
 
 INFINITE = float("inf")
@@ -26,7 +26,7 @@ def double(*shape: int) -> Tensor:
 
 
 def hidden_pairs(queries: int, keys: int) -> Tensor:
-    """Which pairs are visible: query 1 sees nothing, key 2 is seen by nobody, and a few pairs more are hidden."""
+    """Return a mask in which query 1 sees no key, no query sees key 2, and a few more pairs are hidden."""
     visible = torch.rand(queries, keys) > 0.2
     visible[1:2], visible[:, 2:3] = False, False
     return visible
@@ -34,7 +34,7 @@ def hidden_pairs(queries: int, keys: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested here is small, and must go the way of what is not."""
+    """Make the small operands of these tests take the path of large ones."""
     monkeypatch.setattr(eager, "SMALL", 0)
 
 
@@ -46,7 +46,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class PairTester(OpTester):
-    """Sizes and scores that the operations have in common."""
+    """Sizes and scores that the operations share."""
 
     sizes = {
         "images": st.integers(1, 2),
@@ -86,7 +86,7 @@ class PairTester(OpTester):
     }
 
     def scores(self, s: dict[str, Any]) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """q, k and the options bias and visible."""
+        """Return q, k and the options bias and visible."""
         batch, pairs = s["images"] * s["windows"], (s["queries"], s["keys"])
         q, k = (double(batch, s["heads"], n, s["key_width"]) for n in pairs)
         bias = (
@@ -120,22 +120,22 @@ class TestTwoWayMasked(TestTwoWay):
 class TestTwoWaySmall(TestTwoWay):
     @pytest.fixture(autouse=True)
     def _small(self, nothing_is_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Plain operations run, but with a mask."""
+        """Small calls run plain operations, with a mask."""
         monkeypatch.setattr(eager, "SMALL", 2**21)
 
 
 class TestTwoWayByHead(TestTwoWay):
-    """A group is one head of one image, its keys come by two."""
+    """Groups of one head of one image, with two keys per tile."""
 
     @pytest.fixture(autouse=True)
     def _small_limits(self, small_tiles: None) -> None:
-        """As said."""
+        """Set the limits that the class docstring describes."""
 
 
 class TestTwoWayByHeadMasked(TestTwoWayMasked):
     @pytest.fixture(autouse=True)
     def _small_limits(self, small_tiles: None) -> None:
-        """A group is one head of one image, its keys come by two."""
+        """Groups of one head of one image, with two keys per tile."""
 
 
 class TestInverse(PairTester):
@@ -219,7 +219,7 @@ def run(call: Call, **changed: Any) -> tuple[Tensor, Tensor]:
 
 
 def shares(call: Call, **changed: Any) -> Tensor:
-    """L itself: u for v_hat = 1, key by key."""
+    """Return L, the outputs u for unit values v_hat, key by key."""
     q, k = call.arguments[:2]
     unit = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:3], -1)
     return ops.two_way_attention(q, k, None, unit, **{**call.options, **changed})[1]
@@ -229,7 +229,7 @@ def test_every_key_shares_itself_out_among_the_queries() -> None:
     found = shares(two_way())
     assert found.min() >= 0
     torch.testing.assert_close(found.sum(-2), torch.ones_like(found.sum(-2)))
-    assert (found.sum(-1) - 1).abs().max() > 0.1  # what a query receives is not 1
+    assert (found.sum(-1) - 1).abs().max() > 0.1  # the sum that a query receives is not 1
 
 
 def test_without_values_only_the_inverse_direction_is_worked_out() -> None:
@@ -261,7 +261,7 @@ def test_a_bias_per_query_is_felt_by_the_inverse_only_and_one_per_key_by_self_at
 
 
 def test_exchanging_queries_and_keys_exchanges_the_directions() -> None:
-    """For s = dv and u of v_hat: L is the softmax over keys of the transposed scores, transposed."""
+    """L is the transposed softmax over keys of the transposed scores."""
     call = two_way(bias="none")
     q, k = call.arguments[:2]
     unit = torch.eye(40, dtype=q.dtype).expand(*q.shape[:3], -1)
@@ -290,8 +290,8 @@ def test_who_sees_nothing_gets_nothing_and_who_is_not_seen_gives_nothing(
         backend = "eager"
     call = two_way(bias="each head")
     bias = call.options["bias"]
-    bias[:, :, 3], bias[:, :, :, 5] = -INFINITE, -INFINITE  # query 3 sees nothing, key 5 is seen by nobody
-    bias[0] = -INFINITE  # nor is anything in the first window
+    bias[:, :, 3], bias[:, :, :, 5] = -INFINITE, -INFINITE  # query 3 sees no key, no query sees key 5
+    bias[0] = -INFINITE  # all pairs of the first window are hidden
     call = call.map(lambda tensor: tensor.to(dtype).requires_grad_())
     outputs = run(call, backend=backend)
     gradients = torch.autograd.grad([out.sum() * 3 + out.square().sum() for out in outputs], call.tensors())
@@ -326,9 +326,9 @@ def test_a_nan_is_not_taken_for_a_masked_line(tiled: bool, request: pytest.Fixtu
 def test_large_scores_stay_finite_and_right(
     way: str, dtype: torch.dtype, masked: bool, request: pytest.FixtureRequest
 ) -> None:
-    """Scores of +-1e4, and a bias of as much on top. `small` is the way of small float32 calls: plain operations.
+    """Scores of +-1e4, plus a bias as large. `small`: the path of small float32 calls, plain operations.
 
-    Such softmaxes are all or nothing: shared among queries 6 to 9, and among keys 20 to 25, whose scores are the same.
+    The softmaxes are 0 or 1, except that queries 6 to 9, and keys 20 to 25, have equal scores and share the weight.
     """
     if way == "tiled":
         request.getfixturevalue("small_tiles")
@@ -338,7 +338,7 @@ def test_large_scores_stay_finite_and_right(
     torch.manual_seed(0)
     call = tester.build(**{**PairTester.large, "bias": "none", "masked": masked})
     q, k = call.arguments[:2]
-    q[..., 1], k[..., 0] = 0, 0  # where they differ, no score does
+    q[..., 1], k[..., 0] = 0, 0  # differences there change no score
     q[:, :, 6:10, 1:], k[:, :, 20:26, 2:] = q[:, :, 6:7, 1:], k[:, :, 20:21, 2:]
     bias = torch.full((1, 1, 40, 30), -1e4, dtype=torch.float64)
     bias[..., 6:10, :], bias[..., 20:26] = 1e4, 1e4
@@ -349,7 +349,7 @@ def test_large_scores_stay_finite_and_right(
     plain = tester.outputs_and_gradients(call, "reference")
     for ours, theirs, truth in zip(found, plain, exact, strict=True):
         assert ours.isfinite().all()
-        if dtype == torch.float32:  # a score of 2e4 is off by 1e-3
+        if dtype == torch.float32:  # a score of 2e4 has an error of 1e-3
             assert (ours - truth).norm() <= 1e-2 * truth.norm()
         else:
             assert as_good_as_plain(ours, theirs, truth, dtype)
@@ -357,7 +357,7 @@ def test_large_scores_stay_finite_and_right(
 
 
 def test_the_backward_takes_the_tiles_of_the_forward(small_tiles: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever has changed in between."""
+    """Even if the tile size has changed in between."""
     call = two_way().map(Tensor.requires_grad_)
     outputs, expected = run(call), run(call, backend="reference")
     monkeypatch.setattr(scores, "TILE", 2**18)
@@ -419,7 +419,7 @@ def test_nothing_of_queries_times_keys_is_kept_for_the_backward() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Remembers how many numbers the largest tensor has that any operation gives back."""
+    """Dispatch mode that stores the size of the largest tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -438,16 +438,16 @@ def test_no_tensor_of_tokens_times_tokens_times_width_is_made(
     form: dict[str, Any], dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlp, "NUMBERS", 2**10)
-    monkeypatch.setattr(hyper, "in_dispatch_mode", lambda: False)  # the mode here is not a counter
+    monkeypatch.setattr(hyper, "in_dispatch_mode", lambda: False)  # the mode here counts nothing
     torch.manual_seed(0)
-    layer = BidirectionalAttention(16, 2, hyper_dim=4, mlp_hidden=8, variant=Variant(**form), attn_drop=dropout)
+    layer = BidirectionalAttention(16, 2, hyper_dim=4, mlp_hidden=8, variant=MixVariant(**form), attn_drop=dropout)
     x = torch.randn(1, 128, 16, requires_grad=True)
     with Largest() as seen:
         layer(x).square().sum().backward()
     assert 128 * 8 <= seen.numbers <= 2 * 128 * 128  # a map at most; the least of N x N x width is that times 2
     with Largest() as seen, torch.no_grad():
         assert mlp.formula(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 8, 3), torch.ones(1, 1, 8, 3)).shape[-1] == 3
-    assert seen.numbers == 8 * 8 * 3  # it would be seen
+    assert seen.numbers == 8 * 8 * 3  # so that a large tensor is detected
 
 
 @pytest.mark.parametrize(("numbers", "calls"), [(1, 6 * 5), (3 * 4 * 5 * 2, 3), (3 * 4 * 2, 6 * 3), (2**10, 1)])

@@ -1,4 +1,4 @@
-"""Cross-attention of latents and tokens as layers: equations, names, record_tensors, dropout."""
+"""Cross-attention of latents and tokens as layers: equations, names, recording, dropout."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_biases_of_references_and_values_can_be_left_out() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_two_way_is_its_equation(shared: bool) -> None:
-    """Image by image and head by head; references are the first rows of a projection, values the last."""
+    """Computed image by image and head by head; a projection's first rows are the references, the last the values."""
     layer, (latents, tokens) = two_way(), inputs(shared=shared)
     out_latents, out_tokens = layer(latents, tokens)
     for image in range(2):
@@ -86,7 +86,7 @@ def test_any_numbers_of_latents_and_tokens(latents: int, tokens: int) -> None:
 @pytest.mark.parametrize(("latents", "tokens"), [(5, 7), (2, 200)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_listener_hears_the_maps(shared: bool, latents: int, tokens: int) -> None:
-    """And changes nothing, bit for bit; few latents and many tokens are those whose projections are folded."""
+    """Recording does not change the outputs, also with few latents and many tokens, where projections are folded."""
     given = inputs(shared=shared, latents=latents, tokens=tokens)
     assert folded.pays(torch.ones(1, 3, latents, 4), given[1], torch.ones(14, 12)) == (tokens == 200)
     for layer, names in ((two_way(), ["latents_to_tokens", "tokens_to_latents"]), (one_sided(), ["latents_to_tokens"])):

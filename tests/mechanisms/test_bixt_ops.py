@@ -1,4 +1,4 @@
-"""Bi-directional cross-attention: the tester's promises, and what the mathematics says of the operations."""
+"""Bi-directional cross-attention: the tests of every op, and mathematical properties."""
 
 # ruff: noqa: RUF012 - the sizes of a tester are constants
 
@@ -32,7 +32,7 @@ def double(*shape: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested here is small, and must go the way of what is not, in several pieces."""
+    """Make the small operands of these tests take the path of large ones, in several pieces."""
     monkeypatch.setattr(eager, "SMALL", 0)
     monkeypatch.setattr(folded, "WORTH", math.inf)
     monkeypatch.setattr(pieces, "NUMBERS", 1)
@@ -40,7 +40,7 @@ def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestBidirectional(OpTester):
-    """`shared` says which of the latents' operands, references and values, have a batch of 1."""
+    """`shared`: which of the latents' operands, references and values, have batch size 1."""
 
     op = ops.bidirectional_attention
     sizes = {
@@ -90,7 +90,7 @@ class TestBidirectional(OpTester):
 
 
 class TestBidirectionalShared(TestBidirectional):
-    """Latents of batch 1, whose gradients are summed over the images."""
+    """Latents of batch size 1, whose gradients are summed over the images."""
 
     small = {**TestBidirectional.small, "shared": (True, True)}
     large = {**TestBidirectional.large, "shared": (True, True)}
@@ -99,7 +99,7 @@ class TestBidirectionalShared(TestBidirectional):
 class TestBidirectionalSmall(TestBidirectional):
     @pytest.fixture(autouse=True)
     def _small(self, _nothing_is_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Plain operations run."""
+        """Small calls run plain operations."""
         monkeypatch.setattr(eager, "SMALL", 2**20)
 
 
@@ -164,7 +164,7 @@ class TestProjectedWithoutBias(TestProjected):
 class TestProjectedSmall(TestProjected):
     @pytest.fixture(autouse=True)
     def _small(self, _nothing_is_small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Plain operations run, on folded projections."""
+        """Small calls run plain operations on folded projections."""
         monkeypatch.setattr(eager, "SMALL", 2**20)
 
 
@@ -186,7 +186,7 @@ def test_weights_add_up_to_one_in_either_direction() -> None:
 
 
 def test_exchanging_latents_and_tokens_exchanges_what_they_get() -> None:
-    """Nothing distinguishes the sides but their number: M may exceed N."""
+    """The operation is symmetric in both sides; M may exceed N."""
     r_latents, r_tokens, v_latents, v_tokens = attention().arguments
     latents, tokens = run(attention())
     back_tokens, back_latents = ops.bidirectional_attention(r_tokens, r_latents, v_tokens, v_latents, scale=0.7)
@@ -239,7 +239,7 @@ def test_nobody_to_attend_to(latents: int, tokens: int, backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tester", [TestBidirectional, TestProjected])
 def test_large_scores_stay_finite_and_right(tester: type[OpTester], dtype: torch.dtype) -> None:
-    """Scores of +-1e4. Such softmaxes are all or nothing; tokens 20 to 25, which are the same, share."""
+    """Scores of +-1e4: the softmaxes are 0 or 1, except that tokens 20 to 25 are equal and share the weight."""
     torch.manual_seed(0)
     call = tester().build(**tester.large)
     tokens = 1 if tester is TestBidirectional else 2
@@ -255,7 +255,7 @@ def test_large_scores_stay_finite_and_right(tester: type[OpTester], dtype: torch
 
 @pytest.mark.parametrize("offset", [-100.0, 0.0, 100.0])
 def test_pieces_whose_scores_lie_far_apart_are_put_together_rightly(offset: float) -> None:
-    """The largest score so far grows, or shrinks, from each piece to the next by more than exp can span."""
+    """From piece to piece, the largest score rises or falls by more than the range of exp."""
     call = attention(tokens=9, latents=4).map(Tensor.float)
     call.arguments[1][..., 0] += offset * torch.arange(9)  # type: ignore[index]
     call.arguments[0][..., 0] = 1  # type: ignore[index]
@@ -268,7 +268,7 @@ def test_pieces_whose_scores_lie_far_apart_are_put_together_rightly(offset: floa
 @pytest.mark.parametrize("small", [0, 2**20])
 @pytest.mark.parametrize("training", [False, True])
 def test_folding_the_projections_costs_no_accuracy(training: bool, small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against float64, beside the same equation unfolded: at most twice its error."""
+    """The error against float64 is at most twice that of the unfolded equation."""
     monkeypatch.setattr(eager, "SMALL", small)
     tester = TestProjected()
     torch.manual_seed(0)
@@ -306,14 +306,14 @@ OURS = {op._name: op for each in (eager, folded) for op in (each.attend_in_piece
 
 
 class Largest(TorchDispatchMode):
-    """Remembers how many numbers the largest tensor has that any operation gives back."""
+    """Dispatch mode that stores the size of the largest tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace == "attngraft":  # looked into
+        if func.namespace == "attngraft":  # its own operations are inspected too
             with self:
                 return OURS[func._opname]._init_fn(*args)
         found = func(*args, **(kwargs or {}))
@@ -323,7 +323,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_no_map_of_all_tokens_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward and backward; with the projections, nothing of the tokens' size either but as wide as they are."""
+    """Neither forward nor backward; with projections, no tensor of all tokens is wider than the tokens."""
     call = attention(batch=1, tokens=4000, latents=40).map(Tensor.requires_grad_)
     with Largest() as seen:
         torch.autograd.grad([out.square().sum() for out in run(call)], call.tensors())
@@ -335,7 +335,7 @@ def test_no_map_of_all_tokens_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNGRAFT_BACKEND", "reference")
     with Largest() as seen:
         run(call)
-    assert seen.numbers == 2 * 4000 * 40  # it would be seen
+    assert seen.numbers == 2 * 4000 * 40  # so that a large tensor is detected
 
 
 @pytest.mark.parametrize("tester", [TestBidirectional, TestProjected])
@@ -451,7 +451,7 @@ def test_exports_as_operations_that_everybody_knows(tester: type[OpTester]) -> N
 
 @pytest.mark.slow
 def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folded, "WORTH", 0.9)  # more tokens than the example's are folded
+    monkeypatch.setattr(folded, "WORTH", 0.9)  # the default, with which more tokens than the example's are folded
     layer = BidirectionalCrossAttention(12, 12, dim_attention=12, heads=3)
     few, many = ((torch.randn(2, 4, 12), torch.randn(2, count, 12)) for count in (30, 90))
     count = torch.export.Dim("N", min=2, max=5000)
@@ -461,7 +461,7 @@ def test_exports_with_the_number_of_tokens_left_open(monkeypatch: pytest.MonkeyP
 
 
 def way_of(operands: Sequence[Tensor | None], monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which of its ways the operation with the projections goes."""
+    """Return the name of the path that the operation with projections takes."""
     seen: list[str] = []
     ways = [(eager, "_of_one_image"), *((folded, name) for name in ("attend_in_groups", "attend", "attend_in_pieces"))]
     with monkeypatch.context() as patched:
@@ -475,7 +475,7 @@ def way_of(operands: Sequence[Tensor | None], monkeypatch: pytest.MonkeyPatch) -
 def bixt_projected(
     batch: int, tokens: int, *, heads: int = 3, latents: int = 64, **changes: Any
 ) -> list[Tensor | None]:
-    """Operands as wide as the published models'."""
+    """Return operands of the published models' widths."""
     sizes = {"batch": batch, "tokens": tokens, "heads": heads, "latents": latents, "width": 192 // heads}
     call = TestProjected().build(**TestProjected.large | sizes | {"channels": 192, "out": 192} | changes)
     return list(call.map(Tensor.float).arguments)
@@ -486,10 +486,10 @@ def bixt_projected(
     [
         (1, 196, 3, False, "eager._of_one_image"),
         (1, 196, 3, True, "reference.projected_attention"),
-        (2, 196, 3, False, "reference.projected_attention"),  # to fold takes what it saves
+        (2, 196, 3, False, "reference.projected_attention"),  # folding costs as much as it saves
         (2, 400, 3, False, "folded.attend"),
         (2, 400, 3, True, "folded.attend"),
-        (2, 784, 6, False, "reference.projected_attention"),  # narrow heads: folded products are the larger ones
+        (2, 784, 6, False, "reference.projected_attention"),  # narrow heads: the folded products are larger
         (60, 400, 3, False, "folded.attend_in_groups"),
         (60, 400, 3, True, "folded.attend_in_pieces"),
         (8, 3136, 3, False, "folded.attend_in_pieces"),
@@ -506,7 +506,7 @@ def test_the_way_follows_from_the_sizes(
 
 
 def test_projections_of_very_many_tokens_do_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where to fold them is more work."""
+    """They are folded even where that takes more work."""
     monkeypatch.setattr(folded, "WORTH", 0.9)
     operands = bixt_projected(1, 1000, heads=6)
     for most, way in ((1001, "reference.projected_attention"), (1000, "folded.attend_in_pieces")):
@@ -519,7 +519,7 @@ def test_projections_of_very_many_tokens_do_not_exist(monkeypatch: pytest.Monkey
 def test_who_looks_on_meets_no_way_that_is_not_for_him(
     watched: str, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A counter sees the equation's operations or one whose costs are known; what is cast runs unfolded."""
+    """A FLOP counter sees plain operations or a registered one; calls that need casts are not folded."""
     monkeypatch.setattr(eager, "SMALL", 2**22)
     operands = bixt_projected(images, 400)
     if watched in ("half", "meta"):
@@ -575,7 +575,7 @@ def test_a_counter_sees_what_the_equation_costs_whichever_way_is_gone(
 @settings(max_examples=40)
 @given(data=st.data())
 def test_small_calls_without_gradients_run_fused_attention_or_maps_of_few_tokens(data: st.DataObject) -> None:
-    """Any shapes: latents of batch 1, more latents than tokens, widths that differ; tokens as projections lay them out."""
+    """For latents of batch size 1, more latents than tokens, different widths, and the layout of projections."""
     fewest = data.draw(st.integers(0, 6))
     sizes = st.integers(1, 5)
     batch, heads, latents, count, width, to_tokens, to_latents = (data.draw(sizes) for _ in range(7))

@@ -1,4 +1,4 @@
-"""The Triton kernels of bi-directional cross-attention: interpreted everywhere, compiled without a GPU, on one."""
+"""The Triton kernels of bi-directional cross-attention: interpreted, compiled without a GPU, and on a GPU."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests.slow import product_but
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of a call; `shared` says which of the latents' operands, references and values, have a batch of 1."""
+    """Sizes of a call; `shared`: which of the latents' operands, references and values, have batch size 1."""
 
     batch: int = 2
     heads: int = 2
     latents: int = 20
     tokens: int = 70
-    widths: tuple[int, int, int] = (5, 18, 3)  # of references, of latents' and of tokens' values
+    widths: tuple[int, int, int] = (5, 18, 3)  # widths of references, latents' values and tokens' values
     shared: tuple[bool, bool] = (False, False)
     spread: float = 1.0
 
     def operands(self) -> list[Tensor]:
-        """In float64, heads between tokens in memory as projections leave them."""
+        """Return operands in float64, laid out in memory as (B, N, H, width), as projections return them."""
 
         def draw(batch: int, tokens: int, width: int) -> Tensor:
             return torch.randn(batch, tokens, self.heads, width, dtype=torch.float64).transpose(1, 2)
@@ -44,7 +44,7 @@ class Case:
 def outputs_and_gradients(
     operands: list[Tensor], backend: str, dtype: torch.dtype, device: str = "cpu", scale: float = 0.5
 ) -> list[Tensor]:
-    """Outputs, then gradients of their products with fixed cotangents, all in float64."""
+    """Return outputs, then gradients of their products with fixed cotangents, all in float64."""
     given = [tensor.to(device, dtype).requires_grad_() for tensor in operands]
     found = ops.bidirectional_attention(*given, scale=scale, backend=backend)
     generator = torch.Generator().manual_seed(5)
@@ -85,7 +85,7 @@ WIDE = Case(batch=2, heads=1, latents=18, tokens=35, widths=(20, 36, 50), shared
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles that small calls cross, and parts of two or three of them."""
+    """Make tiles so small that small calls have several, and parts of two or three tiles."""
     if INTERPRETING:
         use_tiles(monkeypatch, piece=0)
 
@@ -128,7 +128,7 @@ def test_large_scores_stay_finite_and_right() -> None:
     ours = outputs_and_gradients(operands, "triton", torch.float32)
     exact = outputs_and_gradients(operands, "reference", torch.float64)
     for mine, truth in zip(ours[:2], exact, strict=False):
-        torch.testing.assert_close(mine, truth, atol=1e-2, rtol=1e-2)  # a float32 score of 1e4 is off by 1e-3
+        torch.testing.assert_close(mine, truth, atol=1e-2, rtol=1e-2)  # a float32 score of 1e4 has an error of 1e-3
     assert all(one.isfinite().all() for one in ours)
 
 
@@ -146,7 +146,7 @@ def test_the_parts_of_the_tokens_change_nothing_but_the_rounding(monkeypatch: py
 
 @inside
 def test_tokens_lie_beyond_what_32_bits_count() -> None:
-    """Of the 4 GiB of addresses, the pages that are read are made."""
+    """Only the pages that are read of the 4 GiB are allocated."""
     far = torch.empty(2**31 + 8, dtype=torch.float16).as_strided((1, 1, 3, 8), (0, 0, 2**30, 1))
     far.copy_(torch.randn(3, 8))
     near, latents = far.clone(), torch.randn(1, 1, 4, 8).half()
@@ -190,7 +190,7 @@ def test_the_kernels_serve_every_way_in() -> None:
     given = [tensor.float() for tensor in Case(tokens=5, widths=(3, 3, 3), shared=(True, True)).operands()]
     assert ops.bidirectional_attention.explain(*given, scale=0.5).chosen == "triton"
     both = ops.bidirectional_attention(*given, scale=0.5)
-    assert all(one.transpose(1, 2).is_contiguous() for one in both)  # heads join without a copy
+    assert all(one.transpose(1, 2).is_contiguous() for one in both)  # heads merge without a copy
     apart = [tensor.transpose(0, -1).contiguous().transpose(0, -1) for tensor in given]  # channels apart in memory
     for ours, theirs in zip(ops.bidirectional_attention(*apart, scale=0.5, backend="triton"), both, strict=True):
         assert torch.equal(ours, theirs)
@@ -250,7 +250,7 @@ def test_compiles_whole() -> None:
 @installed
 @pytest.mark.slow
 def test_the_kernels_in_the_interpreter() -> None:
-    """The tests of this file, and what every operation promises, in one process."""
+    """Run the tests of this file, and those of every op, in one process."""
     chosen = "test_bixt_triton or TestBidirectionalShared"
     run_inside(Path(__file__), Path(__file__).with_name("test_bixt_ops.py"), only=chosen)
 
@@ -274,7 +274,7 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "have no dropout" in verdict(x, x, x, x, dropout=0.1)
 
 
-#: for a GPU that is not here: its capability, and cases of `compile_bixt_kernels.py`
+#: compute capability of an absent GPU, and cases of `compile_bixt_kernels.py`
 COMPILED = [(90, ["paper", "float32-most"]), (80, ["published", "most", "float32"])]
 
 
@@ -291,6 +291,6 @@ def test_the_kernels_compile_for_a_gpu_that_is_not_here(capability: int, cases: 
 @pytest.mark.parametrize("widths", [(32, 32, 32), (64, 64, 64), (128, 128, 128), (20, 100, 36)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_on_a_gpu(dtype: torch.dtype, widths: tuple[int, int, int], latents: int) -> None:
-    """Outputs and gradients against the reference, on the device's own tiles and parts."""
+    """Outputs and gradients equal the reference's, with the tiles and parts of real use."""
     case = Case(batch=3, heads=3, latents=latents, tokens=1111, widths=widths, shared=(True, True))
     check_half_precision(case, dtype, "cuda")

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from timm.layers import Attention
+from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -16,6 +16,7 @@ from attngraft.errors import UsageError
 from attngraft.mechanisms import context_broadcast as package
 from attngraft.mechanisms.registry import graft_types
 from attngraft.timing.macs import activation_bytes
+from tests.conformance.hosts import tiny_vit
 
 MLP = MlpGeometry(dim=32, hidden=128, tokens=17, prefix=CLASS, grid=(4, 4))
 MAP = MlpGeometry(dim=32, hidden=128, tokens=16, grid=(4, 4))
@@ -137,22 +138,26 @@ def test_all_heads_uniform_leave_qk_norms_unused() -> None:
 
 
 def test_mid_and_end_are_the_same_function_for_linear_forms() -> None:
-    """fc2 is affine, so it commutes with averaging (class context too), and not with maxima, gates or Lambda."""
+    """fc2 is affine, so it commutes with averaging and with the class context, but not with maxima or gates."""
     torch.manual_seed(1)
-    x, mlps = torch.randn(2, 9, 8, dtype=torch.float64), {}
-    for same, module in (
-        (True, package.ContextBroadcast()),
-        (True, package.ContextBroadcast(context="class")),
-        (False, package.ContextBroadcast(context="max")),
-        (False, package.ContextGate()),
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    for same, name, options in (
+        (True, "cb", ""),
+        (True, "cb", ", context=class"),
+        (False, "cb", ", context=max"),
+        (False, "cb_gate", ""),
     ):
-        mlps = {place: package.ContextMlp(8, 32, context=module, position=place).double() for place in ("mid", "end")}
+        mlps = {}
+        for position in ("mid", "end"):
+            host = tiny_vit(8, 32, depth=1, num_heads=1).double()
+            attngraft.graft(host, f"{name}(position={position}{options})")
+            mlps[position] = host.blocks[0].mlp
         mlps["mid"].load_state_dict(mlps["end"].state_dict())
-        assert torch.allclose(mlps["mid"](x), mlps["end"](x), atol=1e-12) == same, module
+        assert torch.allclose(mlps["mid"](x), mlps["end"](x), atol=1e-12) == same, (name, options)
 
 
 def test_halving_folds_into_fc2() -> None:
-    mlp = package.ContextMlp(8, 32, context=nn.Identity())
+    mlp = Mlp(8, 32)
     x = torch.randn(2, 9, 8)
     expected = package.ContextBroadcast()(mlp(x))
     with torch.no_grad():
@@ -165,7 +170,7 @@ def test_halving_folds_into_fc2() -> None:
 
 
 def vit(**changes: object) -> VisionTransformer:
-    """ViT-S on the meta device, or what a change makes of it."""
+    """Build ViT-S on the meta device, with changes."""
     with torch.device("meta"):
         return VisionTransformer(
             **{"embed_dim": 384, "num_heads": 6, "attn_layer": package.UniformHeadAttention, **changes}
@@ -186,7 +191,7 @@ def test_models_of_table_one(changes: dict[str, object], count: int) -> None:
 
 
 def same_attention(uniform: package.UniformHeadAttention, plain: Attention) -> None:
-    """Give `uniform` the rows of `plain` that it has."""
+    """Copy to `uniform` the rows of `plain` that it has."""
     width, kept = plain.attn_dim, uniform.attending * uniform.head_dim
     q, k, v = plain.qkv.weight.split(width)
     q_bias, k_bias, v_bias = plain.qkv.bias.split(width)
@@ -199,7 +204,7 @@ def same_attention(uniform: package.UniformHeadAttention, plain: Attention) -> N
 @pytest.mark.parametrize("mask", ["none", "causal", "boolean", "float", "per head"])
 @pytest.mark.parametrize(("count", "value"), [(1, "average"), (2, "cb"), (4, "average")])
 def test_the_layer_is_the_graft(mask: str, count: int, value: str) -> None:
-    """Built without the rows, or grafted on a host that has them: the same function."""
+    """The layer, built without the rows, is the same function as the graft on a host that has them."""
     host = (
         VisionTransformer(img_size=16, patch_size=8, embed_dim=32, depth=1, num_heads=4, num_classes=0).double().eval()
     )
@@ -238,7 +243,7 @@ def test_the_layer_takes_timms_arguments() -> None:
 
 
 def test_what_is_kept_for_the_backward_pass() -> None:
-    """CB keeps nothing, CB_S the mean token: never the tokens."""
+    """CB saves nothing and CB_S the mean token; neither saves the tokens."""
     x = torch.randn(2, 50, 32, requires_grad=True)
     assert activation_bytes(package.ContextBroadcast(), x) == 0
     assert activation_bytes(package.ScaledContextBroadcast(32), x) == 4 * 2 * 32

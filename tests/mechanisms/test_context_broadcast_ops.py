@@ -1,4 +1,4 @@
-"""Context broadcasting's ops: the tester's promises, and what the mathematics says of them."""
+"""Context broadcasting's ops: the tests of every op, and mathematical properties."""
 
 # ruff: noqa: RUF012 - the sizes of a tester are constants
 
@@ -27,7 +27,7 @@ def double(*shape: int) -> Tensor:
 
 
 class Tokens(OpTester):
-    """What the ops on tokens share."""
+    """Base class of the tests of ops on tokens."""
 
     sizes = {"batch": st.integers(1, 3), "axes": token_axes, "channels": st.integers(1, 9)}
     small = {"batch": 2, "axes": (5,), "channels": 3}
@@ -43,7 +43,7 @@ class TestContextBroadcast(Tokens):
 
 class TestContextBroadcastOfMaxima(TestContextBroadcast):
     def build(self, *, batch: int, axes: tuple[int, ...], channels: int) -> Call:
-        # distinct values, also after rounding: the gradient of a tie is anybody's
+        # distinct values even after rounding, because the gradient of a tie is ambiguous
         count = torch.Size(axes).numel() * batch * channels
         x = torch.randperm(count).double().view(batch, *axes, channels) / 8
         return Call((x,), {"context": "max"})
@@ -59,7 +59,7 @@ class TestScaledContextBroadcast(Tokens):
 
 
 class Prefixed(OpTester):
-    """Sequences with leading tokens that may be left out."""
+    """Sequences with leading tokens that may be excluded."""
 
     sizes = {
         "batch": st.integers(1, 3),
@@ -284,6 +284,6 @@ def test_the_custom_op_is_registered_properly(scaled: bool) -> None:
 @installed
 @pytest.mark.slow
 def test_the_triton_kernel() -> None:
-    """The promises above, with the kernel running in Triton's interpreter."""
+    """Run the tests above with the kernel in Triton's interpreter."""
     chosen = "TestContextBroadcast or TestScaledContextBroadcast or custom_op"
     run_inside(Path(__file__), only=chosen)

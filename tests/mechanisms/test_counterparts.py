@@ -1,4 +1,4 @@
-"""What ELSA is compared with, against the formula pixel by pixel and against the family's special cases."""
+"""ELSA's counterparts against the formula, pixel by pixel, and against special cases of the family."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def of(layer: Callable[..., Any], dim: int = 6, **options: Any) -> Any:
 
 
 def filters_of(layer: Any, x: Tensor) -> Tensor:
-    """(B, C, K, Y, X), as the table has them."""
+    """Return the filters of the table, (B, C, K, Y, X)."""
     batch, rows, columns, channels = x.shape
     mean = x.mean((1, 2))
     if isinstance(layer, DepthwiseConvolution):

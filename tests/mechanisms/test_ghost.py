@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 
 
 def pair_by_pair(head: GhostHead, weights: Tensor, visible: Tensor | None) -> Tensor:
-    """Eq. 8 for every ghost head, query and key."""
+    """Compute Eq. 8 for every ghost head, query and key."""
     batch, heads, tokens, _ = weights.shape
     rows, columns = head.grid
     found = torch.empty(batch, heads * head.parts, tokens, tokens, dtype=weights.dtype)
@@ -106,7 +106,7 @@ def test_later_grafts_see_the_hosts_heads() -> None:
 
 
 def test_what_windows_hide_stays_hidden() -> None:
-    """In shifted windows the addend gives nothing to pixels that the shift alone has brought together."""
+    """In shifted windows, the addend is not added to pairs of pixels that only the shift brings together."""
     seed(0)
     size = {"img_size": 32, "window_size": 4, "depths": (2,), "embed_dim": 8, "num_heads": (2,), "num_classes": 2}
     host = timm.create_model("swin_tiny_patch4_window7_224", **size).eval()
@@ -116,7 +116,7 @@ def test_what_windows_hide_stays_hidden() -> None:
     maps = recording["layers.0.blocks.1.attn"]["weights"]
     hidden = (host.layers[0].blocks[1].attn_mask != 0).unsqueeze(1).expand_as(maps)
     assert hidden.any()
-    assert maps[hidden].abs().max() < 1e-30  # Swin hides by -100, which leaves e^-100
+    assert maps[hidden].abs().max() < 1e-30  # Swin masks with -100, which leaves e^-100
 
 
 @pytest.mark.parametrize(

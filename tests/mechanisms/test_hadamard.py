@@ -1,4 +1,4 @@
-"""Hadamard attention: what its forms have in common, its ghost heads, and what a recorder hears."""
+"""Hadamard attention: both forms, its ghost heads, and its recorded tensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_maps_of_any_size_keep_it(changes: dict[str, Any], shape: tuple[int, int
 
 @forms
 def test_a_pixel_is_reached_by_its_neighborhood_alone(changes: dict[str, Any]) -> None:
-    """Its output by the values around it, and by the products around those that its filters are made of: those around it."""
+    """An output depends on the neighboring values, and on the neighboring products, which form its filters."""
     module, x = layer(**changes).double(), maps(rows=15, columns=15).double().requires_grad_()
     module(x)[0, 7, 7].sum().backward()
     assert x.grad is not None
@@ -91,13 +91,13 @@ def test_ghost_heads_have_the_published_shapes() -> None:
 
 
 def test_queries_and_keys_are_as_wide_as_published() -> None:
-    """Two thirds of the width, rounded up to whole groups: 64, 88, 176, 344 for Swin's."""
+    """Two thirds of the width, rounded up to whole groups: 64, 88, 176, 344 for Swin's widths."""
     for dim, group, wide in ((96, 4, 64), (128, 8, 88), (256, 8, 176), (512, 8, 344)):
         assert HadamardAttention(dim, 4, group_width=group).widths == (wide, wide, dim)
 
 
 def test_dropout_falls_on_the_softmaxed_filters() -> None:
-    """In training alone; where all would be dropped the ghost head is left."""
+    """Only in training; if all weights are dropped, the ghost head remains."""
     module = layer(attn_drop=0.5).train()
     torch.manual_seed(0)
     first = module(maps())
@@ -133,7 +133,7 @@ def test_the_strict_form_is_the_sum_that_the_paper_writes() -> None:
     [
         ({"dim_v": 9}, "the 9 channels of the values are not divisible by 2 heads"),
         ({"kernel_size": 4}, "must be odd"),
-        ({"lam": 0.5}, "lam must be an integer, because the multiplier starts with either sign"),
+        ({"lam": 0.5}, "lam must be an integer, not 0.5, because the multiplier starts with entries of both signs"),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], said: str) -> None:
@@ -152,7 +152,7 @@ def test_copies_and_files(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", [FORMS["published"], FORMS["both ghosts"], FORMS["strict"]])
 def test_compiles_and_exports(changes: dict[str, Any]) -> None:
     module = layer(**changes).eval()
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")  # the contract compiles it by inductor
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")  # the contract tests compile it with inductor
     torch.testing.assert_close(compiled(maps()), module(maps()), atol=1e-5, rtol=1e-4)
     exported = torch.export.export(module, (maps(),)).module()
     torch.testing.assert_close(exported(maps()), module(maps()), atol=1e-5, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Horizontal and vertical attention's layers and grafts."""
+"""Horizontal and vertical attention as layers and grafts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from torch import nn
 import attngraft
 from attngraft.attention import AttentionGeometry
 from attngraft.errors import UsageError
-from attngraft.mechanisms.horizontal_vertical import (
-    Attention,
-    HorizontalAttention,
-    TranslationLayer,
-    VerticalAttention,
-    key_padding,
-)
+from attngraft.mechanisms.horizontal_vertical import HorizontalAttention, VerticalAttention
 from attngraft.mechanisms.registry import graft_types
 from attngraft.timing.macs import activation_bytes
+from tests.conformance.translation import Attention, TranslationLayer, key_padding
 from tests.listening import Heard
 
 
@@ -152,7 +147,7 @@ def test_memory_slots_are_seen_by_every_query() -> None:
     visible = key_padding(torch.tensor([3, 7]), 7)
     out = module(x, visible=visible, causal=True)
     assert torch.isfinite(out).all()
-    nothing = torch.zeros(1, 1, 1, 7, dtype=torch.bool)  # no token visible at all: the slots remain
+    nothing = torch.zeros(1, 1, 1, 7, dtype=torch.bool)  # no visible token: only the slots remain
     assert torch.isfinite(module(x, visible=nothing)).all()
     with torch.no_grad():
         module.memory_values.add_(1)

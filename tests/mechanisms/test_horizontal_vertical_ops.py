@@ -1,4 +1,4 @@
-"""Horizontal and vertical attention: the tester's promises, and what the mathematics says of them."""
+"""Horizontal and vertical attention: the tests of every op, and mathematical properties."""
 
 # ruff: noqa: RUF012 - the sizes of a tester are constants
 
@@ -166,7 +166,7 @@ def test_zero_weights_gate_by_a_half_and_weigh_alike() -> None:
 
 
 def test_heads_leave_in_the_layout_that_the_projection_wants() -> None:
-    """(B, N, H, dv) in memory, so that merging the heads copies nothing, whichever layout they came in."""
+    """(B, N, H, dv) in memory, so that merging the heads copies nothing, whatever the layout of the input."""
     call = horizontal()
     for heads in (call.arguments[0], call.arguments[0].transpose(1, 2).contiguous().transpose(1, 2)):
         weighed, _ = run(Call((heads, call.arguments[1]), call.options))

@@ -1,4 +1,4 @@
-"""The graft that does nothing: at every stage, bit for bit, outputs and gradients."""
+"""The identity graft: outputs and gradients are unchanged, bit for bit, at every hook point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOOK_POINTS = typing.get_args(typing.get_type_hints(IdentityOptions)["stage"])
 
 
 def swin() -> nn.Module:
-    """A host that has every stage, windows included."""
+    """Build a host that has every hook point, including that of windows."""
     torch.manual_seed(1)
     arguments = {"img_size": 28, "window_size": 4, "depths": (2, 1), "embed_dim": 16, "num_heads": (2, 4)}
     return timm.create_model("swin_tiny_patch4_window7_224", num_classes=5, drop_path_rate=0.0, **arguments).eval()
@@ -26,7 +26,7 @@ def swin() -> nn.Module:
 
 @pytest.mark.parametrize("stage", HOOK_POINTS)
 def test_it_stands_at_every_stage_and_changes_nothing(stage: str) -> None:
-    """At `weights`, where the host's path becomes the explicit one, up to rounding."""
+    """Exactly, except at `weights`, which selects the host's explicit path: there up to rounding."""
     host, images = swin(), torch.randn(2, 3, 28, 28, generator=torch.Generator().manual_seed(0))
     expected, gradients = outputs_and_gradients(host, (images,))
     state = list(host.state_dict())

@@ -21,13 +21,13 @@ SWIN: dict[str, Any] = {"img_size": 64, "embed_dim": 16, "depths": (2, 1, 1, 2),
 
 
 def swin_as_elsa(state: dict[str, Tensor], blocks: int) -> dict[str, Tensor]:
-    """Weights of a grafted Swin under ELSA-Swin's names, but for the attention of its last stage."""
+    """Return the weights of a grafted Swin under ELSA-Swin's names, without the attention of the last stage."""
     found = {}
     for name, value in state.items():
         name = name.replace("head.fc.", "head.").replace(".grafts.elsa.", ".attn.")
         found[name] = value
     stages = {name.split(".")[1] for name in found if name.startswith("layers.") and ".downsample." in name}
-    for name in [name for name in found if ".downsample." in name]:  # timm has it at a stage's beginning
+    for name in [name for name in found if ".downsample." in name]:  # in timm, a stage begins with it
         first, stage, *rest = name.split(".")
         found[".".join((first, str(int(stage) - 1), *rest))] = found.pop(name)
     assert len(stages) == blocks - 1
@@ -35,7 +35,7 @@ def swin_as_elsa(state: dict[str, Tensor], blocks: int) -> dict[str, Tensor]:
 
 
 def test_on_swin_it_is_elsa_swin() -> None:
-    """A swin whose first three stages are grafted is the published network, layer by layer."""
+    """A Swin with grafts in its first three stages is the published network, layer by layer."""
     seed(0)
     host = timm.create_model("swin_tiny_patch4_window7_224", **SWIN, num_classes=5, window_size=2).eval()
     attngraft.graft(host, "elsa(group_width=4)@layers.0-2")
@@ -67,10 +67,10 @@ def test_on_swin_it_is_elsa_swin() -> None:
     ],
 )
 def test_sizes_are_the_papers(spec: str, parameters: float, macs: float) -> None:
-    """Tables 4 and 5, by the plan alone."""
+    """`plan` computes the sizes of Tables 4 and 5."""
     with torch.device("meta"):
         host = timm.create_model("swin_tiny_patch4_window7_224")
-    plain = 4.4903e9  # of Swin-T, Table 4 prints 4.5
+    plain = 4.4903e9  # Swin-T; Table 4 prints 4.5
     report = attngraft.plan(host, spec)
     detached = sum(sum(entry.detached.values()) for entry in report.entries)
     total = report.host_parameters + report.parameters - detached
@@ -129,7 +129,7 @@ def test_windows_without_shift_are_the_hosts_own() -> None:
         ("lsa(area=neighborhood, size=4)", "size of a neighborhood must be odd"),
         ("lsa(area=neighborhood, shift=1)", "shift is for windows only"),
         ("lsa(shift=7)", "shift must be less than size"),
-        ("lsa(network=net8)", "network must be one of swin, net1"),
+        ("lsa(network=net8)", "network: 'net8' is not a choice.*allowed: swin, net1"),
         ("involution(kernel=2)", "kernel must be odd"),
         ("dwconv(heads=-1)", "heads must be 1 or more"),
         ("dynamic_dwconv(reduction=0)", "reduction must be 1 or more"),

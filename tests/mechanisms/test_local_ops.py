@@ -1,4 +1,4 @@
-"""Local attention: the tester's promises, and what the mathematics says of the operation."""
+"""Local attention: the tests of every op, and mathematical properties."""
 
 # ruff: noqa: RUF012 - the sizes of a tester are constants
 
@@ -31,14 +31,14 @@ def double(*shape: int) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _several_strips(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested here is small, and must go through strips and blocks as what is not."""
+    """Make the small maps of these tests span several strips and blocks, as large ones do."""
     monkeypatch.setattr(banded, "NUMBERS", 1)
     monkeypatch.setattr(banded, "BLOCK", 3)
     monkeypatch.setattr(shifted, "CHANNELS", 2)
 
 
 class TestLocalFilter(OpTester):
-    """Softmax and addend, stride 1: what the published models run."""
+    """Softmax and addend, stride 1, as in the published models."""
 
     op = ops.LOCAL_FILTER
     sizes = {
@@ -86,7 +86,7 @@ class TestLocalFilter(OpTester):
 
 
 class TestLocalFilterGhost(TestLocalFilter):
-    """With the multiplier by channel."""
+    """With a multiplier by channel."""
 
     small = {**TestLocalFilter.small, "ghost": "mul add"}
     large = {**TestLocalFilter.large, "ghost": "mul add"}
@@ -135,7 +135,7 @@ BACKWARD = {
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("ghost", BACKWARD)
 def test_what_the_backward_costs(ghost: str, stride: int) -> None:
-    """Counted by hand: 2 images of 4 channels, 9 offsets, 5 x 3 pixels or the 3 x 2 of them that get something."""
+    """Counted by hand: 2 images, 4 channels, 9 offsets, 5 x 3 pixels or, with a stride, 3 x 2."""
     rows, columns = {1: (5, 3), 2: (3, 2)}[stride]
     given = [double(2, 4, 5, 3), double(2, 2 * 9, rows, columns), *([double(4, 3, 3)] if ghost else [])]
     leaves = [tensor.requires_grad_() for tensor in given]
@@ -203,7 +203,7 @@ def test_nothing_gives_nothing(shape: tuple[int, ...], backend: str) -> None:
 
 @pytest.mark.parametrize("rows", [7, 8])
 def test_a_stride_may_leave_out_or_keep_the_last_row(rows: int) -> None:
-    """The published kernel rounds down, a convolution up."""
+    """The published kernel rounds down, a convolution rounds up."""
     values, _ = operands(rows=7, columns=8)
     for part in {rows // 2, 4}:
         filters = double(2, 18, part, 4)
@@ -224,7 +224,7 @@ def test_large_logits_stay_finite(dtype: torch.dtype) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """Remembers how many numbers the largest new tensor has, inside our operations too."""
+    """Dispatch mode that stores the size of the largest new tensor, also inside our operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +244,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("ghost", [False, True])
 def test_images_of_a_batch_know_nothing_of_each_other(monkeypatch: pytest.MonkeyPatch, ghost: bool) -> None:
-    """Small ones are computed as one tall image: not even infinities go from one to the next."""
+    """Small images are computed as one tall image; even infinities do not leak from one to the next."""
     monkeypatch.setattr(banded, "BLOCK", 16)
     values, filters = torch.randn(5, 4, 3, 2), torch.randn(5, 2 * 9, 3, 2)
     values[2] = torch.inf
@@ -287,8 +287,11 @@ def test_nothing_is_k_times_k_times_as_large_as_the_values(monkeypatch: pytest.M
         ({"dilation": 0}, "1 or more, not 0 and 1"),
         ({"stride": 2}, "the values have Y = 6, so the filters cannot have Y = 6 with stride 2"),
         ({"values": double(2, 5, 6, 5)}, "divides the 5 channels"),
-        ({"values": double(1, 4, 6, 5)}, "different batch sizes, 1 and 2"),
-        ({"values": double(4, 6, 5)}, "values must be (B, C, Y, X), not (4, 6, 5)"),
+        (
+            {"values": double(1, 4, 6, 5)},
+            "filters must have shape (B, HK, Y', X') with B=1 as in the operands before it",
+        ),
+        ({"values": double(4, 6, 5)}, "values must have shape (B, C, Y, X), not (4, 6, 5)"),
         ({"mul": double(4, 3)}, "mul must be (4, 3, 3) for these values, not (4, 3)"),
         ({"add": double(2, 3, 3)}, "add must be (4, 3, 3)"),
     ],
@@ -302,7 +305,7 @@ def test_operands_that_do_not_fit(changed: dict[str, Any], said: str) -> None:
 def test_scores_of_a_pixel_and_its_neighbors() -> None:
     queries, keys = double(1, 4, 3, 5), double(1, 4, 3, 5)
     found = local_scores(queries, keys, heads=2, kernel_size=3).unflatten(1, (2, 9))
-    torch.testing.assert_close(found[0, 1, 3, 1, 2], queries[0, 2:, 1, 2] @ keys[0, 2:, 1, 1])  # the one to the left
+    torch.testing.assert_close(found[0, 1, 3, 1, 2], queries[0, 2:, 1, 2] @ keys[0, 2:, 1, 1])  # the left neighbor
     assert not found[0, :, :3, 0].any(), "nothing is above the first row"
 
 
@@ -310,7 +313,10 @@ def test_scores_of_a_pixel_and_its_neighbors() -> None:
     ("changed", "said"),
     [
         ({"kernel_size": 2}, "must be odd"),
-        ({"keys": double(2, 4, 5, 5)}, "must both be (B, C, Y, X), not (2, 4, 6, 5) and (2, 4, 5, 5)"),
+        (
+            {"keys": double(2, 4, 5, 5)},
+            "keys must have shape (B, C, Y, X) with B=2, C=4, Y=6, X=5 as in the operands before it",
+        ),
         ({"heads": 3}, "the 4 channels are not divisible by 3 heads"),
     ],
 )
@@ -328,7 +334,7 @@ def vectors(shared: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("backend", ["eager", "reference"])
 def test_the_published_operator(shared: Path, backend: str) -> None:
-    """Outputs and gradients of the conformance vectors."""
+    """Outputs and gradients equal those of the conformance vectors."""
     assert {vector["config"]["stride"] for vector in vectors(shared)} == {1}, "docstring and guide say so"
     for vector in vectors(shared):
         config = vector["config"]

@@ -1,4 +1,4 @@
-"""The Triton kernels of local attention: interpreted everywhere, compiled without a GPU, on one."""
+"""The Triton kernels of local attention: interpreted, compiled without a GPU, and on a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Case:
         return Neighborhood(self.size, self.dilation, self.stride)
 
     def operands(self) -> list[Tensor | None]:
-        """In float64."""
+        """Return operands in float64."""
         torch.manual_seed(0)
         channels = self.heads * self.width
         strided = [-(-side // self.stride) for side in (self.rows, self.columns)]
@@ -51,7 +51,7 @@ class Case:
 
 
 def outputs_and_gradients(case: Case, backend: str, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
-    """The output, then gradients of its product with a fixed cotangent, all in float64; operands rounded to half first."""
+    """Return the output, then gradients of its product with a fixed cotangent, in float64, of rounded operands."""
     given = [None if each is None else each.to(device, dtype).requires_grad_() for each in case.operands()]
     found = ops.LOCAL_FILTER(*given, neighborhood=case.neighborhood, softmax=case.softmax, backend=backend)
     cotangent = torch.randn(found.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(found)
@@ -98,7 +98,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles that small calls cross."""
+    """Make tiles so small that small calls have several."""
     if INTERPRETING:
         from attngraft.mechanisms.local import triton
 

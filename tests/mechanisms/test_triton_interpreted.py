@@ -1,4 +1,4 @@
-"""A call of each op's kernels in Triton's interpreter. All that they promise is in the slow tests of each op's own file."""
+"""One call of each op's kernels in Triton's interpreter; the slow tests of each op's own file cover the rest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.mechanisms.triton_runs import installed, outside, run_inside
 
 FOLDER = Path(__file__).parent
-#: in one process: to start one takes as long as these calls together
+#: in one process, because starting one takes as long as all these calls
 CALLS = (
     "test_bisa_triton.py::test_outputs_and_gradients[across tiles, odd widths, a learned bias of all entries]",
     "test_bisa_triton.py::test_the_hypernetwork_as_a_custom_op",

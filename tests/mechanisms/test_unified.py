@@ -1,4 +1,4 @@
-"""The family of local attention: every known member is the one module, with its settings."""
+"""The family of local attention: every known member is the same module with other settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AREAS: dict[str, dict[str, Any]] = {
 
 
 def layer(dim: int = 8, heads: int = 2, **settings: Any) -> LocalAttention:
-    """With values away from their start, where tables are almost zero."""
+    """Return a layer with random tables, which start almost at zero."""
     torch.manual_seed(0)
     module = LocalAttention(dim, heads, **settings).double()
     with torch.no_grad():
@@ -40,14 +40,14 @@ def maps(*, rows: int = 6, columns: int = 9, dim: int = 8) -> Tensor:
 
 
 def neighbors(module: LocalAttention, pixel: tuple[int, int], sizes: tuple[int, int]) -> Any:
-    """Who a pixel attends to, whether they are on the map, and the place in the tables of where they lie."""
+    """Yield the pixels that a pixel attends to, whether each is on the map, and its index in the tables."""
     near = module.area == "neighborhood"
     reach = module.size // 2 if near else module.size - 1
     steps = range(-reach, reach + 1)
     for place, (down, right) in enumerate(itertools.product(steps, steps)):
         other = pixel[0] + down, pixel[1] + right
         inside = all(0 <= at < size for at, size in zip(other, sizes, strict=True))
-        # windows begin `shift` pixels in, and what is before them is a window, too
+        # windows start at pixel `shift`; the pixels before it are a window too
         windows = [[(at - module.shift) // module.size for at in each] for each in (pixel, other)]
         together = windows[0] == windows[1]
         if near or (inside and together):
@@ -55,7 +55,7 @@ def neighbors(module: LocalAttention, pixel: tuple[int, int], sizes: tuple[int, 
 
 
 def by_the_equation(module: LocalAttention, x: Tensor) -> Tensor:
-    """Eq. 4 for every pair of pixels, one after another."""
+    """Compute Eq. 4 for every pair of pixels, one after another."""
     batch, rows, columns, _ = x.shape
     q, k, v = module._projected(x, lambda part: part.unflatten(-1, (module.heads, -1)))
     out, nothing = torch.zeros_like(v), torch.zeros_like(v[:, 0, 0])
@@ -89,7 +89,7 @@ def test_every_network_is_the_equation(area: str, network: str, norm: Any) -> No
     torch.testing.assert_close(module(x), by_the_equation(module, x))
 
 
-#: the sums of terms that are no network of the paper's
+#: sums of terms that are not a network of the paper
 OTHERS = [
     terms
     for count in range(1, len(TERMS) + 1)
@@ -101,7 +101,7 @@ OTHERS = [
 @pytest.mark.parametrize("terms", OTHERS, ids="+".join)
 @pytest.mark.parametrize("area", AREAS)
 def test_every_other_sum_is_the_equation(area: str, terms: Any) -> None:
-    """Of the 16 choices of four terms the paper names 8; without any there are no scores, which is refused below."""
+    """The paper names 8 of the 16 choices of four terms; the empty one is refused below."""
     assert len(OTHERS) + len(NETWORKS) + 1 == 2 ** len(TERMS)
     module = layer(dim=4, terms=terms, **AREAS[area])
     x = maps(rows=3, columns=6, dim=4)
@@ -111,7 +111,7 @@ def test_every_other_sum_is_the_equation(area: str, terms: Any) -> None:
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("area", ["window", "shifted"])
 def test_a_map_that_windows_do_not_divide_is_the_equation_filled_up(area: str, norm: Any) -> None:
-    """Zeros below and to the right take part as what the projection makes of them, and are cut off."""
+    """Zeros are added below and to the right, projected and attended to, and cropped from the output."""
     module = layer(dim=4, norm=norm, **AREAS[area])
     x = maps(rows=4, columns=5, dim=4)
     filled = F.pad(x, (0, 0, 0, 1, 0, 2))
@@ -140,7 +140,7 @@ def test_maps_of_any_size_keep_it(area: str, shape: tuple[int, int]) -> None:
 
 
 def test_a_depthwise_convolution() -> None:
-    """Only rb, no norm, a head for every channel."""
+    """Only rb, no norm, one head per channel."""
     module = layer(heads=8, terms=("rb",), norm="identity", **AREAS["neighborhood"])
     values = module.proj_in(maps()).permute(0, 3, 1, 2)
     convolved = F.conv2d(values, module.rb.view(8, 1, 3, 3), padding=1, groups=8)  # type: ignore[union-attr]
@@ -160,7 +160,7 @@ def test_an_involution() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_swins_own_attention(shift: int) -> None:
-    """timm's, whose table goes by query minus key."""
+    """Equals timm's, whose table is indexed by query minus key."""
     torch.manual_seed(0)
     block = SwinTransformerBlock(8, (6, 9), num_heads=2, window_size=3, shift_size=shift).double().eval()
     nn.init.normal_(block.attn.relative_position_bias_table)
@@ -170,7 +170,7 @@ def test_swins_own_attention(shift: int) -> None:
         module.proj_in.load_state_dict(theirs.qkv.state_dict())
         module.proj_out.load_state_dict(theirs.proj.state_dict())
         module.rb.copy_(theirs.relative_position_bias_table.flip(0).t())  # type: ignore[union-attr]
-    torch.testing.assert_close(module(maps()), block._attn(maps()), atol=1e-6, rtol=1e-5)  # timm's mask is of float32
+    torch.testing.assert_close(module(maps()), block._attn(maps()), atol=1e-6, rtol=1e-5)  # timm's mask is float32
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

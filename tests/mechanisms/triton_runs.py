@@ -1,4 +1,4 @@
-"""The three ways in which Triton kernels are tested: in its interpreter, compiled without a GPU, and on one."""
+"""Three ways to test Triton kernels: in the interpreter, compiled without a GPU, and on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from attngraft.dispatch.triton import INSTALLED, INTERPRETING
 
-#: the interpreter must be chosen before Triton is imported: a process of its own runs the tests marked `inside`
+#: the interpreter must be selected before Triton is imported, so tests marked `inside` run in a separate process
 inside = pytest.mark.skipif(not INTERPRETING, reason="runs inside Triton's interpreter")
 outside = pytest.mark.skipif(INTERPRETING, reason="runs outside of Triton's interpreter")
 installed = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
@@ -30,7 +30,7 @@ compiler = pytest.mark.skipif(not _assembler_is_there(), reason="Triton's compil
 
 
 def run_inside(*tests: Path | str, only: str = "") -> None:
-    """These tests, files or single ones, but no slow ones, in Triton's interpreter; `only` is pytest's -k."""
+    """Run test files or single tests, without slow ones, in Triton's interpreter; `only` is pytest's -k."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", only]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     result = subprocess.run([*command, *map(str, tests)], env=environment, capture_output=True, text=True)
@@ -39,7 +39,7 @@ def run_inside(*tests: Path | str, only: str = "") -> None:
 
 
 def compiled_kernels(script: Path, capability: int, cases: Sequence[str], cache: Path) -> set[str]:
-    """The names of what a script compiles; what a program keeps fits the shared memory of all GPUs from Ampere on."""
+    """Return the names of the kernels that a script compiles, and check that they fit the shared memory of Ampere GPUs."""
     command = [sys.executable, str(script), str(capability), *cases]
     result = subprocess.run(command, env={**os.environ, "TRITON_CACHE_DIR": str(cache)}, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -269,7 +269,8 @@ def test_a_model_that_cannot_be_built_does_not_stop_the_table():
     cell = result.rows[0].cells["params"]
     assert cell.verdict == "not computed"
     assert "cannot be built" in str(cell.why)
-    assert compute_table(*a_paper(model="no_such_model")).rows[0].cells["params"].why == "not built yet: no_such_model"
+    cell = compute_table(*a_paper(model="no_such_model")).rows[0].cells["params"]
+    assert cell.why == "cannot be built: there is no model 'no_such_model'"
 
 
 def test_a_difference_without_a_known_reason():

@@ -52,7 +52,7 @@ def test_a_minimal_file(tmp_path: Path):
         ("'5.7'", "5.7", r"x\.yaml\.tables\[0\]\.rows\[0\]\.printed\.params: quote the number 5\.7"),
         ("variant:", "varant:", r"varant.*did you mean variant"),
         ("printed:\n      params:", "printed:\n      parms:", r"no column 'parms' \(did you mean params\?\)"),
-        ("    model: vit_tiny_patch16_224\n", "", "name the model"),
+        ("    model: vit_tiny_patch16_224\n", "", "set its model"),
         ("counter: cb\n", "", r"x\.yaml\.counter: missing"),
         ("count: params", "count: params\n    metric: val/top1", "counted or measured"),
         ("id: x\n", "id: x\nformat: 2\n", "update attngraft"),

@@ -46,7 +46,7 @@ def check_trials(place: Path, *, executor: str) -> None:
     (runs[5].folder / "metrics.jsonl").write_text("")
     shutil.copy(runs[0].folder / "predictions.npz", runs[2].folder / "predictions.npz")
     problems = problems_of(result, runs, [runs[2]], 2)
-    assert f"{runs[3].label}: not whole" in problems
-    assert f"{runs[5].label}: not whole" in problems
+    assert f"{runs[3].label}: files or epochs are missing" in problems
+    assert f"{runs[5].label}: files or epochs are missing" in problems
     assert "only 1 of 2 workers could be killed" in problems
-    assert f"{runs[2].label}: its outcome differs from that of the same run alone" in problems
+    assert f"{runs[2].label}: the results differ from those of the same run trained alone" in problems

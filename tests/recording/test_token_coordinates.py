@@ -113,7 +113,7 @@ def test_as_many_tokens_on_another_map_of_transformers() -> None:
 
 def test_sizes_that_are_no_whole_number_of_patches_need_the_tokens() -> None:
     coordinates = TokenCoordinates({"attn": Geometry(dim=4, grid=(4, 4), prefix=("class",))}, (64, 64))
-    coordinates.set_image_size((70, 64))
+    coordinates.image_size = (70, 64)
     assert coordinates.token_indices("attn", 17).shape == (4, 4)
     assert coordinates.token_indices("attn", 21).shape == (5, 4)
     with pytest.raises(RecordError, match="images of 70 x 64 .not a whole number of patches"):
@@ -161,7 +161,7 @@ def test_pixels_of_mobilevits_patches_come_back_between_each_other() -> None:
 def test_keys_of_cross_attention_stand_on_their_own_map() -> None:
     geometry = AttentionGeometry(dim=4, heads=1, key_width=4, value_width=4, cross=True, keys_grid=(2, 2))
     coordinates = TokenCoordinates({"cross": geometry, "own": Geometry(dim=4, grid=(2, 2))}, (32, 32))
-    coordinates.set_image_size((32, 64))
+    coordinates.image_size = (32, 64)
     assert coordinates.key_indices("cross", 8).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(RecordError, match="4 tokens"):
         coordinates.key_indices("cross", 4)

@@ -73,7 +73,7 @@ def test_a_small_picture_is_cropped_as_timm_does(tmp_path: Path) -> None:
 
 def test_what_makes_no_page(picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "page.html"
-    with pytest.raises(UsageError, match="one or two models, got 3"):
+    with pytest.raises(UsageError, match="one or two models, but 3 were given"):
         explore({name: vit() for name in "abc"}, picture, out=out)
     with pytest.raises(DataError, match="cannot be read as an image"):
         explore({"a": vit()}, Path(__file__), out=out)

@@ -156,7 +156,7 @@ def test_one_seed_of_scores_that_are_not_right_or_wrong_has_no_p_value():
         for v in study.variants
     ]
     text = Page(report_html(replace(study, variants=variants))).text
-    assert "there is none, since the scores of examples are not right or wrong" in text
+    assert "there is none, since the examples’ scores are not binary" in text
     assert "McNemar" not in text
 
 

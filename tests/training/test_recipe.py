@@ -155,7 +155,7 @@ def test_round_trip_through_dictionary_and_yaml(sections: dict[str, Any]) -> Non
         ("schedule.warmup_epochs=30", r"schedule\.warmup_epochs: must be less than the 30 epochs"),
         ("schedule.name=cosin", r"did you mean cosine\?"),
         ("task.name=null", r"task\.name: must be the name of a task"),
-        ("optimizer.lr=.nan", r"optimizer\.lr: expected a number"),
+        ("optimizer.lr=.nan", r"optimizer\.lr: expected a finite number"),
     ],
 )
 def test_mistakes_are_named(override: str, message: str) -> None:

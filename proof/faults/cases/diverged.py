@@ -1,4 +1,4 @@
-"""A loss that is not a number."""
+"""A loss that is not finite."""
 
 from __future__ import annotations
 

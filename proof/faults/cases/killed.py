@@ -1,4 +1,4 @@
-"""Killed in every phase."""
+"""Runs and studies that are killed (SIGKILL) in every phase."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AGAIN = "repeat the command"
 
 
 def _run(harm: Harm, *, saved: int) -> Callable[[Bench], str]:
-    """A run is killed with `saved` updates in its checkpoint."""
+    """Kill a run when its checkpoint contains `saved` updates."""
 
     def case(bench: Bench) -> str:
         out = bench.folder()
@@ -38,7 +38,7 @@ def _study(harm: Harm) -> Callable[[Bench], str]:
 
 
 def _scan(bench: Bench) -> str:
-    """The look at every image that comes before training."""
+    """Kill a run during the check of all images before training."""
     arguments = [re.sub("num_heads: 2", "num_heads: 2", word) for word in RUN]
     arguments += ["--data", str(bench.images()), "--set", "train.batch_size=16"]
     out = bench.folder()

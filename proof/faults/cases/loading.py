@@ -1,4 +1,4 @@
-"""Processes that load data, killed."""
+"""Data loading processes that are killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that do not fit."""
+"""Batches that do not fit into memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from proof.faults.outcome import STEPS, differences, updates
 AUTO = (*RUN, "--auto-batch")
 CUT = (*RUN, "--set", "train.accumulate=4")  # micro-batches of 32
 
-#: 64 MB each time that the hidden layer of 128 examples is kept, of which an update needs several at a time
+#: one hidden layer of 128 examples takes 64 MB, and an update stores several of them
 _WIDE = (
     "{img_size: 8, patch_size: 1, in_chans: 1, embed_dim: 16, depth: 1, num_heads: 2, mlp_ratio: 128, drop_rate: 0.1}"
 )
@@ -33,9 +33,9 @@ def _training(bench: Bench) -> str:
 
 
 def _real(bench: Bench) -> str:
-    """No simulation: the allocator fails, also while what fits is tried, and when the advice is taken."""
+    """Limit the real memory, so that the allocator fails, also while smaller batches are tried and used."""
     if not Path("/proc/self/statm").exists():
-        raise NotHere("how much memory a process has is read from /proc")
+        raise NotHere("the memory of a process is read from /proc, which this system lacks")
     out, auto = bench.folder(), bench.folder()
     ended = bench.run(LARGE, out, SHORT)
     expect(ended, code=1, says=r"a batch of 128 examples does not fit .* update \(.*can't allocate memory")
@@ -74,7 +74,7 @@ def _auto(bench: Bench) -> str:
     assert updates(out) == 16
     chosen = json.loads((out / "environment.json").read_text())["chosen_by_memory"]
     assert [(each["epoch"], each["step"], each["accumulate"]) for each in chosen] == [(1, 1, 4)], chosen
-    again = bench.run(AUTO, out)  # with all the memory that it could want: what was chosen stays
+    again = bench.run(AUTO, out)  # with enough memory, the chosen value is kept
     expect(again, code=0, says=f"resuming after step 16 of {UPDATES}")
     assert "accumulate: 4" in (out / "recipe.yaml").read_text()
     found = differences(bench.whole(CUT), out)

@@ -16,7 +16,7 @@ def _clock(bench: Bench) -> str:
     out = bench.folder()
     backwards = FromTheStart(action=ClockBackwards())
     expect(bench.run(RUN, out, backwards, OnCall(target=STEP, call=18, action=kill)), code=-9)
-    for age, path in enumerate(sorted(out.rglob("*"))):  # the previous checkpoint looks newer than the last one
+    for age, path in enumerate(sorted(out.rglob("*"))):  # the previous checkpoint appears newer than the last one
         os.utime(path, (10**9 + 1000 * age, 10**9 + 1000 * age))
     ended = bench.run(RUN, out, backwards)
     expect(ended, code=0, says="resuming after step 16 of 33")

@@ -1,4 +1,4 @@
-"""No room for a file: a limit on its size, or a disk that is full."""
+"""Files that cannot be written: a limit on their size, or a full disk."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMIT = "raise the limit and repeat the command"
 
 
 def _limit(name: str, *, time: int, size: int, saved: int) -> Callable[[Bench], str]:
-    """No file of a run may be larger than `size` bytes, from the moment that a file of this name is written."""
+    """Limit the files of a run to `size` bytes from the first write of a file of this name on."""
 
     def case(bench: Bench) -> str:
         out = bench.folder()
@@ -29,7 +29,7 @@ def _limit(name: str, *, time: int, size: int, saved: int) -> Callable[[Bench], 
 
 
 def _full(name: str, *, time: int, saved: int) -> Callable[[Bench], str]:
-    """A run's disk is full when a file of this name is written."""
+    """Fill the disk of a run before a file of this name is written."""
 
     def case(bench: Bench) -> str:
         with bench.small_disk(4) as disk:

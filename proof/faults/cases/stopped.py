@@ -1,4 +1,4 @@
-"""Asked to stop, with ten seconds until the question is no longer asked."""
+"""Runs and studies that get a signal to stop, followed by SIGKILL after ten seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GRACE = 10.0
 def _stopped(
     number: int, *, target: str, call: int, seconds: float, saved: int, more: Sequence[str] = (), worker: bool = False
 ) -> Callable[[Bench], str]:
-    """The signal comes while the run is busy for `seconds` at the `call`-th call of `target`; it saves `saved` updates."""
+    """Send the signal during the `call`-th call of `target`, which takes `seconds`; the run must save `saved` updates."""
 
     def case(bench: Bench) -> str:
         out = bench.folder()
@@ -32,7 +32,7 @@ def _stopped(
         )
         running = bench.start([*RUN, *more], out, harm)
         running.reach(here)
-        while worker and updates(out) < saved:  # until the trainer has used up what was loaded
+        while worker and updates(out) < saved:  # until the trainer has used all loaded batches
             time.sleep(0.05)
         ended = running.stop(number, grace=GRACE)
         expect(ended, code=130, says="saved in epoch .* rerun the same command to resume")
@@ -53,7 +53,7 @@ def _before(bench: Bench) -> str:
 
 
 def _program(bench: Bench) -> str:
-    """Not forked from a process that has imported everything: the whole program, to its very end."""
+    """Stop a program that was started in a new interpreter instead of a fork, and wait for its end."""
     out, epochs = bench.folder(), 12
     arguments = [*RUN, "--epochs", str(epochs)]
     command = [sys.executable, "-m", "attngraft", *arguments, "--out", str(out)]
@@ -66,7 +66,7 @@ def _program(bench: Bench) -> str:
             _, said = program.communicate(timeout=GRACE)
         except subprocess.TimeoutExpired:
             program.kill()
-            raise AssertionError(f"not gone after {GRACE} s") from None
+            raise AssertionError(f"the program is still running {GRACE} s after the signal") from None
         seconds = time.monotonic() - begun
     assert program.returncode == 130, said
     assert "rerun the same command to resume" in said
@@ -99,12 +99,12 @@ def _study(bench: Bench) -> str:
 
 
 def _jobs(bench: Bench) -> str:
-    """Only the command itself is asked; it has two processes at work, each in the seventh update of a run."""
+    """Send the signal only to the command, whose two processes are each in the seventh update of a run."""
     out, jobs = bench.new_study(), (*STUDY, "--jobs", "2")
     here = out.with_name("here")
     harm = OnCall(target=STEP, call=7, action=StandTogether(here, count=2, seconds=1))
     running = bench.start(jobs, out, InWorkers(harm))
-    running.reach(here, within=300)  # two new interpreters that import torch
+    running.reach(here, within=300)  # two new interpreters must import torch first
     offspring = running.offspring()
     assert len(offspring) >= 2, offspring
     ended = running.stop(signal.SIGTERM, grace=GRACE)

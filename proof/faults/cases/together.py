@@ -1,4 +1,4 @@
-"""Two at work in one folder, and locks that were left."""
+"""Two processes in one folder, and locks that killed processes left behind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _two_studies(bench: Bench) -> str:
 
 
 def _left(bench: Bench) -> str:
-    """The lock of a killed run, as it is; then as if its process number were another's now; then of another host."""
+    """Resume with the lock of a killed run: unchanged, with the ID of another running process, and of another host."""
     out = bench.folder()
     said = []
     living = {"process": os.getpid(), "host": socket.gethostname()}
@@ -64,7 +64,8 @@ def _no_locks(bench: Bench) -> str:
     out = bench.folder()
     unknown = FromTheStart(action=Answer(target="attngraft.training.lock:_acquire", value="unsupported"))
     expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=7, action=kill)), code=-9)
-    expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=3, action=kill)), code=-9)  # its own dead process
+    # this run ignores the dead process of this host
+    expect(bench.run(RUN, out, unknown, OnCall(target=STEP, call=3, action=kill)), code=-9)
     note = (out / ".lock").read_text()
     (out / ".lock").write_text(json.dumps({"process": os.getpid(), "host": socket.gethostname()}))
     expect(bench.run(RUN, out, unknown), code=1, says="another run is using this folder")

@@ -2,16 +2,17 @@
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attngraft.analysis.panels import Values, image_row, map_values, png, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
+from attngraft.analysis.panels import image_row, map_values, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, ShownImage, by_model
+from attngraft.analysis.tensors import recorded, sites_without_maps
 from attngraft.errors import RecordError
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 _LEAST = math.log(1e-8)  #: lower limit of the color scale
@@ -53,47 +54,38 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-class _Image(NamedTuple):
-    name: str
-    pixels: str
-    sites: list[str]
-    logs: Values  #: log attention, one row per site
+_Images = list[tuple[ShownImage, dict[str, list[float]]]]  #: log attention by site
 
 
-def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Images:
     images = []
-    for name, view, inputs in request.pictures(model):
-        recording = recorded(model, inputs, "weights", sites=request.sites)
-        logs = class_token_attention(recording)[0].float().log().clamp_min(_LEAST)
-        images.append(_Image(name, png(view), list(recording), map_values(logs)))
+    for image in request.pictures(model):
+        recording = recorded(model, image.inputs, "weights", sites=request.sites)
+        logs = map_values(class_token_attention(recording)[0].float().log().clamp_min(_LEAST))
+        images.append((image, dict(zip(recording, logs, strict=True))))
         left_out |= sites_without_maps(recording, model)
     return images
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
-    rows = [image_row((image.name, image.pixels) for image in models[0][2])]
+def _present(request: AnalysisRequest, models: Measured[_Images]) -> Content:
+    rows = [image_row(image for image, _ in models[0][2])]
     rows += [
-        PictureRow(name=name, pictures=[Picture(values=image.logs) for image in images]) for _, name, images in models
+        PictureRow(name=name, pictures=[Picture(values=list(logs.values())) for _, logs in images])
+        for _, name, images in models
     ]
-    every = [value for _, _, images in models for image in images for row in image.logs for value in row]
-    return ANALYSIS.result(
-        request,
+    cells = [
+        (name, image.name, site, token, value)
+        for _, name, images in models
+        for image, logs in images
+        for site, row in logs.items()
+        for token, value in enumerate(row)
+    ]
+    low, high = (extreme(value for *_, value in cells) for extreme in (min, max))
+    return Content(
         note="One picture per image, layers from top to bottom and tokens from left to right (the class token first): the "
         "natural logarithm of the class token's attention, mean over heads, on one color scale for all.",
-        panels=[Pictures(title="log attention of the class token", rows=rows, low=min(every), high=max(every))],
-        table=table(
-            ["model", "image", "layer", "token", "log attention"],
-            3,
-            [
-                (name, image.name, site, token, value)
-                for _, name, images in models
-                for image in images
-                for site, row in zip(image.sites, image.logs, strict=True)
-                for token, value in enumerate(row)
-            ],
-        ),
-        left_out=left_out,
+        panels=[Pictures(title="log attention of the class token", rows=rows, low=low, high=high)],
+        table=table(["model", "image", "layer", "token", "log attention"], cells),
     )
 
 
@@ -102,6 +94,6 @@ ANALYSIS = Analysis(
     title="Attention of the class token",
     summary="log attention of the class token, depth by tokens, for single images",
     source="CB, Fig. 10",
-    run=run,
+    run=by_model(_measure, _present),
     images="shown",
 )

@@ -4,20 +4,19 @@ import numpy as np
 
 from attngraft.analysis.panels import table
 from attngraft.analysis.predictions import LabelPredictions, predictions_of_all
-from attngraft.analysis.request import Analysis, AnalysisRequest
-from attngraft.results.analysis import AnalysisResult, Grid
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content
+from attngraft.results.analysis import Grid
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
+def run(request: AnalysisRequest) -> Content:
     names = request.names
     predictions, images = predictions_of_all(request)
     classes = predictions[0].classes
     shares = [_shares(each, len(classes)) for each in predictions]
-    return ANALYSIS.result(
-        request,
+    return Content(
         note=f"Share of each true class that is predicted as each class, on {images}. Other models are shown as their "
-        f"difference from {names[0]}: red is more often, blue less often. With one model of each, some of "
-        "many cells differ by chance.",
+        f"difference from {names[0]}: red is more often, blue less often. With a single run "
+        "of each, some of the many cells differ by chance.",
         panels=[
             _grid(names[0], shares[0], classes, diverging=False),
             *(
@@ -27,7 +26,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         ],
         table=table(
             ["model", "true class", "predicted class", "share"],
-            3,
             [
                 (name, classes[row], classes[column], float(share[row, column]))
                 for name, share in zip(names, shares, strict=True)

@@ -1,12 +1,12 @@
-"""Learning curves, and epochs until a model reaches the baseline's best (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
+"""Learning curves, and epochs to the baseline's best (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from attngraft.analysis.panels import table
-from attngraft.analysis.request import Analysis, AnalysisRequest
-from attngraft.results.analysis import AnalysisResult, Curves, Line
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content
+from attngraft.results.analysis import Curves, Line
 from attngraft.results.statistics import epochs_to_baseline
 from attngraft.training.build import build_task
 from attngraft.training.run_folder import RunRecord
@@ -14,13 +14,13 @@ from attngraft.training.run_folder import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """A run in the form that `epochs_to_baseline` takes."""
+    """Seed and curve of a run, as `epochs_to_baseline` expects them."""
 
     seed: int
     curve: Mapping[str, Sequence[float]]
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
+def run(request: AnalysisRequest) -> Content:
     runs = [(model.name, model.record) for model in request.models if model.record is not None]
     baseline, baseline_record = runs[request.baseline or 0]
     task = build_task(runs[0][1].recipe)
@@ -38,8 +38,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         )
         reached.append(None if found is None or counted else found.of_mean_curve)
     labels = {f"val/{name}": metric.label for name, metric in task.metrics.items()}
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="After each epoch, on the validation split. The training loss is the mean over the epoch, with augmentation, "
         "and so is higher than the validation loss. One run per model; for the spread over seeds see a study's report. "
         f"Epochs to the baseline's best: the first epoch after which a model's {labels.get(primary, task.primary)} is at "
@@ -62,7 +61,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         ],
         table=table(
             ["model", "epoch", *shown, "epochs to baseline's best"],
-            1,
             [
                 [name, int(row["epoch"]), *(_finite(row.get(key)) for key in shown), epoch]
                 for (name, record), epoch in zip(runs, reached, strict=True)
@@ -93,7 +91,7 @@ def _finite(value: float | None) -> float | None:
 ANALYSIS = Analysis(
     name="curves",
     title="Learning curves",
-    summary="accuracy and loss by epoch, of runs, and when each is as good as the baseline's best",
+    summary="accuracy and loss of runs by epoch, and the epoch at which each reaches the baseline's best",
     source="CB, Fig. 9; HV, Figs. 2 and 3; BiSA, Fig. 3",
     run=run,
     images="none",

@@ -2,10 +2,10 @@
 
 from attngraft.analysis.layers import LayerAxis
 from attngraft.analysis.panels import table
-from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, sites_without_maps
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import sites_without_maps
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.results.analysis import AnalysisResult, Curves
 from attngraft.targets.handle import ModelHandle
 
 
@@ -29,29 +29,24 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     return distances
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[dict[str, dict[str, float]]]) -> Content:
     axis = LayerAxis.of(list(distances) for _, _, distances in models)
     means = [
         (index, name, {site: each["mean"] for site, each in distances.items()}) for index, name, distances in models
     ]
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="Attention distance, sum a |p - p'|, averaged over images, heads and spatial tokens. Positions are "
         "fractions of the map's height and width, so the distance between opposite corners is 2. Prefix tokens are "
         "excluded, and rows normalized to sum to 1. This is the expected distance of a query; the paper does not state its "
         "scale.",
         panels=[
-            Curves(
-                title="attention distance (fraction of the sides)",
-                x_axis="layer",
-                ticks=axis.ticks,
-                lines=[axis.line(name, index, by_site) for index, name, by_site in means],
+            axis.curves(
+                "attention distance (fraction of the sides)",
+                [axis.line(name, index, by_site) for index, name, by_site in means],
             )
         ],
         table=table(
             ["model", "layer", "head", "distance"],
-            3,
             [
                 (name, site, head, value)
                 for _, name, distances in models
@@ -60,7 +55,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             ],
         ),
         numbers={f"{name}: mean over layers": sum(by_site.values()) / len(by_site) for _, name, by_site in means},
-        left_out=left_out,
     )
 
 
@@ -69,5 +63,5 @@ ANALYSIS = Analysis(
     title="Attention distance",
     summary="mean attention distance by layer and head, as a fraction of the map's sides",
     source="CB, Fig. 5b",
-    run=run,
+    run=by_model(_measure, _present),
 )

@@ -1,5 +1,6 @@
 """Distributions of more values than fit in memory, such as head weights and gates over a data set (HV)."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,9 +50,8 @@ class Distribution:
             raise UsageError(f"{int((~flat.isfinite()).sum())} of {len(flat)} values are NaN or infinite")
         if len(flat) == 0:
             return
-        bins = len(self.counts)
-        index = ((flat - self.low) / (self.high - self.low) * bins).floor().clamp_(0, bins - 1).long()
-        self.counts += torch.bincount(index, minlength=bins)
+        counts = torch.histc(flat.clamp(self.low, self.high), len(self.counts), self.low, self.high)
+        self.counts += counts.long()
         self._sum += float(flat.sum())
         self.least, self.largest = min(self.least, float(flat.min())), max(self.largest, float(flat.max()))
 
@@ -70,7 +70,9 @@ class Distribution:
         return self._sum / self._nonzero_total()
 
     def quantile(self, share: float) -> float:
-        """Return a quantile, interpolated linearly within its bin and limited to the smallest and largest value.
+        """Return a quantile, interpolated linearly within its bin.
+
+        It is limited to the smallest and largest value.
 
         Raises:
             UsageError: nothing was added, or `share` is not between 0 and 1.
@@ -78,12 +80,8 @@ class Distribution:
         if not 0 <= share <= 1:
             raise UsageError(f"share must be between 0 and 1, got {share}")
         rank = share * self._nonzero_total()
-        below = torch.cat([torch.zeros(1, dtype=torch.int64), self.counts.cumsum(0)]).double()
-        bin_ = min(int(torch.searchsorted(below, rank, right=True)) - 1, len(self.counts) - 1)
-        while self.counts[bin_] == 0:  # `share` falls on the end of a non-empty bin
-            bin_ -= 1
-        inside = (rank - float(below[bin_])) / int(self.counts[bin_])
-        value = self.low + (bin_ + min(max(inside, 0.0), 1.0)) * (self.high - self.low) / len(self.counts)
+        below = np.concatenate([[0], self.counts.cumsum(0)])
+        value = float(np.interp(rank, below, np.linspace(self.low, self.high, len(below))))
         return min(max(value, self.least), self.largest)
 
     def _nonzero_total(self) -> int:

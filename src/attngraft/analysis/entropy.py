@@ -7,10 +7,11 @@ from torch import Tensor
 
 from attngraft.analysis.layers import LayerAxis
 from attngraft.analysis.panels import mean, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, host_of, measure_models, sites_without_maps
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import host_of, sites_without_maps
 from attngraft.errors import RecordError
 from attngraft.recording.record import record
-from attngraft.results.analysis import AnalysisResult, Curves
+from attngraft.results.analysis import Curves
 from attngraft.targets.handle import ModelHandle
 
 _Layer = dict[str, float | None]  #: column -> mean over images, heads and rows, in nats; None where undefined
@@ -22,7 +23,10 @@ class _Model:
     last: str  #: the model's last attention layer, whether or not it was chosen
 
     def drawn(self, column: str) -> dict[str, _Layer]:
-        """Return layers that have this column; among patches, as in the paper, without the last one unless it is alone."""
+        """Return the layers with a value in this column.
+
+        The entropy among patches omits the last layer, as in the paper, unless it is the only one.
+        """
         found = {site: each for site, each in self.layers.items() if each[column] is not None}
         if column == "among patches":
             return {site: each for site, each in found.items() if site != self.last} or found
@@ -58,8 +62,7 @@ def _layer(site: str, means: Mapping[str, Tensor], prefix: Sequence[str], left_o
     }
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[_Model]) -> Content:
     axis = LayerAxis.of(list(model.layers) for _, _, model in models)
 
     def curves(title: str, column: str, maximum: str) -> list[Curves]:
@@ -67,7 +70,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         lines = [axis.line(name, i, {site: each[column] for site, each in layers.items()}) for i, name, layers in drawn]
         bounds = ({site: each[maximum] for site, each in layers.items()} for _, _, layers in drawn)
         lines += axis.bounds("maximum", bounds)
-        return [Curves(title=title, x_axis="layer", ticks=axis.ticks, lines=lines)] if drawn else []
+        return [axis.curves(title, lines)] if drawn else []
 
     parts = {
         name: mean(
@@ -77,8 +80,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         )
         for _, name, model in models
     }
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="Entropy -sum a ln a in nats, averaged over images, heads and rows. Dotted: its maximum ln N for N tokens (in "
         "windows: of the window). Among patches: prefix tokens are excluded and rows normalized to sum to 1; as in the "
         "paper, the model's last layer is omitted (it is in the table). Steepness is sum (a - a^2), the nuclear norm of the "
@@ -89,13 +91,11 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         ],
         table=table(
             ["model", "layer", *next(iter(models[0][2].layers.values()))],
-            2,
             [(name, site, *layer.values()) for _, name, model in models for site, layer in model.layers.items()],
         ),
         numbers={
             f"{name}: mean over layers, part of the ceiling": part for name, part in parts.items() if part is not None
         },
-        left_out=left_out,
     )
 
 
@@ -104,5 +104,5 @@ ANALYSIS = Analysis(
     title="Attention entropy",
     summary="entropy of the attention maps by layer, with its maximum",
     source="CB, Figs. 3a and 5a",
-    run=run,
+    run=by_model(_measure, _present),
 )

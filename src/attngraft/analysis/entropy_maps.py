@@ -1,32 +1,26 @@
 """Maps of the attention entropy of each patch, layer by layer (CB, Fig. 3b)."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from attngraft.analysis.layers import captions
 from attngraft.analysis.panels import Values, backdrop, cells, head_maps, map_values, png, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, ShownImage, by_model
+from attngraft.analysis.tensors import recorded, sites_without_maps
 from attngraft.errors import RecordError
 from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.measures import entropy, without_prefix
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
-
-class _Image(NamedTuple):
-    name: str
-    pixels: str
-    backdrop: str
-    maps: dict[str, list[tuple[str, Values]]]  #: site -> head (or "mean") and its map in nats
+_Image = tuple[ShownImage, dict[str, dict[str, Values]]]  #: entropy in nats by site and head (or "mean")
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
     images = []
-    for name, view, inputs in request.pictures(model):
-        recording = recorded(model, inputs, "weights", sites=request.sites)
+    for image in request.pictures(model):
+        recording = recorded(model, image.inputs, "weights", sites=request.sites)
         maps = {}
         for site in recording:
             try:
@@ -34,16 +28,18 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
             except RecordError as error:
                 left_out[site] = str(error)
             else:
-                maps[site] = [(head, map_values(each)) for head, each in head_maps(by_head, heads=request.heads)]
+                maps[site] = {head: map_values(each) for head, each in head_maps(by_head, heads=request.heads)}
         if not maps:
             raise RecordError(next(iter(left_out.values())))
         left_out |= sites_without_maps(recording, model)
-        images.append(_Image(name, png(view), backdrop(view), maps))
+        images.append((image, maps))
     return images
 
 
 def _entropy_on_map(recording: Recording, site: str) -> Tensor:
-    """Return the entropy of each row among spatial tokens of a single image, (H, rows, columns); windows are merged.
+    """Return the entropy of each row among the spatial tokens of an image, (H, rows, columns).
+
+    Windows are merged.
 
     Raises:
         RecordError: the positions of the tokens are unknown, or their number does not match the map.
@@ -61,41 +57,38 @@ def _entropy_on_map(recording: Recording, site: str) -> Tensor:
     return tokens_to_map(tokens, indices.to(tokens.device))[0].movedim(2, 0).cpu()
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Content:
     rows = [
         (name, image.name, site, head, row, column, value)
         for _, name, images in models
-        for image in images
-        for site, maps in image.maps.items()
-        for head, values in maps
+        for image, maps in images
+        for site, by_head in maps.items()
+        for head, values in by_head.items()
         for row, column, value in cells(values)
     ]
     low, high = (extreme(row[-1] for row in rows) for extreme in (min, max))
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="Entropy -sum a ln a of each patch's row of the attention map, in nats, "
         + ("by head" if request.heads else "mean over heads (--heads shows them separately)")
         + ". Light is spread attention, dark is focused attention. Prefix tokens are excluded, and rows normalized to "
         "sum to 1. All pictures share one color scale, from the smallest value to the largest. In a window of N tokens, the "
         "entropy of a row is at most ln N.",
-        panels=[_panel(name, image, request, low, high) for _, name, images in models for image in images],
-        table=table(["model", "image", "layer", "head", "row", "column", "entropy"], 4, rows),
-        left_out=left_out,
+        panels=[_panel(name, *image, low, high) for _, name, images in models for image in images],
+        table=table(["model", "image", "layer", "head", "row", "column", "entropy"], rows),
     )
 
 
-def _panel(name: str, image: _Image, request: AnalysisRequest, low: float, high: float) -> Pictures:
+def _panel(name: str, image: ShownImage, maps: dict[str, dict[str, Values]], low: float, high: float) -> Pictures:
     """Return a panel with the image and its layers side by side, or, if by head, with one layer per row."""
-    rows = [PictureRow(name="image", pictures=[Picture(image=image.pixels)])]
-    layers = list(zip(captions(list(image.maps)), image.maps.values(), strict=True))
-    if request.heads:
-        for caption, maps in layers:
-            pictures = [Picture(image=image.backdrop, values=each, caption=f"head {head}") for head, each in maps]
-            rows.append(PictureRow(name=caption, pictures=pictures))
-    else:
-        means = [Picture(image=image.backdrop, values=maps[0][1], caption=caption) for caption, maps in layers]
-        rows.append(PictureRow(name="entropy", pictures=means))
+    under, means, by_layer = backdrop(image.view), [], []
+    for caption, by_head in zip(captions(list(maps)), maps.values(), strict=True):
+        if "mean" in by_head:
+            means.append(Picture(image=under, values=by_head["mean"], caption=caption))
+        else:
+            heads = [Picture(image=under, values=each, caption=f"head {head}") for head, each in by_head.items()]
+            by_layer.append(PictureRow(name=caption, pictures=heads))
+    rows = [PictureRow(name="image", pictures=[Picture(image=png(image.view))])]
+    rows += by_layer or [PictureRow(name="entropy", pictures=means)]
     return Pictures(title=f"{name}: entropy by patch, {image.name}", rows=rows, low=low, high=high)
 
 
@@ -104,6 +97,6 @@ ANALYSIS = Analysis(
     title="Attention entropy on the image",
     summary="entropy of each patch's attention, drawn on single images, layer by layer",
     source="CB, Fig. 3b",
-    run=run,
+    run=by_model(_measure, _present),
     images="shown",
 )

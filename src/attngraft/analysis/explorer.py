@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from attngraft.recording.measures import entropy, windowed_distance
 from attngraft.recording.record import record
 from attngraft.recording.recording import FILTER_NDIM, Recording
 from attngraft.recording.reductions import REDUCTIONS, TokenLayout
+from attngraft.timing.macs import evaluating
 
 Kind = Literal["maps", "filters", "latents"]  #: see `ExplorerLayer.numbers`
 
@@ -30,7 +31,10 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTensor:
-    """Quantized values: a signed byte b stands for sign(b) (b / 127)^2 `largest`, with higher precision near 0."""
+    """Values quantized to signed bytes, with higher precision near 0.
+
+    Byte b represents sign(b) (b / 127)^2 `largest`.
+    """
 
     bytes: Tensor  #: int8
     largest: float
@@ -70,12 +74,13 @@ class ExplorerLayer:
     numbers: tuple[QuantizedTensor | None, ...]
     heads: int
     token_indices: Tensor  #: index of the token at each map position, counted over all windows, (rows, columns)
-    prefix: tuple[str, ...]  #: names of the prefix tokens
-    entropy: tuple[
-        float, ...
-    ]  #: entropy of each head in nats, mean over the rows without padding; empty unless rows are distributions
+    prefix: tuple[str, ...] = ()  #: names of the prefix tokens
+    #: entropy of each head in nats, mean over the rows without padding; empty unless rows are distributions
+    entropy: tuple[float, ...]
     ceiling: float  #: upper bound of the entropy, mean over the rows
-    distance: tuple[float, ...]  #: attention distance of each head, as a fraction of the map's sides; empty for latents
+    distance: tuple[
+        float, ...
+    ] = ()  #: attention distance of each head, as a fraction of the map's sides; empty for latents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +105,17 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
         raise UsageError(f"image must have shape (1, channels, H, W), got {tuple(image.shape)}")
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile's module
     geometries = {site.path: site.geometry for site in find_host(model).sites}
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad(), record(model, sites=sites) as recording:
-            model(image)
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(model), torch.no_grad(), record(model, sites=sites) as recording:
+        model(image)
     layers, skipped = [], {}
     for site in recording:
         geometry = geometries[site]
         self_attention = isinstance(geometry, AttentionGeometry) and geometry.own_keys
-        for kind, name in _tensors(recording, site):
+        for compute, name in _tensors(recording, site):
             try:
-                if kind == "maps" and not self_attention:
+                if compute is _maps_layer and not self_attention:
                     raise RecordError(f"{site}: its queries and keys are different tokens")
-                layers.append(_LAYERS[kind](recording, site, name))
+                layers.append(compute(recording, site, name))
             except RecordError as error:
                 skipped[site] = str(error)
     if not layers:
@@ -125,19 +124,19 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
     return ExplorerData(layers=layers, skipped=skipped)
 
 
-def _tensors(recording: Recording, site: str) -> Iterator[tuple[Kind, str]]:
-    """Yield kind and name of the site's tensors that the page can show."""
-    names = list(recording[site])
-    through_latents = [name for name in _LATENTS if name in names]
-    if through_latents:
-        yield "latents", through_latents[0]
-        return
-    for name in names:
+def _tensors(recording: Recording, site: str) -> Iterator[tuple[Callable[[Recording, str, str], ExplorerLayer], str]]:
+    """Yield the tensors of a site that the page can show: function that computes the layer, name."""
+    tensors = recording[site]
+    for name in _LATENTS:
+        if name in tensors:
+            yield _latents_layer, name
+            return
+    for name, tensor in tensors.items():
         part = name.rpartition(".")[2]
-        if part == "local_filters" and recording[site][name].ndim == FILTER_NDIM:
-            yield "filters", name
+        if part == "local_filters" and tensor.ndim == FILTER_NDIM:
+            yield _filters_layer, name
         elif part in _MAPS:
-            yield "maps", name
+            yield _maps_layer, name
 
 
 def _title(site: str, name: str) -> str:
@@ -165,9 +164,9 @@ def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
         heads=heads,
         token_indices=indices,
         prefix=prefix,
-        entropy=_floats(spread) if distributions else (),
+        entropy=tuple(spread.tolist()) if distributions else (),
         ceiling=float(ceiling.mean()),
-        distance=_floats(by_head) if distributions else (),
+        distance=tuple(by_head.tolist()) if distributions else (),
     )
 
 
@@ -185,15 +184,14 @@ def _filters_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
         shares = filters * inside
         shares = shares / shares.sum(1, keepdim=True).clamp_min(_TINY)
         distance = (down.abs() / rows + across.abs() / columns)[:, None, None]
-        spread = _floats(torch.special.entr(shares).sum(1).mean((1, 2)))
-        distances = _floats((shares * distance).sum(1).mean((1, 2)))
+        spread = tuple(torch.special.entr(shares).sum(1).mean((1, 2)).tolist())
+        distances = tuple((shares * distance).sum(1).mean((1, 2)).tolist())
     return ExplorerLayer(
         site=_title(site, name),
         kind="filters",
         numbers=(QuantizedTensor.of(filters, site),),
         heads=heads,
         token_indices=torch.arange(rows * columns).view(rows, columns),
-        prefix=(),
         entropy=spread,
         ceiling=float(inside.sum(0).log().mean()),
         distance=distances,
@@ -211,19 +209,6 @@ def _latents_layer(recording: Recording, site: str, first: str) -> ExplorerLayer
         numbers=tuple(QuantizedTensor.of(found[name], site) if name in found else None for name in _LATENTS),
         heads=len(found[first]),
         token_indices=torch.arange(rows * columns).view(rows, columns),
-        prefix=(),
-        entropy=() if to_tokens is None else _floats(entropy(to_tokens).mean(1)),
+        entropy=() if to_tokens is None else tuple(entropy(to_tokens).mean(1).tolist()),
         ceiling=math.log(rows * columns),
-        distance=(),
     )
-
-
-def _floats(numbers: Tensor) -> tuple[float, ...]:
-    return tuple(float(each) for each in numbers)
-
-
-_LAYERS: Mapping[Kind, Callable[[Recording, str, str], ExplorerLayer]] = {
-    "maps": _maps_layer,
-    "filters": _filters_layer,
-    "latents": _latents_layer,
-}

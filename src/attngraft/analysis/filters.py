@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from attngraft.analysis.layers import captions
 from attngraft.analysis.panels import cells, head_maps, map_values, marked, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, ShownImage, by_model
+from attngraft.analysis.tensors import find_tensors, recorded
 from attngraft.errors import RecordError
 from attngraft.recording.recording import FILTER_NDIM
-from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 Positions = Sequence[tuple[float, float]]  #: (row, column) as fractions of the map's sides
@@ -30,25 +32,16 @@ class _Filters:
     center: float  #: weight of the center, averaged over the map and the heads
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Image:
-    name: str
-    pixels: str  #: the image with the positions marked
-    layers: dict[str, _Filters] = field(default_factory=dict)
+_Image = tuple[ShownImage, Positions, dict[str, _Filters]]  #: with the filters by site
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
-    images: list[_Image] = []
-    names: dict[str, str] = {}
-    for image, view, inputs in request.pictures(model):
-        if not names:
-            found = find_tensors(model, inputs, ("local_filters",), sites=request.sites)
-            if not found:
-                raise RecordError(
-                    "no chosen layer has filters over neighborhoods; elsa, lsa(area=neighborhood) and others have"
-                )
-            names = {site: tensors[0] for site, tensors in found.items()}
-        recording = recorded(model, inputs, sorted(set(names.values())), sites=request.sites)
+    missing = "no chosen layer has filters over neighborhoods; elsa, lsa(area=neighborhood) and others have"
+    found = find_tensors(request, model, ("local_filters",), missing=missing)
+    names = {site: tensors[0] for site, tensors in found.items()}
+    images = []
+    for image in request.pictures(model):
+        recording = recorded(model, image.inputs, set(names.values()), sites=request.sites)
         filters = {
             site: recording[site][name][0].float().cpu()
             for site, name in names.items()
@@ -61,12 +54,15 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
             )
         positions = _positions(request.positions, filters)
         layers = {site: _at_positions(each, positions, heads=request.heads) for site, each in filters.items()}
-        images.append(_Image(name=image, pixels=marked(view, positions), layers=layers))
+        images.append((image, positions, layers))
     return images
 
 
 def _positions(chosen: Sequence[tuple[int, int]], filters: Mapping[str, Tensor]) -> Positions:
-    """Return the chosen positions on the map of the first layer as fractions of its sides; default: `POSITIONS`."""
+    """Return the positions as fractions of the map's sides; default: `POSITIONS`.
+
+    Chosen positions are on the map of the first layer.
+    """
     if not chosen:
         return POSITIONS
     site, first = next(iter(filters.items()))
@@ -90,10 +86,8 @@ def _at_positions(filters: Tensor, positions: Positions, *, heads: bool) -> _Fil
     return _Filters(at=at, by_head=head_maps(values, heads=heads), center=center)
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
-    return ANALYSIS.result(
-        request,
+def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Content:
+    return Content(
         note=(
             "At the chosen positions on the map of the first layer with filters,"
             if request.positions
@@ -104,35 +98,34 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         + ". ELSA: after the softmax and before the ghost head. Each picture has its own color scale, with light for large "
         "weights; the table has the weights. Weights of neighbors beyond the map's border are part of the softmax and are "
         "shown. A position in the image is mapped to the map of each layer.",
-        panels=[_panel(name, image, heads=request.heads) for _, name, images in models for image in images],
+        panels=[_panel(name, *image, heads=request.heads) for _, name, images in models for image in images],
         table=table(
             ["model", "image", "layer", "head", "row", "column", "down", "right", "weight"],
-            4,
             [
                 (name, image.name, site, head, row, column, down - len(values) // 2, right - len(values) // 2, weight)
                 for _, name, images in models
-                for image in images
-                for site, each in image.layers.items()
+                for image, _, layers in images
+                for site, each in layers.items()
                 for head, filters in each.by_head
                 for (row, column), values in zip(each.at, filters, strict=True)
                 for down, right, weight in cells(map_values(values))
             ],
         ),
         numbers={
-            f"{name}, {site}: mean weight of the place itself": sum(image.layers[site].center for image in images)
-            / len(images)
+            f"{name}, {site}: mean weight of the place itself": fmean(layers[site].center for *_, layers in images)
             for _, name, images in models
-            for site in images[0].layers
+            for site in images[0][-1]
         },
-        left_out=left_out,
     )
 
 
-def _panel(name: str, image: _Image, *, heads: bool) -> Pictures:
-    """Return a panel with the image and its positions, then one row per layer (and head) and one column per position."""
-    rows = [PictureRow(name="positions", pictures=[Picture(image=image.pixels)])]
+def _panel(
+    name: str, image: ShownImage, positions: Positions, layers: Mapping[str, _Filters], *, heads: bool
+) -> Pictures:
+    """Return a panel with the image, then a row per layer (and head) and a column per position."""
+    rows = [PictureRow(name="positions", pictures=[Picture(image=marked(image.view, positions))])]
     signed = False
-    for caption, layer in zip(captions(list(image.layers)), image.layers.values(), strict=True):
+    for caption, layer in zip(captions(list(layers)), layers.values(), strict=True):
         for head, filters in layer.by_head:
             signed = signed or bool((filters < 0).any())
             pictures = [
@@ -147,6 +140,6 @@ ANALYSIS = Analysis(
     title="Local filters",
     summary="local filters of elsa and its family at some positions of single images",
     source="ELSA, Eq. 7",
-    run=run,
+    run=by_model(_measure, _present),
     images="shown",
 )

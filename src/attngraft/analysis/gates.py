@@ -8,9 +8,10 @@ from torch import Tensor
 from attngraft.analysis.distribution import Distribution
 from attngraft.analysis.layers import ticks
 from attngraft.analysis.panels import table
-from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import recorded
 from attngraft.errors import RecordError
-from attngraft.results.analysis import AnalysisResult, Box, Boxes
+from attngraft.results.analysis import Box, Boxes
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -60,11 +61,9 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     return gates
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[dict[str, dict[str, _Spread]]]) -> Content:
     gates = dict.fromkeys(gate for _, _, by_gate in models for gate in by_gate)
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="Distributions over images, tokens, heads and channels: the box spans the middle half, the line 5 to 95 "
         "percent; the bar is the median and the dot the mean. horizontal.alpha weights heads, and vertical.beta channels; "
         "their initial values depend on their form (identity: 1). Padding tokens of windows are excluded.",
@@ -73,7 +72,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         ],
         table=table(
             ["model", "gate", "layer", "mean", "least", "5%", "25%", "50%", "75%", "95%", "largest"],
-            3,
             [
                 (name, gate, site, *each.cells())
                 for _, name, by_gate in models
@@ -81,7 +79,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
                 for site, each in by_site.items()
             ],
         ),
-        left_out=left_out,
     )
 
 
@@ -102,5 +99,5 @@ ANALYSIS = Analysis(
     title="Head weights and channel gates",
     summary="distribution of head weights and channel gates by layer",
     source="HV",
-    run=run,
+    run=by_model(_measure, _present),
 )

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from attngraft.analysis.layers import captions
-from attngraft.analysis.panels import map_values, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, host_of, measure_models, recorded
+from attngraft.analysis.panels import check_finite, map_values, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import find_tensors, host_of, recorded
 from attngraft.attention import AttentionGeometry, Geometry
-from attngraft.errors import RecordError
-from attngraft.results.analysis import AnalysisResult, Panel, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Panel, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -24,12 +24,12 @@ _PER_ROW = 16
 
 @dataclass(frozen=True, kw_only=True)
 class _Matrices:
-    """Matrices of one layer, indexed by the key's offset from the query: (channels or ghost heads, rows, columns)."""
+    """Matrices of one layer, indexed by the key's offset from the query."""
 
     site: str
     kind: str
     unit: str  #: "channel" or "head"
-    values: Tensor
+    values: Tensor  #: (channels or ghost heads, rows, columns)
 
     def pictures(self, most: int) -> list[Picture]:
         """Return pictures of at most `most` matrices, evenly spaced."""
@@ -42,9 +42,8 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     host = host_of(model)
     geometries = {site.path: site.geometry for site in host.sites}
     inputs = host.adapter.example_inputs(host.core, batch=1)[0].to(next(model.model.parameters()))
-    tensors = find_tensors(model, inputs, tuple(_KINDS), sites=request.sites)
-    if not tensors:
-        raise RecordError("no chosen layer has a ghost head; the grafts elsa and ghost add one")
+    missing = "no chosen layer has a ghost head; the grafts elsa and ghost add one"
+    tensors = find_tensors(request, model, _KINDS, missing=missing, inputs=inputs)
     recording = recorded(model, inputs, {name for names in tensors.values() for name in names}, sites=request.sites)
     return [
         _Matrices(
@@ -64,8 +63,7 @@ def _by_offset(site: str, values: Tensor, geometry: Geometry) -> Tensor:
     Matrices of neighborhoods (channels, k, k) are returned unchanged. Those of whole grids (H, N, N), which depend only on
     the offset, become (H, 2 rows - 1, 2 columns - 1).
     """
-    if not bool(values.isfinite().all()):
-        raise RecordError(f"{site}: the ghost head contains NaN or infinity: the model diverged in training")
+    check_finite(values, f"the ghost head of {site} contains")
     window = geometry.window if isinstance(geometry, AttentionGeometry) else None
     rows, columns = window or geometry.grid or (0, 0)
     if values.shape[1] != rows * columns:
@@ -77,11 +75,9 @@ def _by_offset(site: str, values: Tensor, geometry: Geometry) -> Tensor:
     return by_offset if torch.equal(by_offset[:, down, right], values) else values  # a neighborhood of the same size
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[list[_Matrices]]) -> Content:
     panels = _by_channel if request.heads else _by_layer
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="Factors of the attention (raised to lam) and terms added to it (times gamma), for each channel of elsa's "
         "values or each ghost head of the graft ghost, by the offset of the neighbor from the central position. They "
         "are the same for every image. Red is above 0, blue below; each picture has its own color scale. "
@@ -91,7 +87,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         panels=[panel for _, name, layers in models for panel in panels(name, layers)],
         table=table(
             ["model", "layer", "matrix", "down", "right", "mean", "deviation", "least", "largest"],
-            3,
             [row for _, name, layers in models for row in _rows(name, layers)],
         ),
         numbers={
@@ -99,7 +94,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             for _, name, layers in models
             for each in layers
         },
-        left_out=left_out,
     )
 
 
@@ -131,10 +125,9 @@ def _rows(name: str, layers: Sequence[_Matrices]) -> Iterator[list[Cell]]:
         yield [name, each.site, each.kind, None, None, *_statistics(each.values)]
     for each in layers:
         height, width = each.values.shape[1:]
-        for row in range(height):
-            for column in range(width):
-                offset = row - height // 2, column - width // 2
-                yield [name, each.site, each.kind, *offset, *_statistics(each.values[:, row, column])]
+        for row, column in np.ndindex(height, width):
+            offset = row - height // 2, column - width // 2
+            yield [name, each.site, each.kind, *offset, *_statistics(each.values[:, row, column])]
 
 
 def _statistics(values: Tensor) -> tuple[float, float, float, float]:
@@ -146,6 +139,6 @@ ANALYSIS = Analysis(
     title="Matrices of the ghost head",
     summary="multiplier and addend of the ghost head (elsa, ghost), layer by layer",
     source="ELSA, Eq. 8",
-    run=run,
+    run=by_model(_measure, _present),
     images="none",
 )

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from attngraft.analysis.layers import LayerAxis, captions
 from attngraft.analysis.panels import Values, cells, head_maps, map_values, mean, png, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.attention_maps import tokens_to_map
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Curves, Line, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
@@ -20,7 +21,7 @@ _BRANCHES = ("self", "inverse")
 
 
 def importance(inverse_weights: Tensor) -> Tensor:
-    """Return the largest inverse attention of each query over the keys, max_j L_ij: (..., Nq, Nk) to (..., Nq).
+    """Return the largest inverse attention of each query, max_j L_ij: (..., Nq, Nk) to (..., Nq).
 
     L sums to 1 over the queries of each key, so queries that many keys attend to stand out.
     """
@@ -28,7 +29,7 @@ def importance(inverse_weights: Tensor) -> Tensor:
 
 
 def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_weights") -> Tensor:
-    """Return the importance map as in Fig. 2, scaled to the range 0 to 1 within each window, (B, H, rows, columns).
+    """Return the importance map as in Fig. 2, (B, H, rows, columns), from 0 to 1 in each window.
 
         with torch.no_grad(), attngraft.record(model, "bisa") as recording:
             model(images)
@@ -71,15 +72,12 @@ class _Model:
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> _Model:
     found = _Model()
-    grafts: dict[str, str] = {}  # site -> name of its graft
+    missing = "no chosen layer has an inverse branch; the grafts bisa and misa add one"
+    tensors = find_tensors(request, model, ("inverse_weights",), missing=missing)
+    grafts = {site: names[0].rpartition(".")[0] for site, names in tensors.items()}
     for image, view, inputs in request.pictures(model):
-        if not grafts:
-            tensors = find_tensors(model, inputs, ("inverse_weights",), sites=request.sites)
-            if not tensors:
-                raise RecordError("no chosen layer has an inverse branch; the grafts bisa and misa add one")
-            grafts = {site: names[0].rpartition(".")[0] for site, names in tensors.items()}
         found.images[image] = png(view)
-        recording = recorded(model, inputs, sorted(set(grafts.values())), sites=request.sites)
+        recording = recorded(model, inputs, set(grafts.values()), sites=request.sites)
         for site, graft in grafts.items():
             try:
                 maps = importance_map(recording, site, f"{graft}.inverse_weights")[0].float()
@@ -97,8 +95,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     return found
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[_Model]) -> Content:
     panels = _by_head if request.heads else _by_layer
     ratios = {}
     for _, name, model in models:
@@ -106,8 +103,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             own, inverse = (model.size(site, branch) for branch in _BRANCHES)
             if own and inverse is not None:
                 ratios[f"{name}, {site}: mean |inverse| / mean |self|"] = inverse / own
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="The largest inverse attention of each position as a query (the largest weight of its row after the softmax "
         "over queries), scaled to the range 0 to 1 within each window (without windows: within the image). Light is "
         "important. Shifted windows at the map's border consist of parts that do not attend to each other; weights sum to 1 "
@@ -116,9 +112,8 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         + "Magnitude of a branch: mean absolute value of its heads before both branches are weighted and added, over the "
         "tokens of the map and the shown images.",
         panels=[*(panel for _, name, model in models for panel in panels(name, model)), *_sizes(models)],
-        table=table(["model", "layer", "what", "image", "head", "row", "column", "value"], 5, _rows(models)),
+        table=table(["model", "layer", "what", "image", "head", "row", "column", "value"], _rows(models)),
         numbers=ratios,
-        left_out=left_out,
     )
 
 
@@ -155,11 +150,7 @@ def _sizes(models: Sequence[tuple[int, str, _Model]]) -> list[Curves]:
             sizes = {site: model.size(site, branch) for site in model.maps}
             if any(size is not None for size in sizes.values()):
                 lines.append(axis.line(f"{name}: {branch}", index, sizes, dashed=branch == "inverse"))
-    if not lines:
-        return []
-    return [
-        Curves(title="magnitude of both branches", lines=lines, x_axis="layer", y_axis="mean |x|", ticks=axis.ticks)
-    ]
+    return [axis.curves("magnitude of both branches", lines, y_axis="mean |x|")] if lines else []
 
 
 def _rows(models: Sequence[tuple[int, str, _Model]]) -> Iterator[list[Cell]]:
@@ -179,6 +170,6 @@ ANALYSIS = Analysis(
     title="Importance maps of the inverse branch",
     summary="importance maps of the inverse branch (bisa, misa), and the magnitude of both branches",
     source="BiSA, Fig. 2",
-    run=run,
+    run=by_model(_measure, _present),
     images="shown",
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from attngraft.results.analysis import Line
+from attngraft.results.analysis import Curves, Line
 
 
 def ticks(sites: Sequence[str]) -> list[str]:
@@ -27,14 +28,10 @@ def captions(sites: Sequence[str]) -> list[str]:
     return list(sites) if len(sites) < 2 else [f"layer {tick}" for tick in ticks(sites)]
 
 
-def _common_prefix(parts: Sequence[Sequence[str]]) -> int:
+def _common_prefix(parts: list[list[str]]) -> int:
     """Return the number of leading words that all sites share, excluding the last word."""
-    count = 0
-    for words in zip(*parts, strict=False):
-        if len(set(words)) > 1:
-            break
-        count += 1
-    return min(count, min(len(part) for part in parts) - 1)
+    shared = takewhile(lambda words: len(set(words)) == 1, zip(*parts, strict=False))
+    return min(len(list(shared)), min(map(len, parts)) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,10 @@ class LayerAxis:
         band: Mapping[str, tuple[float, float]] | None = None,
         dashed: bool = False,
     ) -> Line:
-        """Return a curve of values by site, None where the model has no such site; `band` has the bounds (low, high)."""
+        """Return a curve of values by site, with gaps where the model has no such site.
+
+        `band` contains the bounds (low, high) of a band around it.
+        """
         by_position = {self.positions[site]: value for site, value in values.items()}
         x = list(range(min(by_position, default=0), max(by_position, default=-1) + 1))
         bands = {self.positions[site]: each for site, each in (band or {}).items()}
@@ -87,8 +87,12 @@ class LayerAxis:
             dashed=dashed,
         )
 
+    def curves(self, title: str, lines: list[Line], *, y_axis: str = "") -> Curves:
+        """Return a panel of lines over the axis."""
+        return Curves(title=title, lines=lines, x_axis="layer", y_axis=y_axis, ticks=self.ticks)
+
     def bounds(self, name: str, models: Iterable[Mapping[str, float | None]]) -> list[Line]:
-        """Return reference lines (drawn dotted) of a bound by site, one per model; models with equal bounds share a line."""
+        """Return dotted reference lines of a bound by site; models with equal bounds share a line."""
         lines = [self.line(name, None, values) for values in models]
         return [line for index, line in enumerate(lines) if line not in lines[:index]]
 
@@ -98,7 +102,7 @@ def _patterns(sites: Iterable[str]) -> set[str]:
 
 
 def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
-    """Merge the sites of all models without duplicates, in the models' order and by number within a pattern."""
+    """Merge the sites of all models, in the models' order and by number within a pattern."""
     axis: list[str] = []
     for order in sorted(orders, key=len, reverse=True):
         at = 0

@@ -1,4 +1,4 @@
-"""Conversion of tensors to the data of an analysis result: PNG images, maps as rows of numbers, tables."""
+"""Conversion of tensors to the data of an analysis result: images, maps, tables."""
 
 import base64
 import io
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from attngraft.analysis.request import ShownImage
 from attngraft.errors import RecordError
 from attngraft.results.analysis import Picture, PictureRow
 from attngraft.results.sections import Cell, Column, Table
@@ -31,7 +32,10 @@ def backdrop(view: Tensor) -> str:
 
 
 def marked(view: Tensor, positions: Sequence[tuple[float, float]]) -> str:
-    """Return the image with the numbers 1, 2, ... drawn at `positions` (row, column), as fractions of its sides."""
+    """Return the image with the numbers 1, 2, ... drawn at `positions`.
+
+    Positions are (row, column), as fractions of the image's sides.
+    """
     image = _image(view).convert("RGB")
     factor = -(-_MARKED_SIDE // max(image.size))
     image = image.resize((factor * image.width, factor * image.height), Image.Resampling.NEAREST)
@@ -59,9 +63,9 @@ def _encoded(image: Image.Image) -> str:
     return base64.b64encode(stream.getvalue()).decode()
 
 
-def image_row(images: Iterable[tuple[str, str]]) -> PictureRow:
-    """Return a first row of images, given by name and PNG."""
-    return PictureRow(name="", pictures=[Picture(caption=name, image=image) for name, image in images])
+def image_row(images: Iterable[ShownImage]) -> PictureRow:
+    """Return a first row with the images themselves."""
+    return PictureRow(name="", pictures=[Picture(caption=image.name, image=png(image.view)) for image in images])
 
 
 def map_values(tensor: Tensor) -> Values:
@@ -70,11 +74,18 @@ def map_values(tensor: Tensor) -> Values:
     Raises:
         RecordError: some values are NaN or infinite.
     """
-    if not bool(tensor.isfinite().all()):
-        raise RecordError(
-            "the values contain NaN or infinity: the model diverged in training, or its activations overflow"
-        )
+    check_finite(tensor, "the values contain")
     return [[float(f"{value:.{_DIGITS}g}") for value in row] for row in tensor.double().cpu().tolist()]
+
+
+def check_finite(tensor: Tensor, what: str) -> None:
+    """Check that all values are finite; `what` is the start of the message, such as "the maps contain".
+
+    Raises:
+        RecordError: some values are NaN or infinite.
+    """
+    if not bool(tensor.isfinite().all()):
+        raise RecordError(f"{what} NaN or infinity: the model diverged in training, or its activations overflow")
 
 
 def cells(values: Values) -> Iterator[tuple[int, int, float]]:
@@ -95,7 +106,9 @@ def mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def table(names: Sequence[str], texts: int, rows: Iterable[Sequence[Cell]]) -> Table:
-    """Return a table whose first `texts` columns contain text and the others numbers."""
-    columns = [Column(name=name, kind="text" if index < texts else "number") for index, name in enumerate(names)]
-    return Table(columns=columns, rows=[list(row) for row in rows])
+def table(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
+    """Return a table; a column with strings contains text, any other numbers."""
+    listed = [list(row) for row in rows]
+    text = [any(isinstance(cell, str) for cell in cells) for cells in zip(*listed, strict=True)]
+    columns = [Column(name=name, kind="text" if each else "number") for name, each in zip(names, text, strict=True)]
+    return Table(columns=columns, rows=listed)

@@ -61,17 +61,15 @@ def _saved(model: ModelHandle) -> LabelPredictions:
     require(load_task(record.recipe.task["name"]), "labels")
     try:
         with np.load(record.predictions, allow_pickle=False) as file:
-            if not {"target", "predicted"} <= set(file.files) or "classes" not in record.facts:
-                raise UsageError(f"{model.name}: expected one label per image; its task has several labels, or none")
-            target, predicted, names = file["target"], file["predicted"], file["name"]
+            arrays = dict(file)
     except (OSError, ValueError) as error:
-        if isinstance(error, UsageError):
-            raise
         raise TrainingError(f"{record.predictions}: cannot be read ({error}); repeat the run") from None
+    if not {"target", "predicted"} <= arrays.keys() or "classes" not in record.facts:
+        raise UsageError(f"{model.name}: expected one label per image; its task has several labels, or none")
     return LabelPredictions(
-        names=tuple(numbered_names(map(str, names))),
-        target=target.astype(np.int64),
-        predicted=predicted.astype(np.int64),
+        names=tuple(numbered_names(map(str, arrays["name"]))),
+        target=arrays["target"].astype(np.int64),
+        predicted=arrays["predicted"].astype(np.int64),
         classes=tuple(map(str, record.facts["classes"])),
     )
 

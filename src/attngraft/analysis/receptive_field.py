@@ -1,4 +1,4 @@
-"""Effective receptive fields: gradient of the features at a map position with respect to the pixels (Luo et al. 2016)."""
+"""Effective receptive fields: gradients of features with respect to pixels (Luo et al. 2016)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,16 +7,11 @@ import torch
 from torch import Tensor
 
 from attngraft.analysis.panels import map_values, table
-from attngraft.analysis.request import (
-    Analysis,
-    AnalysisRequest,
-    feature_map,
-    find_tensors,
-    measure_models,
-    recorded,
-)
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import feature_map, find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
-from attngraft.results.analysis import AnalysisResult, Curves, Line, Picture, PictureRow, Pictures
+from attngraft.recording.attention_maps import check_position
+from attngraft.results.analysis import Curves, Line, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 _HOOK_POINTS = ("attn.end", "mlp.end")
@@ -27,16 +22,14 @@ _BATCH = 8  #: largest batch size for gradients
 
 
 def receptive_field(
-    features: Callable[[Tensor], Tensor],
-    images: Tensor,
-    *,
-    place: tuple[int, int] | None = None,
+    features: Callable[[Tensor], Tensor], images: Tensor, *, place: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return the effect of each pixel on the features at one position of the map, (H, W), scaled to a maximum of 1.
+    """Return the effect of each pixel on the features at one map position, (H, W), at most 1.
 
-    For each image, the rectified features at `place` are summed over channels, and the gradient of the sum with respect to
-    the pixels is computed. Negative values are set to 0, color channels summed and images averaged (Ding et al. 2022,
-    "Scaling up your kernels to 31x31", Appendix; with an additional ReLU, since channels of signed features would cancel).
+    For each image, the rectified features at `place` are summed over channels, and the gradient of the sum with respect
+    to the pixels is computed. Negative values are set to 0, color channels summed, images averaged, and the result is
+    scaled to a maximum of 1 (Ding et al. 2022, "Scaling up your kernels to 31x31", Appendix; with an additional ReLU,
+    since channels of signed features would cancel).
 
         def features(images):
             with attngraft.record(model, "mlp.end", detach=False) as recording:
@@ -56,10 +49,7 @@ def receptive_field(
 
 
 def pixel_gradient(
-    features: Callable[[Tensor], Tensor],
-    images: Tensor,
-    *,
-    place: tuple[int, int] | None = None,
+    features: Callable[[Tensor], Tensor], images: Tensor, *, place: tuple[int, int] | None = None
 ) -> Tensor:
     """Return `receptive_field` before scaling, (H, W), for averaging over several batches.
 
@@ -74,9 +64,7 @@ def pixel_gradient(
                 f"features must be a map (B, rows, columns, C) of {len(images)} images, got {tuple(found.shape)}"
             )
         rows, columns = found.shape[1:3]
-        row, column = place or (rows // 2, columns // 2)
-        if not (0 <= row < rows and 0 <= column < columns):
-            raise UsageError(f"position ({row}, {column}) is outside the map of {rows} x {columns}")
+        row, column = check_position(place or (rows // 2, columns // 2), rows, columns)
         if not found.requires_grad:
             raise UsageError("the features have no gradient; record with detach=False, outside of torch.no_grad()")
         (gradient,) = torch.autograd.grad(found[:, row, column].relu().sum(), pixels)
@@ -84,7 +72,7 @@ def pixel_gradient(
 
 
 def area_holding(field: Tensor, share: float) -> float:
-    """Return the area of the smallest centered rectangle with `share` of the field, as a fraction of the field's area.
+    """Return the relative area of the smallest centered rectangle that contains `share` of the field.
 
     The rectangle grows by a pixel at both ends of its longer side, and proportionally on the shorter one. Ding et al. (2022)
     report the area for shares of 20%, 30%, 50% and 99%. It is large if distant pixels have as much effect as near ones.
@@ -133,15 +121,14 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     if not bool(total.isfinite().all()) or not bool((total > 0).any()):
         raise RecordError(f"{site}: the gradient of its features is 0 or not finite")
     values = total / total.max()
-    shares = dict.fromkeys((*_SHARES, *_CURVE))
-    areas = {share: area_holding(values, share) for share in shares}
+    areas = {share: area_holding(values, share) for share in (*_SHARES, *_CURVE)}
     return _Field(site=site, hook_point=hook_point, values=values, areas=areas)
 
 
 def _last_map(request: AnalysisRequest, model: ModelHandle) -> tuple[str, str]:
     """Return the site and hook point of the last layer whose output is a map."""
-    _, _, inputs = next(request.pictures(model))
-    hook_points = find_tensors(model, inputs, _HOOK_POINTS, sites=request.sites)
+    inputs, missing = next(request.pictures(model)).inputs, "no chosen layer has a map of the image"
+    hook_points = find_tensors(request, model, _HOOK_POINTS, missing=missing)
     recording = recorded(model, inputs, {name for names in hook_points.values() for name in names}, sites=request.sites)
     reasons = []
     for site, names in reversed(hook_points.items()):
@@ -152,11 +139,10 @@ def _last_map(request: AnalysisRequest, model: ModelHandle) -> tuple[str, str]:
                 reasons.append(str(error))
             else:
                 return site, hook_point
-    raise RecordError("; ".join(("no chosen layer has a map of the image", *reasons[:1])))
+    raise RecordError(f"{missing}; {reasons[0]}")
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[_Field]) -> Content:
     pictures = [
         Picture(values=map_values(field.values.log10().clamp_min(_LEAST)), caption=name) for _, name, field in models
     ]
@@ -164,8 +150,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         Line(name=name, subject=index, x=list(_CURVE), y=[field.areas[share] for share in _CURVE])
         for index, name, field in models
     ]
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="Effect of each pixel on the features at the center of the last layer's map (inside its residual branch): the "
         "gradient of the sum of the rectified channels, with negative values set to 0, summed over colors and averaged over "
         "images, as in Ding et al. except for the rectification. For an even number of rows or columns, the center is the "
@@ -183,7 +168,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         ],
         table=table(
             ["model", "layer", "stage", "share", "area"],
-            3,
             [
                 (name, field.site, field.hook_point, share, field.areas[share])
                 for _, name, field in models
@@ -193,7 +177,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         numbers={
             f"{name}: area that holds {share:.0%}": field.areas[share] for _, name, field in models for share in _SHARES
         },
-        left_out=left_out,
     )
 
 
@@ -202,5 +185,5 @@ ANALYSIS = Analysis(
     title="Effective receptive field",
     summary="effective receptive field of the last layer with a map, and the area that holds shares of it",
     source="Luo et al. 2016; Ding et al. 2022",
-    run=run,
+    run=by_model(_measure, _present),
 )

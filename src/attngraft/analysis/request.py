@@ -1,23 +1,30 @@
 """Input of an analysis (models, images and options), and functions to run it model by model."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from attngraft.errors import AttngraftError, GraftSpecError, HostError, RecordError, UsageError
-from attngraft.hosts import Host, find_host
-from attngraft.recording.record import record
-from attngraft.recording.recording import Recording
 from attngraft.results.analysis import AnalysisResult, Panel
 from attngraft.results.sections import Table
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet
 
 T = TypeVar("T")
+
+Measured: TypeAlias = list[tuple[int, str, T]]  #: index, name and measurement of each model
+
+
+class ShownImage(NamedTuple):
+    """One of the images that are shown one by one, prepared for a model."""
+
+    name: str
+    view: Tensor  #: (C, H, W), uint8
+    inputs: Tensor  #: (1, C, H, W)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +67,10 @@ class AnalysisRequest:
         return not chosen and all(model.has_predictions for model in self.models)
 
     def batches(self, model: ModelHandle, *, least: int = 1) -> Iterator[Tensor]:
-        """Yield input batches of up to `limit` images, the same for every model; skip a last batch smaller than `least`."""
+        """Yield input batches of up to `limit` images, the same images for every model.
+
+        A last batch of fewer than `least` images is skipped.
+        """
         indices = self.images.sample(self.limit)
         for start in range(0, len(indices), self.batch):
             part = indices[start : start + self.batch]
@@ -68,12 +78,23 @@ class AnalysisRequest:
                 yield model.inputs([model.view(self.images.open(index)) for index in part])
             self.progress(len(part))
 
-    def pictures(self, model: ModelHandle) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield the name, the view (C, H, W) as uint8 and the model input (1, C, H, W) of each of up to `shown` images."""
+    def pictures(self, model: ModelHandle) -> Iterator[ShownImage]:
+        """Yield up to `shown` images, the same for every model."""
         for index in self.images.sample(self.shown):
             view = model.view(self.images.open(index))
-            yield self.images.names[index], view, model.inputs([view])
+            yield ShownImage(self.images.names[index], view, model.inputs([view]))
             self.progress(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """Content of an analysis result; see `AnalysisResult`."""
+
+    note: str
+    panels: list[Panel]
+    table: Table
+    numbers: dict[str, float] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +105,9 @@ class Analysis:
     title: str
     summary: str  #: one line
     source: str  #: papers: "CB, Figs. 3a and 5a"
-    run: Callable[[AnalysisRequest], AnalysisResult]
+    run: Callable[[AnalysisRequest], Content]
     images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
-    models: tuple[int, int] = (1, 12)  #: least and most
+    models: tuple[int, int] = (1, 12)  #: smallest and largest number
     runs_only: bool = False  #: needs runs: it reads their training metrics
     #: compares predictions, saved by runs or made on labeled images; "shown": also shows some of the images
     predictions: Literal["", "counted", "shown"] = ""
@@ -123,36 +144,33 @@ class Analysis:
                 raise UsageError(
                     f"{self.name}: requires runs (it reads their training metrics); {model.name} is not a run"
                 )
-        return self.run(request)
-
-    def result(
-        self,
-        request: AnalysisRequest,
-        *,
-        note: str,
-        panels: Iterable[Panel],
-        table: Table,
-        numbers: Mapping[str, float] | None = None,
-        left_out: Mapping[str, str] | None = None,
-    ) -> AnalysisResult:
-        """Create the result of this analysis for a request."""
+        content = self.run(request)
         return AnalysisResult(
             name=self.name,
             title=self.title,
-            note=note,
             source=self.source,
             subjects=request.names,
             baseline=request.baseline,
-            panels=list(panels),
-            table=table,
-            numbers=dict(numbers or {}),
-            left_out={**request.left_out, **(left_out or {})},
+            **vars(replace(content, left_out={**request.left_out, **content.left_out})),
         )
+
+
+def by_model(
+    measure: Callable[[AnalysisRequest, ModelHandle, dict[str, str]], T],
+    present: Callable[[AnalysisRequest, Measured[T]], Content],
+) -> Callable[[AnalysisRequest], Content]:
+    """Return the `run` of an analysis that measures each model and presents all measurements."""
+
+    def run(request: AnalysisRequest) -> Content:
+        models, left_out = measure_models(request, measure)
+        return replace(present(request, models), left_out=left_out)
+
+    return run
 
 
 def measure_models(
     request: AnalysisRequest, measure: Callable[[AnalysisRequest, ModelHandle, dict[str, str]], T]
-) -> tuple[list[tuple[int, str, T]], dict[str, str]]:
+) -> tuple[Measured[T], dict[str, str]]:
     """Call `measure(request, model, left_out)` for each model, in evaluation mode and without gradients.
 
     Returns:
@@ -163,7 +181,7 @@ def measure_models(
         RecordError: no model could be measured.
         HostError, GraftSpecError: no model could be measured, all because of this kind of error.
     """
-    measured: list[tuple[int, str, T]] = []
+    measured: Measured[T] = []
     errors: dict[str, AttngraftError] = {}
     layers: dict[str, str] = {}
     for index, model in enumerate(request.models):
@@ -187,59 +205,3 @@ def measure_models(
 
 def _reason(error: AttngraftError) -> str:
     return str(error) if isinstance(error, RecordError) else f"{type(error).__name__}: {error}"
-
-
-def host_of(model: ModelHandle) -> Host:
-    """Return the host adapter of a model.
-
-    Raises:
-        HostError: no adapter supports the model.
-    """
-    return find_host(getattr(model.model, "_orig_mod", model.model))  # unwrap torch.compile's module
-
-
-def recorded(
-    model: ModelHandle, inputs: Tensor, what: Iterable[str], *, sites: str = "all", detach: bool = True
-) -> Recording:
-    """Run the model once and return the recording."""
-    with record(model.model, what, sites=sites, detach=detach) as recording:
-        model.model(inputs)
-    return recording
-
-
-def find_tensors(model: ModelHandle, inputs: Tensor, names: Collection[str], *, sites: str) -> dict[str, list[str]]:
-    """Return the tensors with one of these names at each site, in the host's order, with any graft prefix.
-
-    The names include the prefix of a graft, as in `elsa.ghost_add`. The model is run once, and no tensors are stored.
-    """
-    with torch.no_grad():
-        recording = recorded(model, inputs, (), sites=sites)
-    found = {
-        site.path: [
-            each for each in recording.available(site.path) if each in names or each.rpartition(".")[2] in names
-        ]
-        for site in host_of(model).sites
-    }
-    return {site: tensors for site, tensors in found.items() if tensors}
-
-
-def sites_without_maps(recording: Recording, model: ModelHandle) -> dict[str, str]:
-    """Return the attention sites without an attention map (linear attention, or replaced by a graft), with the reason."""
-    names = {site.path: recording.available(site.path) for site in host_of(model).sites if site.kind == "attention"}
-    return {
-        site: f"{site}: has no attention map; available: {', '.join(each)}"
-        for site, each in names.items()
-        if "weights" not in each and not {"heads", "tokens", "attn.end"}.isdisjoint(each)
-    }
-
-
-def feature_map(recording: Recording, site: str, name: str) -> Tensor:
-    """Return the features of a hook point as a map (B, rows, columns, C), for hosts with tokens or maps.
-
-    Raises:
-        RecordError: no tensor of this name was recorded at the site, or the positions of its tokens are unknown.
-    """
-    try:
-        return recording.on_map(site, name)
-    except UsageError as error:
-        raise RecordError(f"{site}: {error}") from None

@@ -1,23 +1,24 @@
 """Attention rollout: attention of output tokens to input tokens, accumulated over all layers."""
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from attngraft.analysis.panels import Values, cells, image_row, map_values, png, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models, recorded, sites_without_maps
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, ShownImage, by_model
+from attngraft.analysis.tensors import recorded, sites_without_maps
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 Fuse = Literal["mean", "max", "min"]
 
 
 def rollout(maps: Iterable[Tensor], *, fuse: Fuse = "mean", residual: float = 0.5, discard: float = 0.0) -> Tensor:
-    """Return the product of the layers' maps, each with its skip connection, (B, N, N), rows sum to 1.
+    """Return the product of the layers' maps, each with its skip connection: (B, N, N), rows sum to 1.
 
     Attention rollout (Abnar and Zuidema 2020) of layers l with heads h:
 
@@ -59,22 +60,19 @@ def _without_smallest(fused: Tensor, share: float) -> Tensor:
     return fused * kept
 
 
-class _Image(NamedTuple):
-    name: str
-    pixels: str
-    values: Values
-
-
-def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[tuple[ShownImage, Values]]:
     images = []
-    for name, view, inputs in request.pictures(model):
-        recording = recorded(model, inputs, "weights", sites=request.sites)
-        images.append(_Image(name, png(view), map_values(_rollout_on_map(recording, model))))
+    for image in request.pictures(model):
+        recording = recorded(model, image.inputs, "weights", sites=request.sites)
+        images.append((image, map_values(_rollout_on_map(recording, model))))
     return images
 
 
 def _rollout_on_map(recording: Recording, model: ModelHandle) -> Tensor:
-    """Return the share of each patch, (rows, columns), in the class token or, without one, in the mean of all tokens."""
+    """Return the share of each patch in the class token, (rows, columns).
+
+    Without a class token, it is the share in the mean of all tokens.
+    """
     if missing := sites_without_maps(recording, model):
         raise RecordError(
             f"{', '.join(missing)}: no attention map, which rollout requires of all layers; choose layers with maps "
@@ -97,23 +95,25 @@ def _rollout_on_map(recording: Recording, model: ModelHandle) -> Tensor:
     return row[recording.token_indices(last).to(row.device)].float()
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
-    rows = [image_row((image.name, image.pixels) for image in models[0][2])]
+def _present(request: AnalysisRequest, models: Measured[list[tuple[ShownImage, Values]]]) -> Content:
+    rows = [image_row(image for image, _ in models[0][2])]
     for _, name, images in models:
-        rows.append(PictureRow(name=name, pictures=[Picture(image=each.pixels, values=each.values) for each in images]))
-    return ANALYSIS.result(
-        request,
+        maps = [Picture(image=png(image.view), values=values) for image, values in images]
+        rows.append(PictureRow(name=name, pictures=maps))
+    return Content(
         note="Share of each patch in the class token (without one: in the mean of all tokens) in the product of the layers' "
         "maps, each averaged over heads and then averaged with the identity for the skip connection. Each picture has its "
         "own color scale. Rollout takes only attention into account, not MLPs and values.",
         panels=[Pictures(title="rollout through all layers", rows=rows)],
         table=table(
             ["model", "image", "row", "column", "share"],
-            2,
-            [(name, each.name, *cell) for _, name, images in models for each in images for cell in cells(each.values)],
+            [
+                (name, image.name, *cell)
+                for _, name, images in models
+                for image, values in images
+                for cell in cells(values)
+            ],
         ),
-        left_out=left_out,
     )
 
 
@@ -122,6 +122,6 @@ ANALYSIS = Analysis(
     title="Attention rollout",
     summary="attention through all layers, for single images",
     source="Abnar and Zuidema 2020",
-    run=run,
+    run=by_model(_measure, _present),
     images="shown",
 )

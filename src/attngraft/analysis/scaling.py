@@ -7,12 +7,11 @@ from torch import Tensor
 
 from attngraft.analysis.layers import LayerAxis
 from attngraft.analysis.panels import table
-from attngraft.analysis.request import Analysis, AnalysisRequest, measure_models
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import host_of
 from attngraft.errors import RecordError
 from attngraft.grafting.apply import grafted
-from attngraft.hosts import find_host
 from attngraft.recording.measures import scale_statistics
-from attngraft.results.analysis import AnalysisResult, Curves
 from attngraft.targets.handle import ModelHandle
 
 
@@ -20,7 +19,7 @@ def _measure(
     request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
 ) -> dict[str, tuple[float | None, float]]:
     """Return the ratio of quantiles and the mean by site, and by instance if a site has several."""
-    host = find_host(model.model)
+    host = host_of(model)
     scales = []
     for path, _, instance, graft in grafted(host.core):
         scale = getattr(graft, "scale", None)
@@ -36,19 +35,15 @@ def _measure(
     return found
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[dict[str, tuple[float | None, float]]]) -> Content:
     axis = LayerAxis.of(list(scales) for _, _, scales in models)
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="Left: |10% quantile| / |90% quantile| of a layer's scale over the channels (none where the 90% quantile is "
         "0). Right: its mean. Scales are initialized to 0; in the paper both grow with depth.",
         panels=[
-            Curves(
-                title=title,
-                x_axis="layer",
-                ticks=axis.ticks,
-                lines=[
+            axis.curves(
+                title,
+                [
                     axis.line(name, index, {site: each[which] for site, each in scales.items()})
                     for index, name, scales in models
                 ],
@@ -57,10 +52,8 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         ],
         table=table(
             ["model", "layer", "ratio", "mean"],
-            2,
             [(name, site, *each) for _, name, scales in models for site, each in scales.items()],
         ),
-        left_out=left_out,
     )
 
 
@@ -69,6 +62,6 @@ ANALYSIS = Analysis(
     title="Learned scale of CB_S",
     summary="the scale learned by cb_s, by layer",
     source="CB, Fig. 6",
-    run=run,
+    run=by_model(_measure, _present),
     images="none",
 )

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 
 from attngraft.analysis.panels import png, table
 from attngraft.analysis.predictions import LabelPredictions, predictions_of_all
-from attngraft.analysis.request import Analysis, AnalysisRequest
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content
 from attngraft.errors import UsageError
-from attngraft.results.analysis import AnalysisResult, Grid, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Grid, Picture, PictureRow, Pictures
 from attngraft.results.sections import Cell
 
-_MOST = 8  #: most images shown as gained or lost
+_MOST = 8  #: largest number of images shown as gained or lost
 
 
 class ClassDifference(NamedTuple):
@@ -67,7 +67,7 @@ def changed_sides(
     return Sides(np.flatnonzero(~first & second), np.flatnonzero(first & ~second), classes)
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
+def run(request: AnalysisRequest) -> Content:
     names = request.names
     (first, second), images = predictions_of_all(request)
     sides = changed_sides(
@@ -83,12 +83,11 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         for index in indices
     ]
     rows += [["class", each.name, None, each.first, each.second] for each in sides.classes]
-    return ANALYSIS.result(
-        request,
+    return Content(
         note=f"On {images}. Gained: {names[0]} is wrong and {names[1]} is correct; lost: the reverse. Below each image are "
         f"the predictions of {names[0]} and {names[1]}. At most {_MOST} of each are shown, evenly spaced; the table "
-        "has all of them, and the accuracy of both models by class. With one model of each, some images change with "
-        "the seed alone.",
+        "has all of them, and the accuracy of both models by class. With a single run of each, some images "
+        "change sides because of the seed alone.",
         panels=[
             *_pictures(request, first, second, sides),
             Grid(
@@ -102,7 +101,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
                 high=1.0,
             ),
         ],
-        table=table(["side", "image", "true class", names[0], names[1]], 5, rows),
+        table=table(["side", "image", "true class", names[0], names[1]], rows),
         numbers={
             "gained": float(len(sides.gained)),
             "lost": float(len(sides.lost)),

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from attngraft.analysis.layers import ticks
 from attngraft.analysis.panels import mean, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, recorded
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content
+from attngraft.analysis.tensors import recorded
 from attngraft.errors import UsageError
-from attngraft.results.analysis import AnalysisResult, Grid
+from attngraft.results.analysis import Grid
 
-#: if a layer's HSIC with itself is below this fraction of its kernel's size, it is rounding (float64, float32 features)
+#: a layer's HSIC with itself below this fraction of its kernel's size is a rounding error (float64, float32 features)
 _ROUNDING = 1e-13
 
 _LEAST = 4  #: smallest number of images for the unbiased estimate
@@ -106,7 +107,7 @@ def _hsic(first: Tensor, second: Tensor) -> Tensor:
     return (trace + sums - crossed) / (n * (n - 3))
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
+def run(request: AnalysisRequest) -> Content:
     first, second = request.models[0], request.models[-1]
     alignment, batches = CentredKernelAlignment(), 0
     with torch.no_grad():
@@ -124,8 +125,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
     matrix = alignment.matrix().clamp(0, 1)
     values = [[None if math.isnan(each) else each for each in row] for row in matrix.tolist()]
     diagonal = mean(row[index] for index, row in enumerate(values)) if matrix.shape[0] == matrix.shape[1] else None
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="CKA between the MLP outputs (inside the residual branch) of each layer of both models, on the same images; it "
         "is 1 for features that differ by a rotation and a scale. The unbiased estimate can lie slightly outside of the "
         "range 0 to 1 and is clipped. Two runs that differ only in their seed show the effect of initialization. Cells of "
@@ -144,7 +144,6 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         ],
         table=table(
             [f"layer of {first.name}", f"layer of {second.name}", "CKA"],
-            2,
             [
                 (a, b, values[row][column])
                 for row, a in enumerate(alignment.first)

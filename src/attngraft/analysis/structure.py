@@ -1,4 +1,4 @@
-"""Structural similarity and sharpness of the feature maps of two models, shown as their first principal component.
+"""Structural similarity and sharpness of two models' feature maps.
 
 BiSA, Figs. 4 to 7. The paper does not state how 96 channels are reduced to one picture; we use the first principal component
 of both maps together.
@@ -10,15 +10,17 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.analysis.label_maps import RADIUS, LabelMaps
-from attngraft.analysis.panels import map_values, png, table
-from attngraft.analysis.request import Analysis, AnalysisRequest, feature_map, find_tensors, recorded
+from attngraft.analysis.panels import check_finite, map_values, png, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content
+from attngraft.analysis.segmentation_masks import RADIUS, SegmentationMasks
+from attngraft.analysis.tensors import feature_map, find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
-from attngraft.results.analysis import AnalysisResult, Panel, Picture, PictureRow, Pictures
+from attngraft.results.analysis import Panel, Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
 
 _HOOK_POINT = "attn.end"
@@ -133,47 +135,38 @@ def sharpness(picture: Tensor, boundary: Tensor) -> Sharpness:
 def _blurred(picture: Tensor, weights: Tensor) -> Tensor:
     """Blur along both axes, with symmetric padding, which also works for pictures of a single pixel."""
     radius = len(weights) // 2
-    rows, columns = (_mirrored(size, radius, picture.device) for size in picture.shape[1:])
+    rows, columns = (np.pad(np.arange(size), radius, mode="symmetric") for size in picture.shape[1:])
     padded = picture[:, rows][:, :, columns].unsqueeze(1)
     return F.conv2d(F.conv2d(padded, weights.view(1, 1, -1, 1)), weights.view(1, 1, 1, -1)).squeeze(1)
-
-
-def _mirrored(size: int, radius: int, device: torch.device) -> Tensor:
-    """Return the pixel index for each position from `-radius` to `size + radius`: d c b a | a b c d | d c b a."""
-    index = torch.arange(-radius, size + radius, device=device) % (2 * size)
-    return torch.where(index < size, index, 2 * size - 1 - index)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparison:
     """Pictures of some images (B, rows, columns) from 0 to 1, with their dissimilarity and sharpness."""
 
-    first: Tensor
-    second: Tensor
+    pictures: PicturePair
     dissimilarity: Tensor
-    sharpness: tuple[list[list[float | None]], list[list[float | None]]]  #: sharpness of both models
+    measures: Tensor  #: mean dissimilarity and the values of `sharpness` by image and model, (B, 2, 4)
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    labels = None if request.label_maps is None else LabelMaps(request.label_maps, request.images)
+def run(request: AnalysisRequest) -> Content:
+    labels = None if request.label_maps is None else SegmentationMasks(request.label_maps, request.images)
     with torch.no_grad():
         sites = _common_sites(request)
         panels = _panels(request, sites, labels)
-        by_image = _compare_all(request, sites, labels)
+        measures = _compare_all(request, sites, labels)
     edges = "edges" if labels is None else "boundaries"
     columns = ("sharpness", f"at {edges} over elsewhere", f"correlation with {edges}")
     numbers = {}
     for component, description in _COMPONENTS.items():
-        values = [row[component][0] for row in by_image]
-        numbers[f"{description}: dissimilarity"] = sum(values) / len(values)
+        dissimilarity, *by_column = measures[component].unbind(2)
+        numbers[f"{description}: dissimilarity"] = float(dissimilarity[:, 0].mean())
         for index, name in enumerate(request.names):
-            for column, title in enumerate(columns):
-                known = [value for row in by_image if (value := row[component][1][index][column]) is not None]
-                if known:
-                    numbers[f"{description}: {title}, {name}"] = sum(known) / len(known)
+            for title, values in zip(columns, by_column, strict=True):
+                if not values[:, index].isnan().all():
+                    numbers[f"{description}: {title}, {name}"] = float(values[:, index].nanmean())
     images = [request.images.names[index] for index in request.images.sample(request.limit)]
-    return ANALYSIS.result(
-        request,
+    return Content(
         note="First principal component of the outputs of the first attention layer, inside its residual branch. The paper "
         "does not state how the channels are reduced to one picture. We use the component of both maps together, "
         "scaled from 0 to 1 per image over both. Models trained separately have different channels, and the map with "
@@ -191,12 +184,11 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         panels=panels,
         table=table(
             ["model", "layer", "image", "component", "dissimilarity", *columns],
-            4,
             [
-                [name, sites[index], image, component, row[component][0], *row[component][1][index]]
-                for component in _COMPONENTS
+                [name, sites[index], image, component, *(None if math.isnan(value) else value for value in values)]
+                for component, by_image in measures.items()
                 for index, name in enumerate(request.names)
-                for image, row in zip(images, by_image, strict=True)
+                for image, values in zip(images, by_image[:, index].tolist(), strict=True)
             ],
         ),
         numbers=numbers,
@@ -204,7 +196,7 @@ def run(request: AnalysisRequest) -> AnalysisResult:
 
 
 def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
-    """Return the first attention layer with a map that both models have by name, or else the first of each model."""
+    """Return the first attention layer with a map that both models have, or the first of each."""
     first, second = (_maps_by_site(request, model) for model in request.models)
     common = next((site for site in first if site in second), None)
     pair = (common, common) if common is not None else (next(iter(first)), next(iter(second)))
@@ -220,27 +212,25 @@ def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
 
 def _maps_by_site(request: AnalysisRequest, model: ModelHandle) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of the maps that attention layers output, in the order of execution."""
-    _, _, inputs = next(request.pictures(model))
-    reason = "none has a recorded output"
+    missing = f"{model.name}: no chosen attention layer has a map of the image"
+    find_tensors(request, model, (_HOOK_POINT,), missing=f"{missing}: none has a recorded output")
+    recording = recorded(model, next(request.pictures(model)).inputs, _HOOK_POINT, sites=request.sites)
     shapes: dict[str, tuple[int, ...]] = {}
-    if find_tensors(model, inputs, (_HOOK_POINT,), sites=request.sites):
-        recording = recorded(model, inputs, _HOOK_POINT, sites=request.sites)
-        reasons = []
-        for site in recording:
-            try:
-                shapes[site] = tuple(feature_map(recording, site, _HOOK_POINT).shape[1:])
-            except RecordError as error:
-                reasons.append(str(error))
-        reason = next(iter(reasons), reason)
+    reasons = []
+    for site in recording:
+        try:
+            shapes[site] = tuple(feature_map(recording, site, _HOOK_POINT).shape[1:])
+        except RecordError as error:
+            reasons.append(str(error))
     if not shapes:
-        raise RecordError(f"{model.name}: no chosen attention layer has a map of the image: {reason}")
+        raise RecordError(f"{missing}: {reasons[0]}")
     return shapes
 
 
 def _compare(
     request: AnalysisRequest,
     sites: tuple[str, str],
-    labels: LabelMaps | None,
+    labels: SegmentationMasks | None,
     indices: Sequence[int],
     inputs: tuple[Tensor, Tensor],
 ) -> tuple[dict[str, _Comparison], Tensor]:
@@ -249,55 +239,38 @@ def _compare(
         feature_map(recorded(model, batch, _HOOK_POINT, sites=site), site, _HOOK_POINT).float().cpu()
         for model, site, batch in zip(request.models, sites, inputs, strict=True)
     )
-    if not bool(first.isfinite().all() and second.isfinite().all()):
-        raise RecordError(
-            f"a map of {request.names[0]} or {request.names[1]} contains NaN or infinity: the "
-            "model diverged in training, or its activations overflow"
-        )
+    for name, maps in zip(request.names, (first, second), strict=True):
+        check_finite(maps, f"the map of {name} contains")
     size = (first.shape[1], first.shape[2])
     if labels is None:
         edges = gradient(F.adaptive_avg_pool2d(inputs[0].float().cpu().mean(1), size))
         edges = edges / edges.amax((1, 2), keepdim=True).clamp_min(torch.finfo(edges.dtype).tiny)
     else:
         edges = labels.boundaries(indices, request.models[0], size)
-    pairs = {"common": pictures(first, second), "own": (pictures(first, first).first, pictures(second, second).first)}
-    return {
-        component: _Comparison(
-            first=a,
-            second=b,
-            dissimilarity=(1 - structural_similarity(a, b)) / 2,
-            sharpness=(_sharpness(a, edges), _sharpness(b, edges)),
-        )
-        for component, (a, b) in pairs.items()
-    }, edges
-
-
-def _sharpness(picture: Tensor, edges: Tensor) -> list[list[float | None]]:
-    """Return the values of `sharpness` by image, None where they are not finite."""
-    rows = torch.stack(sharpness(picture, edges), 1).tolist()
-    return [[value if math.isfinite(value) else None for value in row] for row in rows]
+    own = PicturePair(pictures(first, first).first, pictures(second, second).first)
+    comparisons = {}
+    for component, pair in {"common": pictures(first, second), "own": own}.items():
+        dissimilarity = (1 - structural_similarity(*pair)) / 2
+        mean = dissimilarity.mean((1, 2)).double()
+        by_model = [torch.stack([mean, *sharpness(picture, edges)], 1) for picture in pair]
+        measures = torch.stack(by_model, 1).nan_to_num(posinf=math.nan, neginf=math.nan, nan=math.nan)
+        comparisons[component] = _Comparison(pictures=pair, dissimilarity=dissimilarity, measures=measures)
+    return comparisons, edges
 
 
 def _compare_all(
-    request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps | None
-) -> list[dict[str, tuple[float, tuple[list[float | None], list[float | None]]]]]:
-    """Return mean dissimilarity and the values of `sharpness` of both models, by image and component."""
-    rows = []
+    request: AnalysisRequest, sites: tuple[str, str], labels: SegmentationMasks | None
+) -> dict[str, Tensor]:
+    """Return the measures of all images by component, (images, 2, 4)."""
+    batches = []
     indices = iter(request.images.sample(request.limit))
     for first, second in zip(*(request.batches(model) for model in request.models), strict=True):
         comparisons, _ = _compare(request, sites, labels, list(islice(indices, len(first))), (first, second))
-        means = {component: each.dissimilarity.mean((1, 2)).tolist() for component, each in comparisons.items()}
-        rows += [
-            {
-                component: (means[component][image], (each.sharpness[0][image], each.sharpness[1][image]))
-                for component, each in comparisons.items()
-            }
-            for image in range(len(first))
-        ]
-    return rows
+        batches.append({component: each.measures for component, each in comparisons.items()})
+    return {component: torch.cat([batch[component] for batch in batches]) for component in _COMPONENTS}
 
 
-def _panels(request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps | None) -> list[Panel]:
+def _panels(request: AnalysisRequest, sites: tuple[str, str], labels: SegmentationMasks | None) -> list[Panel]:
     rows: dict[str, list[PictureRow]] = {component: [] for component in _COMPONENTS}
     a, b = request.models
     shown = zip(request.images.sample(request.shown), request.pictures(a), request.pictures(b), strict=True)
@@ -306,8 +279,8 @@ def _panels(request: AnalysisRequest, sites: tuple[str, str], labels: LabelMaps 
         for component, each in comparisons.items():
             captioned = (
                 ("its edges" if labels is None else "boundaries of its labels", edges),
-                (a.name, each.first),
-                (b.name, each.second),
+                (a.name, each.pictures.first),
+                (b.name, each.pictures.second),
                 ("dissimilarity", each.dissimilarity),
             )
             maps = [Picture(values=map_values(values[0]), caption=caption) for caption, values in captioned]

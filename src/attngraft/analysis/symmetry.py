@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attngraft.analysis.layers import LayerAxis
-from attngraft.analysis.panels import table
-from attngraft.analysis.request import Analysis, AnalysisRequest, find_tensors, measure_models, recorded
+from attngraft.analysis.panels import check_finite, table
+from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, by_model
+from attngraft.analysis.tensors import find_tensors, recorded
 from attngraft.errors import RecordError, UsageError
 from attngraft.recording.recording import Recording
-from attngraft.results.analysis import AnalysisResult, Curves
+from attngraft.results.analysis import Panel
 from attngraft.results.sections import Cell
 from attngraft.results.statistics import t_interval
 from attngraft.targets.handle import ModelHandle
 
 _DIRECTIONS = ("latents_to_tokens", "tokens_to_latents")
 _NONE = "no chosen layer has latents and tokens that attend to each other; choose BiXT's layers except the last"
-_TITLES = {
-    "correlation": "correlation of both directions",
-    "agreement": "agreement of the most attended tokens",
-}
+_TITLES = {"correlation": "correlation of both directions", "agreement": "agreement of the most attended tokens"}
 
 
 class Symmetry(NamedTuple):
@@ -71,7 +70,10 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
 
 
 def _top_probability(values: Tensor, k: int) -> Tensor:
-    """Return the probability that each value (..., N) is among the k largest of its row if ties are broken at random."""
+    """Return the probability that each value is among the k largest of its row.
+
+    Ties are broken at random.
+    """
     least = values.topk(k).values[..., -1:]
     above, equal = values > least, values == least
     left = k - above.sum(-1, keepdim=True)
@@ -87,13 +89,10 @@ class _Measure:
     interval: tuple[float, float] | None
 
     @classmethod
-    def of(cls, batches: list[Tensor]) -> _Measure:
+    def of(cls, batches: Iterable[Tensor]) -> _Measure:
         """Compute from values by image and head, (B, H) per batch."""
-        values = torch.cat(batches)
-        if not bool(values.isfinite().all()):
-            raise RecordError(
-                "the maps contain NaN or infinity: the model diverged in training, or its activations overflow"
-            )
+        values = torch.cat(list(batches)).cpu()
+        check_finite(values, "the maps contain")
         over_heads = t_interval(values.mean(1).numpy())
         return cls(
             heads=values.mean(0).tolist(),
@@ -102,29 +101,31 @@ class _Measure:
         )
 
 
-def _measure(
-    request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
-) -> dict[str, tuple[float, dict[str, _Measure]]]:
+_Layer = tuple[float, dict[str, _Measure]]  #: chance level of the agreement, and measures by name
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, _Layer]:
     """Return chance level and measures by site."""
+    names = find_tensors(request, model, _DIRECTIONS, missing=_NONE)
+    if {name for each in names.values() for name in each} != set(_DIRECTIONS):
+        raise RecordError(_NONE)
     batches: dict[str, list[Symmetry]] = {}
     for images in request.batches(model):
-        if not batches:
-            names = find_tensors(model, images[:1], _DIRECTIONS, sites=request.sites)
-            if {name for each in names.values() for name in each} != set(_DIRECTIONS):
-                raise RecordError(_NONE)
         recording = recorded(model, images, _DIRECTIONS, sites=request.sites)
         for site, latents_to_tokens, tokens_to_latents in _pairs(recording):
             batches.setdefault(site, []).append(symmetry(latents_to_tokens, tokens_to_latents))
     if not batches:
         raise RecordError(_NONE)
-    found = {}
-    for site, each in batches.items():
-        by_image = {
-            "correlation": [batch.correlation_by_image.cpu() for batch in each],
-            "agreement": [batch.agreement_by_image.cpu() for batch in each],
-        }
-        found[site] = each[-1].chance, {what: _Measure.of(values) for what, values in by_image.items()}
-    return found
+    return {
+        site: (
+            each[-1].chance,
+            {
+                "correlation": _Measure.of(batch.correlation_by_image for batch in each),
+                "agreement": _Measure.of(batch.agreement_by_image for batch in each),
+            },
+        )
+        for site, each in batches.items()
+    }
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -142,10 +143,9 @@ def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
                 break
 
 
-def run(request: AnalysisRequest) -> AnalysisResult:
-    models, left_out = measure_models(request, _measure)
+def _present(request: AnalysisRequest, models: Measured[dict[str, _Layer]]) -> Content:
     axis = LayerAxis.of(list(layers) for _, _, layers in models)
-    panels = []
+    panels: list[Panel] = []
     for what, title in _TITLES.items():
         lines = []
         for index, name, layers in models:
@@ -157,9 +157,8 @@ def run(request: AnalysisRequest) -> AnalysisResult:
             for _, _, layers in models
         ]
         lines += axis.bounds("chance", bounds)
-        panels.append(Curves(title=title, x_axis="layer", ticks=axis.ticks, lines=lines))
-    return ANALYSIS.result(
-        request,
+        panels.append(axis.curves(title, lines))
+    return Content(
         note="Attention of a latent to the tokens compared with the attention of the tokens to the latent. Correlation: "
         "over the tokens. Agreement: of the tenth of the tokens that a latent attends to most, the share that is also "
         "in the tenth that attends to the latent most. Means over images, latents and heads; bands are 95% intervals "
@@ -168,23 +167,14 @@ def run(request: AnalysisRequest) -> AnalysisResult:
         "them from two matrices. The last layer has only one direction.",
         panels=panels,
         table=table(
-            [
-                "model",
-                "layer",
-                "head",
-                *(f"{what}{end}" for what in _TITLES for end in ("", " low", " high")),
-                "chance",
-            ],
-            3,
+            ["model", "layer", "head", *(what + end for what in _TITLES for end in ("", " low", " high")), "chance"],
             [row for _, name, layers in models for site, layer in layers.items() for row in _rows(name, site, *layer)],
         ),
         numbers={
-            f"{name}: mean {what} over layers": sum(measures[what].mean for _, measures in layers.values())
-            / len(layers)
+            f"{name}: mean {what} over layers": fmean(measures[what].mean for _, measures in layers.values())
             for _, name, layers in models
             for what in _TITLES
         },
-        left_out=left_out,
     )
 
 
@@ -201,5 +191,5 @@ ANALYSIS = Analysis(
     title="Symmetry of latents and tokens",
     summary="correlation and agreement of both directions of BiXT's layers, against chance",
     source="BiXT, Sec. 3.1, App. A",
-    run=run,
+    run=by_model(_measure, _present),
 )

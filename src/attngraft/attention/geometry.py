@@ -18,7 +18,7 @@ def prefix_names(*, class_token: bool = True, distillation: bool = False, regist
 
 @dataclass(frozen=True)
 class HeadRows:
-    """Rows of a host's projection that compute q, k or v: head h has `width` rows from `start + h * step` on.
+    """Rows of a host's projection that compute q, k or v: head h has `width` rows, starting at `start + h * step`.
 
     `step` is `width` where q, k and v are three blocks of rows, and three times that where they are interleaved per head.
     """
@@ -63,7 +63,7 @@ class Geometry:
     #: row): `grid` is then the grid of one sequence, and the map is larger by these factors
     apart: tuple[int, int] | None = None
     causal: bool = False  #: tokens must not attend to later ones
-    padded: bool = False  #: a batch may hold padding tokens
+    padded: bool = False  #: a batch may contain padding tokens
     #: initialization of the host's weight matrices; `torch` is that of `torch.nn.Linear`
     init: Literal["trunc_normal", "xavier_uniform", "torch"] = "trunc_normal"
 

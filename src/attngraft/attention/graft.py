@@ -16,9 +16,8 @@ from attngraft.attention.geometry import Geometry
 from attngraft.attention.hook_points import HookPoint
 from attngraft.attention.recorder import Recordable
 
-Circumstance = Literal[
-    "causal", "padded", "cross"
-]  #: geometry fields that some hosts determine only in the forward pass
+#: geometry fields that some hosts determine only in the forward pass
+Circumstance = Literal["causal", "padded", "cross"]
 CIRCUMSTANCES: tuple[Circumstance, ...] = get_args(Circumstance)
 LinearLayer = nn.Linear | nn.Conv2d  #: a linear map of each token: convolutions have kernel size 1 and one group
 
@@ -75,7 +74,7 @@ all keys are visible; several maps for each head share the head's values | |
     #: why the graft type refuses causal attention, padded batches, or keys from tokens other than the queries; read by hosts
     #: that determine these only in the forward pass
     refuses: Mapping[Circumstance, str] = MappingProxyType({})
-    folded: str | None = None  #: what was folded into the host's weights; such a graft cannot be removed
+    folded: str | None = None  #: part that was folded into the host's weights; such a graft cannot be removed
     stage = renamed("stage", "hook_point")
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
@@ -128,7 +127,7 @@ class GraftType(ABC, Generic[OptionsT]):
         """Build the module for one site, with initial values from torch's global generator."""
 
     def refusal(self, geometry: Geometry, hook_point: HookPoint, options: OptionsT) -> str | None:
-        """Return why this site cannot take the graft, as a sentence with a remedy; None if it can."""
+        """Return why this site does not support the graft, as a sentence with a remedy; None if it does."""
         return None
 
     def starts_as_identity(self, options: OptionsT) -> bool:

@@ -87,5 +87,5 @@ class MixContext:
         return MixContext(self._site, self._again(tokens), self._again)
 
     def join(self, heads: Tensor) -> Tensor:
-        """Concatenate heads (B, H, N, dv) to tokens (B, N, H * dv), as the output projection takes them."""
+        """Concatenate heads (B, H, N, dv) to tokens (B, N, H * dv), the input of the output projection."""
         return heads.transpose(1, 2).flatten(2)

@@ -42,12 +42,12 @@ class Recordable:
     def is_recording(self, *names: str) -> bool:
         """Return whether a recorder would keep one of these names; without names, whether a recorder is attached.
 
-        Call it before computing a tensor only to record it.
+        Check it before computing a tensor that is only recorded.
         """
         recorder = self.recorder
         if recorder is None:
             return False
-        wanted = [recorder.wants(name) for name in names]  # no shortcut: the recorder has to see every name
+        wanted = [recorder.wants(name) for name in names]  # no short-circuiting: `wants` registers every name
         return not names or any(wanted)
 
 
@@ -60,7 +60,7 @@ def record_coordinates(
         module: the module that records the tensor.
         maps: (B, rows, columns, C), the host's map before it is partitioned into windows.
         cut: the host's own partition of maps into windows (B * windows, N, C), zero padding included.
-        name: `BLOCK_COORDINATES` where the hook points of this site have blocks too.
+        name: `BLOCK_COORDINATES` if tensors at the hook points of this site have an axis of blocks too.
     """
     if not module.is_recording(name):
         return

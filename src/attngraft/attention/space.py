@@ -18,15 +18,14 @@ from attngraft.attention.template import GraftedModule
 class SpaceSite(GraftedModule):
     """A module with a branch from map to map, both (B, rows, columns, C), that a graft can replace as a whole.
 
-    An adapter lists the children that only this branch uses (`detaches`), calls `stand_in` before the branch, and implements
-    the branch by itself (`branch_of`).
+    An adapter lists the children that only this branch uses (`detaches`), calls `stand_in` before the branch, and provides
+    the branch as a function (`branch_of`).
     """
 
     detaches: ClassVar[tuple[str, ...]]  #: names of the children that only this branch uses; all of them exist
-    branch_of: ClassVar[
-        Callable[[Any, Tensor], Tensor]
-    ]  #: runs the host's own branch on an unpatched module, for counting MACs
-    whole: bool = True  #: whether the detached modules hold the host's own values
+    #: runs the host's own branch on an unpatched module, for counting MACs
+    branch_of: ClassVar[Callable[[Any, Tensor], Tensor]]
+    whole: bool = True  #: whether the detached modules have the host's own values
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -26,7 +26,7 @@ def is_graft(name: str) -> bool:
 
 
 class GraftedModule(Recordable):
-    """Base of all patched classes: holds the grafts of one module, in the order in which they were installed."""
+    """Base of all patched classes, with the grafts of one module in order of installation."""
 
     grafts: nn.ModuleDict
 
@@ -44,7 +44,7 @@ class GraftedModule(Recordable):
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
-        """Return what separates the host's linear layer from `hook_point`, as text for messages; None: nothing does."""
+        """Return why the host's linear layer is not adjacent to `hook_point`, for messages; None if nothing is between."""
         return None
 
     def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
@@ -66,6 +66,10 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     return next(
         base for base in type(module).__mro__ if not issubclass(base, GraftedModule) and issubclass(base, nn.Module)
     )
+
+
+#: in the order in which a forward pass reaches them
+_AFTER_PROJECTION: tuple[HookPoint, ...] = ("tokens", "attn.window", "attn.end")
 
 
 class AttentionSite(GraftedModule):
@@ -97,15 +101,17 @@ class AttentionSite(GraftedModule):
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
+        if hook_point not in _AFTER_PROJECTION:
+            return None
         adding = next((graft for graft in self.grafts_at("mix") if graft.adds_after), None)
-        if hook_point in ("tokens", *self.ends) and adding is not None:
+        if adding is not None:
             return f"{adding.kind} adds its own output after the host's output projection"
-        if hook_point in self.ends and self.grafts_at("tokens"):
+        if any(self.grafts_at(each) for each in _AFTER_PROJECTION[: _AFTER_PROJECTION.index(hook_point)]):
             return "another graft lies between it and the host's output projection"
         return None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
-        if hook_point not in ("tokens", *self.ends) or self.between(hook_point):
+        if hook_point not in _AFTER_PROJECTION or self.between(hook_point):
             return None
         return self.output_layer()
 

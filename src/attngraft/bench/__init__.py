@@ -1,1 +1,1 @@
-"""Benchmarks of attention operations: a check of outputs before timing, result files, scaling over the number of tokens."""
+"""Benchmarks of attention operations: checked outputs, result files, scaling with tokens."""

@@ -26,7 +26,10 @@ class BenchLayer:
 
 
 class BiXTStack(nn.Module):
-    """Complete layers of BiXT: cross-attention with projections and both feed-forward networks, then a latent block."""
+    """Complete layers of BiXT.
+
+    A layer is cross-attention with projections and both feed-forward networks, then a latent block.
+    """
 
     def __init__(self, depth: int) -> None:
         super().__init__()
@@ -61,7 +64,7 @@ def latents_and_tokens(count: int) -> tuple[Tensor, ...]:
     return torch.randn(1, LATENTS, WIDTH), torch.randn(1, count, WIDTH)
 
 
-#: name -> kind of layer; a mechanism's benchmark adds a line here and a command in `cli/bench.py`
+#: name -> kind of layer; to benchmark another mechanism, add a line here and a command in `cli/bench.py`
 LAYERS: Mapping[str, BenchLayer] = {
     "bixt": BenchLayer(  # enough tokens to take the same code path as a million
         title="BiXT layer", stack=BiXTStack, inputs=latents_and_tokens, checked=2**15

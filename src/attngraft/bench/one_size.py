@@ -1,8 +1,8 @@
-"""Measurement of one layer at one number of tokens, in a separate process that `measure_size(task)` starts.
+"""Measurement of one layer at one number of tokens, in a separate process.
 
-The process checks the layer's outputs against the reference backend, creates the inputs and calls the layer once: memory is
-the growth of resident memory up to the peak of that call, without inputs and weights. Then it times further calls. A new
-process has no memory left over from an earlier size.
+`measure_size` starts the process, which checks the layer's outputs against the reference backend, creates the inputs
+and calls the layer once: memory is the growth of resident memory up to the peak of that call, without inputs and
+weights. Then it times further calls. A new process has no memory left over from an earlier size.
 
 Memory is limited by `RLIMIT_AS`, the growth of the address space, counted from before the inputs are created. If that limit
 is not supported (Windows, macOS) or not set, the system ends processes that need too much. Time is limited by the
@@ -39,16 +39,22 @@ class MeasuringError(AttngraftError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SizeTask:
-    """Measurement to be made by one process."""
+class Call:
+    """Settings of the measured call; results can be joined only if these are equal."""
 
-    layer: str  #: a name of `LAYERS`
-    tokens: int
     depth: int
     backward: bool
     cpu_time: bool  #: measure CPU seconds of the process, which other processes affect little, instead of wall time
     threads: int
     repeats: int  #: minimum number of timed calls, unless time runs out
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeTask(Call):
+    """Measurement to be made by one process."""
+
+    layer: str  #: a name of `LAYERS`
+    tokens: int
     seconds: float  #: time limit
     memory: int | None  #: memory limit in bytes
 
@@ -64,7 +70,7 @@ class SizeResult:
 
 
 def measure_size(task: SizeTask) -> SizeResult:
-    """Measure in a new process, which is ended on interruption.
+    """Run a measurement in a new process, which ends on interruption.
 
     Raises:
         MeasuringError: outputs differ from the reference, or the process failed; includes the message of the process.
@@ -112,7 +118,7 @@ def main(text: str) -> NoReturn:
 
 
 class _Answer:
-    """Collect results; print them once and end the process, when all is measured or time is over."""
+    """Collect results; print them once and exit when everything is measured or the time is up."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -125,7 +131,7 @@ class _Answer:
         self.send("measured" if self.first is not None else "too slow")
 
     def send(self, outcome: Outcome, message: str = "") -> NoReturn:
-        self._sent.acquire()  # never released: a second thread waits here for the end
+        self._sent.acquire()  # never released: a second thread waits here until the process ends
         seconds = self.seconds or [self.first] if self.first is not None else []
         result = {"outcome": outcome, "seconds": seconds, "memory": self.memory, "message": message}
         try:
@@ -158,7 +164,7 @@ def _work(task: SizeTask, stack: torch.nn.Module) -> Callable[[], object]:
 
 
 def _backward(stack: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Callable[[], object]:
-    """Return a function that runs forward and the gradients of inputs and weights for the sum of all outputs."""
+    """Return a function that runs forward and backward, for the sum of all outputs."""
     wanted = [*(tensor.requires_grad_() for tensor in inputs), *stack.parameters()]
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""Benchmark results as JSON, with machine, versions, load and command; and the check of outputs before timing."""
+"""Benchmark results as JSON files, and the check of outputs before timing."""
 
 import dataclasses
 import json
@@ -92,7 +92,10 @@ def measurement(name: str, measured: PairedRatio | Duration, *, bar: float | Non
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Machine, load and command of a benchmark; created before the first sample, since measuring causes load."""
+    """Machine, load and command of a benchmark.
+
+    It is created before the first sample, since measuring causes load.
+    """
 
     environment: Mapping[str, Any]
     load: list[float]

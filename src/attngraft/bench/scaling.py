@@ -1,4 +1,4 @@
-"""Scaling of time and memory with the number of tokens: one curve per kind of layer, each size in a separate process.
+"""Scaling of time and memory with the number of tokens: one curve per kind of layer.
 
     time ~ N^a,  memory ~ N^b         fitted on logarithms, over sizes of at least `FIT_FROM` tokens
 
@@ -15,6 +15,7 @@ from typing import Any
 from scipy import stats
 
 from attngraft.bench.layers import LAYERS
+from attngraft.bench.one_size import Call as Call
 from attngraft.bench.one_size import SizeResult, SizeTask, measure_size
 from attngraft.bench.result import FORMAT, Setting, read_benchmark
 from attngraft.errors import UsageError
@@ -30,7 +31,7 @@ TOLERANCE = 0.1  #: maximum difference between an exponent and its bar
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Measurement of one size: median seconds per call with a 95% bootstrap interval, and peak memory in bytes."""
+    """Measurement of one size: median seconds per call with 95% interval, peak memory in bytes."""
 
     tokens: int
     seconds: float
@@ -85,17 +86,6 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """Settings of the measured call; results can be joined only if these are equal."""
-
-    depth: int
-    backward: bool
-    cpu_time: bool
-    threads: int
-    repeats: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class ScalingResult:
     """One sweep, complete or partial."""
 
@@ -138,10 +128,12 @@ def begin(
 
 
 def resumed(result: ScalingResult, known: ScalingResult, *, path: Path) -> ScalingResult:
-    """Copy the measurements of `known` (from `path`) to the empty `result`; ended curves continue if limits differ.
+    """Copy the measurements of `known` (from `path`) to the empty `result`.
+
+    Ended curves continue if the limits differ.
 
     Raises:
-        UsageError: `known` is of another call, machine or version; the message names the difference.
+        UsageError: `known` was measured with another call, machine or version; the message contains the difference.
     """
     pairs = {
         **{name: (value, getattr(known.call, name)) for name, value in vars(result.call).items()},
@@ -151,7 +143,7 @@ def resumed(result: ScalingResult, known: ScalingResult, *, path: Path) -> Scali
     for name, (wanted, found) in pairs.items():
         if wanted != found:
             raise UsageError(
-                f"{path} holds measurements with {name} {found}, not {wanted}: pass another --out, or delete that file"
+                f"{path} contains measurements with {name} {found}, not {wanted}: pass another --out, or delete that file"
             )
     ends_hold = result.limits == known.limits
     before = {curve.layer: curve if ends_hold else replace(curve, end=None) for curve in known.curves}
@@ -228,7 +220,10 @@ def _extended(curve: Curve, task: SizeTask, result: SizeResult, *, bar: float | 
 
 
 def exponent(points: Sequence[tuple[int, float]], *, bar: float | None = None) -> Exponent | None:
-    """Fit the exponent of a quantity over sizes of at least `FIT_FROM` tokens; None for fewer than three sizes."""
+    """Fit the exponent of a quantity over sizes of at least `FIT_FROM` tokens.
+
+    It is None for fewer than three sizes.
+    """
     fitted = [(math.log(tokens), math.log(value)) for tokens, value in points if tokens >= FIT_FROM]
     if len(fitted) < 3:
         return None

@@ -12,14 +12,23 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 Gradients = tuple[Tensor | None, ...]
 
 
+def empty_gradients(*operands: Tensor | None) -> tuple[Tensor, ...]:
+    """Return empty contiguous gradients of the operands; an empty tensor for None."""
+    like = next(operand for operand in operands if operand is not None)
+    return tuple(
+        like.new_empty(0) if operand is None else torch.empty_like(operand, memory_format=torch.contiguous_format)
+        for operand in operands
+    )
+
+
 def custom_op(
     name: str,
     *,
     backward: Callable[..., tuple[Tensor, ...]],
     formula: Callable[..., tuple[Tensor | None, ...]],
     outputs: Callable[..., Any],
-    gradients: Callable[..., tuple[Tensor, ...]],
     flops: Callable[..., int],
+    gradients: Callable[..., tuple[Tensor, ...]] = empty_gradients,
     results: int = 1,
     saves: Sequence[int] = (),
     needs: int | None = None,
@@ -37,9 +46,9 @@ def custom_op(
         formula: the forward in plain operations, from operands and options to the differentiable outputs; used where the
             gradients are themselves differentiated.
         outputs: returns empty outputs, from operands and options.
-        gradients: returns empty gradients, from the operands.
         flops: FLOPs of the forward, from operands (given by their shapes) and options. Linear layers, convolutions and
-            matrix products count, elementwise operations do not. The backward counts twice as much: two products for each.
+            matrix products count, elementwise operations do not. The backward counts twice as much as the forward.
+        gradients: returns empty gradients, from the operands.
         results: number of differentiable outputs; they come first.
         saves: indices of the outputs that the backward takes.
         needs: index of an operand whose gradient is optional. The backward then takes a final boolean argument, whether
@@ -50,9 +59,7 @@ def custom_op(
         parameters = inspect.signature(forward).parameters.values()
         count = sum("Tensor" in str(parameter.annotation) for parameter in parameters)
         op = torch.library.custom_op(f"attngraft::{name}", forward, mutates_args=())
-        declared = (
-            torch.library.infer_schema(forward, mutates_args=()).partition(") ->")[0].removeprefix("(").split(", ")
-        )
+        declared = torch.library.infer_schema(forward, mutates_args=())[1:].partition(") ->")[0].split(", ")
         arguments = [f"Tensor to_output_{index}" for index in range(results)] + declared[:count]
         arguments += (
             [f"Tensor output_{index}" for index in saves] + declared[count:] + ["bool needed"] * (needs is not None)
@@ -72,7 +79,7 @@ def custom_op(
             ctx.save_for_backward(*inputs[:count], *(output[index] for index in saves))
 
         def derivative(ctx: Any, *to_outputs: Tensor) -> Gradients:
-            tensors = ctx.saved_tensors  # read once: activation checkpointing unpacks it once
+            tensors = ctx.saved_tensors  # read once, because activation checkpointing unpacks them only once
             operands, saved = tensors[:count], tensors[count:]
             if torch.is_grad_enabled():  # double backward
                 computed = differentiable_gradients(
@@ -84,7 +91,7 @@ def custom_op(
             needed = zip(computed, ctx.needs_input_grad, strict=False)
             return *(gradient if need else None for gradient, need in needed), *(None for _ in ctx.options)
 
-        def empty_gradients(*given: Any) -> tuple[Tensor, ...]:
+        def fake_backward(*given: Any) -> tuple[Tensor, ...]:
             operands = list(given[of_operands])
             if needs is not None and not given[-1]:
                 operands[needs] = None
@@ -95,7 +102,7 @@ def custom_op(
 
         op.register_fake(outputs)
         op.register_autograd(derivative, setup_context=save)
-        backward_op.register_fake(empty_gradients)
+        backward_op.register_fake(fake_backward)
         register_flops(name, lambda *given, **_: flops(*given))
         register_flops(f"{name}_backward", backward_flops)
         op.backward = backward_op  # type: ignore[attr-defined]
@@ -120,7 +127,7 @@ def is_traced(*tensors: Tensor | None) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or any(_has_no_plain_values(tensor) for tensor in tensors if tensor is not None)
+        or any(each is not None and (each.is_meta or type(each) not in (Tensor, nn.Parameter)) for each in tensors)
     )
 
 
@@ -133,9 +140,9 @@ def needs_aten_ops(*tensors: Tensor | None) -> bool:
 
 
 def in_dispatch_mode() -> bool:
-    """Return whether a dispatch mode, such as a FLOP counter, is active, which should see the reference operations.
+    """Return whether a dispatch mode, such as a FLOP counter, is active.
 
-    Always False in compiled code.
+    Such a mode should see plain operations. Always False in compiled code.
     """
     return not torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
 
@@ -172,7 +179,7 @@ def differentiable_gradients(
 
 
 def without_autocast(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
-    """Decorate the `backward` of an autograd function to compute in the dtypes of its tensors, also under autocast."""
+    """Make the `backward` of an autograd function compute in the dtypes of its tensors, even under autocast."""
 
     @functools.wraps(backward)
     def run(ctx: Any, *gradients: Any) -> Gradients:
@@ -180,7 +187,3 @@ def without_autocast(backward: Callable[..., Gradients]) -> Callable[..., Gradie
             return backward(ctx, *gradients)
 
     return run
-
-
-def _has_no_plain_values(tensor: Tensor) -> bool:
-    return tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter)

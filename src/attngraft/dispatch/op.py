@@ -119,10 +119,10 @@ class Op(Generic[Result]):
             if reason is None:
                 return self.backends[forced].function(*args, **kwargs)
             raise BackendError(self._refusal(forced, reason))
-        for candidate in self.backends.values():
+        for candidate in self.backends.values():  # the last is the reference, which can serve every call
             if candidate.obstacle(*args, **kwargs) is None:
-                return candidate.function(*args, **kwargs)
-        raise BackendError(f"{self.name}: no backend can serve this call; call its explain() for the reasons")
+                break
+        return candidate.function(*args, **kwargs)
 
     def explain(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Explanation:
         """Return the backend that a call with these arguments would use, without running it.
@@ -174,8 +174,10 @@ def _by_name(name: str) -> Op[Any]:
 
 
 def registered_ops() -> dict[str, Op[Any]]:
-    """Return the ops of all mechanisms imported so far, by name (`mechanisms.registry.graft_types()` imports the built-in
-    ones)."""
+    """Return the ops of all mechanisms imported so far, by name.
+
+    `mechanisms.registry.graft_types()` imports the built-in ones.
+    """
     return dict(_registered)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 #: dtypes that our kernels read and write; they accumulate in float32
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: whether Triton is installed (not on macOS and, usually, not on Windows); looked up, not imported
+#: whether Triton is installed (never on macOS, rarely on Windows); found without importing it
 INSTALLED = importlib.util.find_spec("triton") is not None
-#: whether kernels run in Triton's interpreter (slow, works on the CPU too, for tests); read once, as in Triton itself
+#: whether kernels run in Triton's interpreter (slow, but also runs on the CPU, for tests); read once, as in Triton itself
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 ON_CPU = "the tensors are on cpu, and Triton kernels need cuda"

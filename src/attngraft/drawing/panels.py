@@ -26,11 +26,11 @@ _SIDE = 1.15  #: side of a picture in inches
 _GAP = 0.08
 _CAPTION = 0.2
 _STRETCHED = 2  #: aspect ratio from which a map is stretched to a square
-_PIXELS = 180  #: smallest length of a picture's longer side in pixels, so that smoothing viewers show squares
+_PIXELS = 180  #: smallest length of a picture's longer side in pixels, so that viewers do not blur small maps
 
 
 def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:
-    """Draw a result as PNG and SVG files, light and dark (`-dark`), and return the files' contents by name.
+    """Draw a result as light and dark PNG and SVG files; return their contents by name.
 
     Up to four consecutive panels share a sheet; each panel of pictures has its own. Further sheets are named `<name>-2`, ...
     """
@@ -112,7 +112,7 @@ def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: AnalysisRes
         color = theme.muted if line.subject is None else _model_color(result, theme, line.subject)
         axes.plot(
             line.x,
-            _with_nan(line.y),
+            np.array(line.y, dtype=float),
             color=color,
             linestyle=":" if reference else (0, (4, 2)) if line.dashed else "-",
             marker=None if reference or len(line.x) > 2 * _TICKS else MARKERS[(line.subject or 0) % len(MARKERS)],
@@ -121,7 +121,8 @@ def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: AnalysisRes
             label=shorten(line.name, 40),
         )
         if line.low is not None and line.high is not None:
-            axes.fill_between(line.x, _with_nan(line.low), _with_nan(line.high), color=color, alpha=0.15, linewidth=0)
+            low, high = np.array([line.low, line.high], dtype=float)
+            axes.fill_between(line.x, low, high, color=color, alpha=0.15, linewidth=0)
     _finish_plot(axes, theme, panel)
 
 
@@ -146,10 +147,8 @@ def _finish_plot(axes: Axes, theme: Theme, panel: Curves | Boxes) -> None:
     axes.margins(x=0.03, y=0.08)
     set_round_ticks(axes.yaxis)
     if panel.ticks:
-        step = -(-len(panel.ticks) // _TICKS)
-        rotation = 90 if max(map(len, panel.ticks)) > _HORIZONTAL else 0
-        _name_ticks(axes.xaxis, panel.ticks, step)
-        axes.tick_params(axis="x", rotation=rotation)
+        _name_ticks(axes.xaxis, panel.ticks, _TICKS)
+        axes.tick_params(axis="x", rotation=90 if max(map(len, panel.ticks)) > _HORIZONTAL else 0)
     else:
         set_round_ticks(axes.xaxis)
     set_titles(axes, theme, panel.title, below=panel.x_axis, beside=panel.y_axis)
@@ -172,15 +171,12 @@ def _finish_plot(axes: Axes, theme: Theme, panel: Curves | Boxes) -> None:
         )
 
 
-def _with_nan(values: Sequence[float | None]) -> list[float]:
-    return [np.nan if value is None else value for value in values]
-
-
 def _longest(names: Sequence[str]) -> int:
     return max((len(shorten(name, _NAME)) for name in names), default=0)
 
 
-def _name_ticks(axis: XAxis | YAxis, names: Sequence[str], step: int) -> None:
+def _name_ticks(axis: XAxis | YAxis, names: Sequence[str], most: int) -> None:
+    step = -(-len(names) // most)
     axis.set_ticks(range(0, len(names), step), [shorten(name, _NAME) for name in names[::step]])
 
 
@@ -193,7 +189,7 @@ def _draw_grid(axes: Axes, theme: Theme, *, panel: Grid) -> None:
     image = axes.imshow(cells, cmap=colormap(diverging=panel.diverging), vmin=low, vmax=high, aspect="auto")
     axes.grid(visible=False)
     for axis, names in ((axes.xaxis, panel.columns), (axes.yaxis, panel.rows)):
-        _name_ticks(axis, names, -(-len(names) // 40))
+        _name_ticks(axis, names, 40)
     axes.tick_params(axis="x", rotation=90)
     set_titles(axes, theme, panel.title, below=panel.column_axis, beside=panel.row_axis)
     bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
@@ -236,7 +232,10 @@ def _draw_pictures(axes: Axes, theme: Theme, *, panel: Pictures) -> None:
 
 
 def pixels(picture: Picture, panel: Pictures) -> np.ndarray:
-    """Return a picture as uint8 (rows, columns, 3): the image, the map in colors, or the map over the gray image."""
+    """Return a picture as uint8, (rows, columns, 3).
+
+    It is the image, the map in colors, or the map over the gray image.
+    """
     image = None
     if picture.image is not None:
         with Image.open(io.BytesIO(base64.b64decode(picture.image))) as opened:

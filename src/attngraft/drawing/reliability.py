@@ -4,6 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
@@ -28,7 +29,9 @@ def reliability_files(found: Reliability, *, title: str) -> dict[str, bytes]:
 def reliability_drawing(
     found: Reliability, baseline: Reliability | None = None, *, role: str = "series-0", title: str = "", name: str = ""
 ) -> Drawing:
-    """Return a reliability diagram: accuracy against confidence, with the baseline as a thin line and bin counts below.
+    """Return a reliability diagram: accuracy against confidence, with bin counts below.
+
+    The baseline is a thin line.
 
     Args:
         found: the variant's bins.
@@ -49,13 +52,10 @@ def reliability_drawing(
     )
 
 
-def _bins(found: Reliability) -> list[tuple[float, float, int]]:
-    """Return confidence and accuracy in percent, and the count, of each bin that is not empty."""
-    return [
-        (100 * stated, 100 * observed, count)
-        for stated, observed, count in zip(found.stated, found.observed, found.counts, strict=True)
-        if stated is not None and observed is not None
-    ]
+def _bins(found: Reliability) -> np.ndarray:
+    """Return confidence and accuracy in percent, and the count, of each bin that is not empty, (bins, 3)."""
+    bins = np.array([found.stated, found.observed, found.counts], dtype=float).T  # None becomes NaN
+    return bins[~np.isnan(bins).any(1)] * (100, 100, 1)
 
 
 def _draw_reliability(
@@ -64,18 +64,15 @@ def _draw_reliability(
     color, most = theme.colors[role], max(found.counts, default=0) or 1
     axes.plot([0, 100], [0, 100], color=theme.muted, linewidth=1, linestyle=(0, (3, 3)))
     if baseline is not None:
-        axes.plot(*_columns(baseline), color=theme.baseline, linewidth=1, alpha=0.6, clip_on=False)
-    stated, observed = _columns(found)
-    sizes = [8 + 40 * count / most for *_, count in _bins(found)]
+        axes.plot(*_bins(baseline).T[:2], color=theme.baseline, linewidth=1, alpha=0.6, clip_on=False)
+    stated, observed, counts = _bins(found).T
     axes.plot(stated, observed, color=color, linewidth=1.5, clip_on=False)
-    axes.scatter(stated, observed, s=sizes, color=color, clip_on=False, zorder=3)
+    axes.scatter(stated, observed, s=8 + 40 * counts / most, color=color, clip_on=False, zorder=3)
     axes.set(xlim=(0, 100), ylim=(0, 100), xticks=range(0, 101, 25), yticks=range(0, 101, 25))
     set_titles(axes, theme, title, beside="accuracy, %")
     inside = axes.get_window_extent()
     bars = axes.inset_axes((0, -70 / (72 * inside.height / axes.figure.dpi), 1, 0.17))
     bars.set_facecolor("none")
-    for side in ("left", "right", "top"):
-        bars.spines[side].set_visible(False)
     bars.spines["bottom"].set_color(theme.line)
     width = 100 / (len(found.counts) or 1)
     centers = [width * (index + 0.5) for index in range(len(found.counts))]
@@ -84,13 +81,11 @@ def _draw_reliability(
     bars.set_xlabel("confidence, %", color=theme.muted, fontsize=TEXT_SIZE - 0.5, labelpad=5)
 
 
-def _columns(found: Reliability) -> tuple[list[float], list[float]]:
-    bins = _bins(found)
-    return [stated for stated, _, _ in bins], [observed for _, observed, _ in bins]
-
-
 def matrix_drawing(matrix: Matrix, *, alt: str, name: str) -> Drawing:
-    """Return a large matrix drawn as shades: the square root of each cell's share of its row, so that rare cells show."""
+    """Return a large matrix drawn as shades.
+
+    A shade is the square root of the cell's share of its row, so that rare cells are visible.
+    """
     left, top = (
         _CELL * math.ceil((0.2 + 0.068 * max((len(shorten(each, _LABEL)) for each in names), default=0)) / _CELL)
         for names in (matrix.rows, matrix.columns)
@@ -112,10 +107,8 @@ def _draw_matrix(axes: Axes, theme: Theme, *, matrix: Matrix) -> None:
     axes.set(xlim=(0, len(matrix.columns)), ylim=(len(matrix.rows), 0), xticks=[], yticks=[])
     axes.grid(visible=False)
     axes.spines["bottom"].set_visible(False)
-    text: dict[str, Any] = {
-        "color": theme.ink,
-        "fontsize": TEXT_SIZE - 2,
-    }  # tick labels would take three times as long to draw
+    # tick labels would take three times as long to draw
+    text: dict[str, Any] = {"color": theme.ink, "fontsize": TEXT_SIZE - 2}
     for x, name in enumerate(matrix.columns):
         axes.text(x + 0.5, -0.3, shorten(name, _LABEL), rotation=90, ha="center", va="bottom", **text)
     for y, name in enumerate(matrix.rows):

@@ -1,4 +1,4 @@
-"""Figures: panels side by side with exact sizes, saved as PNG and SVG files or embedded in a page as SVG.
+"""Figures of panels side by side, saved as PNG and SVG files or embedded in a page as SVG.
 
 Drawing does not use pyplot or the user's matplotlib settings, and is reproducible byte for byte.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from scipy.optimize import isotonic_regression
 
 from attngraft.drawing.theme import LIGHT, THEMES, Theme
 from attngraft.results.wording import minus
@@ -103,7 +105,10 @@ def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
 
 
 def sheet(drawings: Sequence[Drawing], theme: Theme, *, opaque: bool) -> tuple[Figure, list[Axes]]:
-    """Draw panels side by side, with exact sizes, so that labels can be placed before the figure is rendered."""
+    """Draw panels side by side.
+
+    Sizes are exact, so that labels can be placed before the figure is rendered.
+    """
     width, height = sum(drawing.width for drawing in drawings), max(drawing.height for drawing in drawings)
     figure = Figure(figsize=(width, height), facecolor=theme.surface if opaque else "none")
     FigureCanvasAgg(figure)
@@ -114,12 +119,9 @@ def sheet(drawings: Sequence[Drawing], theme: Theme, *, opaque: bool) -> tuple[F
             ((start + drawing.left) / width, drawing.bottom / height, inner[0] / width, inner[1] / height)
         )
         axes.set_facecolor("none")
-        for side in ("left", "right", "top"):
-            axes.spines[side].set_visible(False)
         axes.spines["bottom"].set_color(theme.line)
         axes.tick_params(length=0, colors=theme.muted, labelsize=TEXT_SIZE - 0.5, pad=5)
         axes.grid(axis="y", color=theme.line, linewidth=0.6)
-        axes.set_axisbelow(True)
         drawing.draw(axes, theme)
         all_axes.append(axes)
         start += drawing.width
@@ -128,11 +130,13 @@ def sheet(drawings: Sequence[Drawing], theme: Theme, *, opaque: bool) -> tuple[F
 
 @contextmanager
 def settings(*, text_as_paths: bool) -> Iterator[None]:
-    """Context manager that applies matplotlib's defaults and our settings, and restores the user's settings on exit.
+    """Apply matplotlib's defaults and our settings within the block.
 
     Text is never parsed as mathematics, because names and titles are chosen by the user.
     """
     ours: dict[str, Any] = {
+        **dict.fromkeys(("axes.spines.left", "axes.spines.right", "axes.spines.top"), False),
+        "axes.axisbelow": True,
         "font.family": ["DejaVu Sans"],
         "font.size": TEXT_SIZE,
         "image.composite_image": False,
@@ -181,24 +185,16 @@ def size_in_points(axes: Axes) -> tuple[float, float]:
 
 
 def spread(targets: Sequence[float], gap: float, *, low: float, high: float) -> list[float]:
-    """Return positions close to `targets`, in the same order, at least `gap` apart and between `low` and `high`.
+    """Return positions between `low` and `high`, close to `targets` and at least `gap` apart.
 
-    Neighbors that would overlap form a group that is centered on the mean of its targets (pool adjacent violators).
-    If the positions do not fit between the limits, they are spaced evenly.
+    Positions are in the order of the targets. Neighbors that would overlap form a group that is centered on the mean of
+    its targets (pool adjacent violators). If the positions do not fit between the limits, they are spaced evenly.
     """
     if (len(targets) - 1) * gap > high - low:
         gap = (high - low) / (len(targets) - 1)
-    order = sorted(range(len(targets)), key=lambda index: targets[index])
-    groups: list[tuple[float, int]] = []  # mean of the members' targets minus their offsets in the group, and count
-    for rank, index in enumerate(order):
-        mean, count = targets[index] - rank * gap, 1
-        while groups and groups[-1][0] >= mean:
-            before, size = groups.pop()
-            mean, count = (before * size + mean * count) / (size + count), size + count
-        groups.append((mean, count))
-    shifted = [mean for mean, count in groups for _ in range(count)]
-    last = high - (len(targets) - 1) * gap
-    placed = [0.0] * len(targets)
-    for rank, index in enumerate(order):
-        placed[index] = min(max(shifted[rank], low), max(low, last)) + rank * gap
-    return placed
+    order = np.argsort(targets, kind="stable")
+    offsets = gap * np.arange(len(targets))
+    shifted = isotonic_regression(np.asarray(targets)[order] - offsets).x
+    placed = np.empty(len(targets))
+    placed[order] = shifted.clip(low, max(low, high - (len(targets) - 1) * gap)) + offsets
+    return [float(position) for position in placed]

@@ -74,7 +74,7 @@ class VariantStyle:
 
 
 def variant_styles(result: StudyResult) -> list[VariantStyle]:
-    """Return one style per variant: gray for the baseline, and dashes and other markers where colors repeat."""
+    """Return one style per variant: gray for the baseline, dashes where colors repeat."""
     styles, count = [], 0
     for variant in result.variants:
         if variant.is_baseline:

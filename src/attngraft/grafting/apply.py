@@ -65,16 +65,15 @@ def install(host: Host, placements: list[Placement]) -> list[Graft]:
 
 def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Graft:
     """Build a graft with the device, dtype and training mode of the host's module."""
-    like = next((p for p in itertools.chain(module.parameters(), core.parameters()) if p.is_floating_point()), None)
-    if like is None:
-        return build(placement).train(module.training)
+    parameters = itertools.chain(module.parameters(), core.parameters())
+    like = next((each for each in parameters if each.is_floating_point()), torch.empty(0))
     with torch.device("meta") if like.device.type == "meta" else nullcontext():
         graft = build(placement)
     return graft.to(device=like.device, dtype=like.dtype).train(module.training)
 
 
 def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
-    """Switch `module` to its patched class, without grafts, unless it has it already; `adapter` is the host's adapter."""
+    """Switch `module` to its patched class, without grafts, unless it is patched already."""
     if not isinstance(module, GraftedModule):
         patched = patched_class(module, adapter)
         if patched is None:
@@ -153,12 +152,12 @@ def grafted(model: nn.Module) -> Iterator[tuple[str, Any, str, Graft]]:
 
 
 def unused_parts(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-    """Return (parameter, view of the part that a graft makes unused) for all grafts; views share the parameter's storage."""
+    """Return (parameter, view of its unused part) for every part of the host that a graft makes unused."""
     return [pair for _, module, _, graft in grafted(model) for pair in graft.unused.parts(module)]
 
 
 def pin_unused(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Keep `optimizer` from changing the values that grafts make unused (the q and k rows of a uniform head).
+    """Keep `optimizer` from changing host values that grafts make unused (q and k rows of a uniform head).
 
     Their gradient is zero, but weight decay and momentum would still change them, and undo would not restore the host. Step
     hooks of the optimizer reset them after every step. Parameters must not be sharded.

@@ -45,7 +45,10 @@ def list_presets() -> dict[str, str]:
 
 
 def list_hosts() -> list[HostInfo]:
-    """Return all registered host families; for an unavailable one, the summary is the reason (a missing package, ...)."""
+    """Return all registered host families.
+
+    The summary of an unavailable family is the reason (a missing package, ...).
+    """
     missing = missing_hosts()  # called first, because it imports the adapters of optional packages
     found = [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]
     return [*found, *(HostInfo(name, reason) for name, reason in missing.items())]

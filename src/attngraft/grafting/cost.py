@@ -1,7 +1,8 @@
-"""Costs of grafts: added parameters and MACs, unused and detached parameters, all computed from shapes."""
+"""Costs of grafts, computed from shapes: added parameters and MACs, unused and detached parameters."""
 
 import os
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -17,13 +18,12 @@ from attngraft.grafting.spec import GraftSpec
 from attngraft.hosts import Host, patched_class
 from attngraft.tensors import on_meta
 
-#: cached counts: grafts with the same type and options cost the same at all sites with the same geometry, in any host
+#: cached counts: grafts of the same type and options cost the same at all sites of the same class and geometry
 _costs: dict[Hashable, tuple[int, int | None]] = {}
-_branches: dict[Hashable, int] = {}
 
 
 def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftReport:
-    """Return the report on `spec`, whose grafts are placed in `host` as in `placements`."""
+    """Return the report on the grafts of `spec`, placed in `host` at `placements`."""
     return GraftReport(
         spec=str(spec),
         host=host.adapter.name,
@@ -38,20 +38,16 @@ def _entry(host: Host, placement: Placement) -> Entry:
     term, graft_type, module = placement.term, placement.graft_type, host.module(placement.target)
     geometry, hook_point = placement.site.geometry, placement.hook_point
     # an environment variable may select the backend, and the number of multiplications depends on the backend
-    key = (graft_type, repr(term.options), hook_point, repr(geometry), os.environ.get(ENVIRONMENT))
+    backend = os.environ.get(ENVIRONMENT)
+    key = (graft_type, repr(term.options), hook_point, plain_class(module), repr(geometry), backend)
     if key not in _costs:
-        _costs[key] = _added_cost(placement)
+        _costs[key] = _added_cost(host, placement)
     parameters, macs = _costs[key]
-    detached: dict[str, int] = {}
-    if hook_point == "space":
-        site = _space_site(host, placement)
-        detached = {
-            f"{child}.{name}": parameter.numel()
-            for child in site.detaches
-            for name, parameter in module.get_submodule(child).named_parameters()
-        }
-        if macs is not None:
-            macs -= _branch_macs(module, site, placement)
+    detached = {
+        f"{child}.{name}": parameter.numel()
+        for child in (_space_site(host, placement).detaches if hook_point == "space" else ())
+        for name, parameter in module.get_submodule(child).named_parameters()
+    }
     unused = graft_type.unused(geometry, hook_point, term.options)
     sizes = {
         name: parameter.numel()
@@ -78,8 +74,8 @@ def _entry(host: Host, placement: Placement) -> Entry:
     )
 
 
-def _added_cost(placement: Placement) -> tuple[int, int | None]:
-    """Return parameters and MACs of one graft; MACs are None where the number of tokens is not known."""
+def _added_cost(host: Host, placement: Placement) -> tuple[int, int | None]:
+    """Return the parameters and MACs that one graft adds; MACs are None if the number of tokens is unknown."""
     geometry, hook_point = placement.site.geometry, placement.hook_point
     with torch.device("meta"):
         graft = build(placement).eval()
@@ -95,7 +91,11 @@ def _added_cost(placement: Placement) -> tuple[int, int | None]:
         inputs.append(torch.empty(geometry.sequences, cast(int, queries), geometry.dim, device="meta"))
     elif hook_point == "weights":
         inputs.append(None)
-    return parameters, _count(graft, *inputs)
+    macs = _count(graft, *inputs)
+    if hook_point == "space":  # the host's branch is replaced
+        branch = partial(_space_site(host, placement).branch_of, on_meta(host.module(placement.target)).eval())
+        macs -= _count(branch, *inputs)
+    return parameters, macs
 
 
 def _count(run: Callable[..., Any], *inputs: Tensor | None) -> int:
@@ -109,16 +109,6 @@ def _space_site(host: Host, placement: Placement) -> type[SpaceSite]:
     if patched is None or not issubclass(patched, SpaceSite):
         raise TypeError(f"{placement.target} has the hook point space, but its patched class is not a SpaceSite")
     return patched
-
-
-def _branch_macs(module: nn.Module, site: type[SpaceSite], placement: Placement) -> int:
-    """Return the MACs of the branch that `placement` replaces, for one input."""
-    geometry = placement.site.geometry
-    key = (plain_class(module), repr(geometry))
-    if key not in _branches:
-        shape = cast(tuple[int, ...], geometry.shape("space"))
-        _branches[key] = _count(site.branch_of, on_meta(module).eval(), torch.empty(shape, device="meta"))  # type: ignore[arg-type]
-    return _branches[key]
 
 
 class _MetaSite(AttentionSite, nn.Module):
@@ -149,7 +139,7 @@ class _MetaSite(AttentionSite, nn.Module):
 
 
 def mix_macs(mixer: Graft, geometry: AttentionGeometry) -> int:
-    """Return the MACs that a mix graft adds for one input; negative if it replaces more of the host's MACs than it needs.
+    """Return the MACs that a mix graft adds for one input; negative if it saves more than it adds.
 
     Projections that the graft runs a second time (sequential forms) count twice.
     """

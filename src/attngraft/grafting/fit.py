@@ -20,7 +20,7 @@ _DEFAULT_REASONS: Mapping[HookPoint, str] = {
 
 @dataclass(frozen=True)
 class Fit:
-    """The sites of a host that can take a graft, and for each of the others the reason for refusal."""
+    """Sites of a host that can take a graft, and the reason for refusal of each of the others."""
 
     taken: tuple[str, ...]  #: paths of sites
     refused: dict[str, str]  #: path -> reason
@@ -35,7 +35,7 @@ class Fit:
         return next((reason for reason, _ in Counter(self.refused.values()).most_common(1)), None)
 
     def remedy(self) -> str:
-        """Return the end of an error message: the sites that take the graft, as a where-clause if that is short."""
+        """Return a list of the sites that take the graft, as a where-clause if that is short, for messages."""
         if not self.taken:
             return "no site of this model takes it"
         patterns = covering(self.taken, tuple(self.refused)) if self.refused else ("all",)

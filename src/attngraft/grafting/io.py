@@ -1,4 +1,4 @@
-"""Graft files: the tensors that grafting added, as safetensors, with a manifest of the grafts and the host that they fit.
+"""Graft files: the grafts' tensors as safetensors, with a manifest of the grafts and their host.
 
 The manifest is JSON under the metadata key `attngraft`:
 
@@ -198,7 +198,7 @@ def _tensor_prefix(host: Host, target: str, instance: str) -> str:
 
 
 def weights_fingerprint(host: Host) -> str:
-    """Return the SHA-256 of names, shapes, types and bytes of the host's parameters, without grafts and head."""
+    """Return the SHA-256 of the host's parameters (names, shapes, types, bytes), without grafts and head."""
     digest = hashlib.sha256()
     head = set(host.adapter.parts(host.core).get("head", ()))
     with with_originals(host.core):
@@ -212,9 +212,9 @@ def weights_fingerprint(host: Host) -> str:
 
 
 def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerprint: bool = True) -> GraftReport:
-    """Graft `model` as the file specifies and load its tensors; included parts of the host are overwritten.
+    """Graft `model` as the file specifies, and load its tensors.
 
-    Everything is checked before anything is changed.
+    Parts of the host that the file includes are overwritten. Everything is checked before anything is changed.
 
     Raises:
         GraftFileError: the file is damaged, of a newer format, or for another host; or the model already has grafts of these
@@ -285,8 +285,8 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     graft_type = graft_types().get(name)
     if graft_type is None:
         raise GraftFileError(
-            f"{file} holds a graft {name!r}, which is not registered; import the package that registers it, then load the "
-            "file"
+            f"{file} contains a graft {name!r}, which is not registered; import the package that registers it, then load "
+            "the file"
         )
     try:
         options = build_options(graft_type, dict(entry.options))
@@ -303,7 +303,7 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     if refusal:
         raise GraftFileError(f"{file}: {name} cannot be grafted at {site.path}: {refusal}")
     if any(instance == other.instance and site.targets[hook_point] == other.target for other in placements):
-        raise GraftFileError(f"{file} holds the graft {instance!r} at {site.path} twice; save the grafts again")
+        raise GraftFileError(f"{file} contains the graft {instance!r} at {site.path} twice; save the grafts again")
     if conflict := conflict_at(host, site, hook_point, placements):
         raise GraftFileError(f"{file}: {conflict}")
     if instance in getattr(host.module(site.targets[hook_point]), "grafts", {}):

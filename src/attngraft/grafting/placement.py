@@ -26,7 +26,7 @@ class Placement:
 
     @property
     def target(self) -> str:
-        """Host path of the module that will hold the graft."""
+        """Path of the host's module that gets the graft."""
         return self.site.targets[self.hook_point]
 
     @property
@@ -35,10 +35,10 @@ class Placement:
 
 
 def with_options(spec: Specification, options: dict[str, Any]) -> GraftSpec:
-    """Parse `spec` and set the options of its graft, which must be its only one and have no options.
+    """Parse `spec`, and set the options of its graft, if any are passed.
 
     Raises:
-        GraftSpecError: there are several grafts, or options in both places.
+        GraftSpecError: options are passed, but there are several grafts, or `spec` has options too.
     """
     parsed = parse(spec)
     if not options:
@@ -80,8 +80,8 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
 
 
 def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[Placement]) -> str | None:
-    """Return a description of the installed or placed graft that excludes a graft at this hook point; None if none does."""
-    # the targets of one site's hook points hold no grafts of other sites
+    """Return why an installed or placed graft excludes another at this hook point; None if none does."""
+    # the targets of a site's hook points have no grafts of other sites
     present = {each for each, target in site.targets.items() if each in _taken(host, target, placements).values()}
     exclusive = {"mix"} if hook_point == "mix" else set(_BRANCH) if hook_point == "space" else set()
     if hook_point in _BRANCH:
@@ -94,7 +94,10 @@ def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[
 
 
 def _refused(host: Host, term: Term, site: Site, hook_point: HookPoint, refusal: str) -> HostError:
-    """Return the error for `site`, or for the first site with the most frequent reason if no site takes `term@all`."""
+    """Return the error for a site that refuses `term`.
+
+    If no site accepts `term@all`, the error is about the first site with the most frequent reason.
+    """
     found, path = fit(host, term), site.path
     if term.where.kind == "all" and not found.taken and found.reason is not None:
         refusal = found.reason
@@ -125,7 +128,7 @@ def _chosen(host: Host, term: Term, hook_point: HookPoint) -> list[Site]:
 
 
 def _taken(host: Host, target: str, placements: list[Placement]) -> dict[str, HookPoint]:
-    """Return instance names in use at a module with their hook points: installed grafts and earlier placements."""
+    """Return instance name -> hook point of the installed and placed grafts at a module."""
     module = host.module(target)
     grafts = module.grafts.items() if isinstance(module, GraftedModule) else ()
     planned = {other.instance: other.hook_point for other in placements if other.target == target}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from attngraft.grafting.apply import install
 from attngraft.grafting.cost import describe
@@ -55,7 +56,7 @@ def _measure(model: nn.Module, placements: list[Placement]) -> Change:
 
 @contextmanager
 def _restored_generators() -> Iterator[None]:
-    """Restore Python's, numpy's and torch's generators (CPU, and CUDA where it is in use) at the end of the block."""
+    """Restore the generators of Python, numpy and torch (CUDA's if initialized) after the block."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
@@ -68,7 +69,4 @@ def _restored_generators() -> Iterator[None]:
 
 def _tensors(outputs: Any) -> list[Tensor]:
     """Return all tensors of a nested output."""
-    if isinstance(outputs, Tensor):
-        return [outputs]
-    parts = outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, list | tuple) else ()
-    return [tensor for part in parts for tensor in _tensors(part)]
+    return [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]

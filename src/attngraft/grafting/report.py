@@ -32,7 +32,7 @@ class Entry:
     #: host parameters that are detached until undo, where the graft replaces modules -> number of values
     detached: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    rounds: bool = False  #: whether a graft here keeps the host from using one of its own fused kernels
+    rounds: bool = False  #: whether a graft here disables one of the host's own fused kernels
     stage = renamed("stage", "hook_point")
     parked = renamed("parked", "detached")
 
@@ -82,7 +82,7 @@ class GraftReport:
 
     @property
     def parameters(self) -> int:
-        """Parameters that all grafts add."""
+        """Number of parameters that all grafts add."""
         return sum(entry.parameters for entry in self.entries)
 
     @property
@@ -93,7 +93,7 @@ class GraftReport:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The instance names, as `ungraft(names=...)` takes them."""
+        """Instance names, for `ungraft(names=...)`."""
         return tuple(dict.fromkeys(entry.instance for entry in self.entries))
 
     def to_dict(self) -> dict[str, Any]:

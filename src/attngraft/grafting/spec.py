@@ -10,18 +10,17 @@ In YAML: `[{graft: cb_s, where: blocks.6-11, options: {init: 0.5}}, {graft: hori
 """
 
 import dataclasses
-import math
 import re
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from attngraft.attention import GraftType
-from attngraft.errors import GraftSpecError
+from attngraft.errors import ConfigError, GraftSpecError
 from attngraft.grafting.where import EVERYWHERE, Where, parse_where
 from attngraft.mechanisms.registry import graft_types
+from attngraft.strict import convert
 from attngraft.suggest import did_you_mean
 
 #: preset, the short name of a configuration from the papers -> specification
@@ -29,6 +28,7 @@ PRESETS = {"cb_deeper_half": "cb@last:50%"}
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")
 _MAX_DIGITS = 400  #: more than any float needs; Python refuses to parse thousands of digits
+_QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHERE = re.compile(r"[^+@()\s][^+@()]*")
 _CONSTANTS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
@@ -58,36 +58,15 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
             known = ", ".join(fields) or "none"
             raise OptionError(f"unknown option {name!r}{did_you_mean(name, fields)}; options: {known}", name)
         try:
-            values[name] = _convert(value, hints[name])
-        except ValueError as error:
-            raise OptionError(f"{name} {error}", name) from None
+            values[name] = convert(value, hints[name], name)
+        except ConfigError as error:
+            raise OptionError(str(error), name) from None
+        if isinstance(values[name], float) and abs(values[name]) > _MAX_FLOAT32:
+            raise OptionError(f"{name}: {value!r} exceeds the largest float32", name)
     try:
         return graft_type.Options(**values)
     except ValueError as error:
         raise OptionError(str(error), next((name for name in values if str(error).startswith(name)), None)) from None
-
-
-def _convert(value: Any, hint: Any) -> Any:
-    origin = get_origin(hint)
-    if origin is Literal:
-        if value not in get_args(hint):
-            raise ValueError(f"must be one of {', '.join(map(str, get_args(hint)))}, not {value!r}")
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in get_args(hint):
-            return None
-        return _convert(value, next(arm for arm in get_args(hint) if arm is not type(None)))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number) or abs(number) > _MAX_FLOAT32:
-            raise ValueError(f"must be a finite number (float32), not {value!r}")
-        return number
-    if isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    raise ValueError(f"must be of type {hint.__name__}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -193,33 +172,35 @@ def _format_value(value: Any) -> str:
 
 
 class _Parser:
-    """Recursive-descent parser of one text."""
+    """Recursive-descent parser of one text; spaces are skipped after every token."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.advance(0)
 
     def error(self, message: str, position: int | None = None) -> GraftSpecError:
         return GraftSpecError(message, text=self.text, position=self.at if position is None else position)
 
-    def skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
+    def advance(self, end: int) -> None:
+        """Move to the first token at or after position `end`."""
+        self.at = len(self.text) - len(self.text[end:].lstrip())
+
+    def next_is(self, *chars: str) -> bool:
+        return self.text[self.at : self.at + 1] in chars
 
     def take(self, char: str) -> bool:
         """Advance past `char` if it comes next; return whether it did."""
-        self.skip()
-        if self.text[self.at : self.at + 1] != char:
+        if not self.next_is(char):
             return False
-        self.at += 1
+        self.advance(self.at + 1)
         return True
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
-        self.skip()
         found = pattern.match(self.text, self.at)
         if found is None:
             here = repr(self.text[self.at]) if self.at < len(self.text) else "the end of the specification"
             raise self.error(f"expected {expected}, found {here}")
-        self.at = found.end()
+        self.advance(found.end())
         return found[0]
 
     def spec(self) -> GraftSpec:
@@ -228,52 +209,51 @@ class _Parser:
         terms = list(self.term())
         while self.take("+"):
             terms.extend(self.term())
-        self.skip()
         if self.at < len(self.text):
             raise self.error(f"unexpected {self.text[self.at]!r}: after a graft, expected '(', '@', '+' or the end")
         return GraftSpec(tuple(terms))
 
     def term(self) -> tuple[Term, ...]:
-        self.skip()
         start = self.at
         name = self.match(_WORD, "a graft name")
         if name == "none":
             raise self.error("'none' means no graft and cannot be combined with grafts", start)
         _check_name(name, self.text, start)
         if name in PRESETS:
-            if self.take("(") or self.take("@"):
-                raise self.error(_preset_message(name), self.at - 1)
+            if self.next_is("(", "@"):
+                raise self.error(_preset_message(name))
             return parse(PRESETS[name]).terms
         options = self.options(name) if self.take("(") else build_options(graft_types()[name], {})
         where, position = self.where() if self.take("@") else (EVERYWHERE, start)
         return (Term(name, options, where, self.text, position),)
 
     def options(self, name: str) -> Any:
+        first = self.at
         given: dict[str, Any] = {}
         positions: dict[str, int] = {}
         while not self.take(")"):
             if given and not self.take(","):
-                self.skip()
                 raise self.error("expected ',' between options or ')' after the last one")
-            self.skip()
             start = self.at
             option = self.match(_WORD, "an option name")
             if option in given:
                 raise self.error(f"the option {option} is given twice", start)
             if not self.take("="):
                 raise self.error(f"expected '=' and a value after the option {option}")
-            self.skip()
             positions[option] = start
             given[option] = self.value()
         try:
             return build_options(graft_types()[name], given)
         except OptionError as error:
-            raise self.error(f"{name}: {error}", positions.get(error.option or "", self.at - 1)) from None
+            raise self.error(f"{name}: {error}", positions.get(error.option or "", first)) from None
 
     def value(self) -> Any:
-        char = self.text[self.at : self.at + 1]
-        if char and char in "'\"":
-            return self.quoted(char)
+        if self.next_is("'", '"'):
+            quoted = _QUOTED.match(self.text, self.at)
+            if quoted is None:
+                raise self.error("unterminated quoted text")
+            self.advance(quoted.end())
+            return re.sub(r"\\(.)", r"\1", quoted[0][1:-1], flags=re.DOTALL)
         number = _NUMBER.match(self.text, self.at)
         if number is None:
             word = self.match(_WORD, "a value (a number, true, false, none, a word, or 'text')")
@@ -281,24 +261,10 @@ class _Parser:
         whole = re.fullmatch(r"[+-]?\d+", number[0])
         if whole and len(number[0]) > _MAX_DIGITS:
             raise self.error(f"an integer has at most {_MAX_DIGITS} digits")
-        self.at = number.end()
+        self.advance(number.end())
         return int(number[0]) if whole else float(number[0])
 
-    def quoted(self, quote: str) -> str:
-        start, found = self.at, []
-        self.at += 1
-        while self.at < len(self.text) and self.text[self.at] != quote:
-            if self.text[self.at] == "\\":
-                self.at += 1
-            found.append(self.text[self.at : self.at + 1])
-            self.at += 1
-        if self.at >= len(self.text):
-            raise self.error("unterminated quoted text", start)
-        self.at += 1
-        return "".join(found)
-
     def where(self) -> tuple[Where, int]:
-        self.skip()
         start = self.at
         text = self.match(_WHERE, "a where-clause (all, first:2, last:50%, blocks.6-11)")
         try:

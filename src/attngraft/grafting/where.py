@@ -1,4 +1,4 @@
-"""Where-clauses, which select sites: `all`, `first:2`, `last:50%`, or path patterns with ranges (`blocks.6-11`)."""
+"""Where-clauses, which select sites: `all`, `first:2`, `last:50%`, or path patterns (`blocks.6-11`)."""
 
 import difflib
 import math
@@ -19,7 +19,7 @@ class Where:
 
     `first` and `last` select `count` sites, or `count` percent of them (rounded up), among those with the hook point.
     A pattern matches a site if it matches the site's path or an ancestor's, segment by segment: `layers.0` matches
-    `layers.0.blocks.1.attn`. `*` and `?` match characters within a segment, `6-11` a whole segment in that range.
+    `layers.0.blocks.1.attn`. `*` and `?` match characters within a segment; `6-11` matches a whole segment in that range.
     """
 
     kind: Literal["all", "first", "last", "patterns"] = "all"
@@ -69,7 +69,7 @@ def parse_where(text: str) -> Where:
             raise ValueError(f"expected a number of sites or a percentage (2, 50%) after '{kind}:', found {amount!r}")
         count, percent = int(number[1]), bool(number[2])
         if count == 0 or (percent and count > 100):
-            raise ValueError(f"'{kind}:' takes at least 1 site and at most 100%, not {amount}")
+            raise ValueError(f"'{kind}:' must select at least 1 site and at most 100%, not {amount}")
         return Where("first", count, percent) if kind == "first" else Where("last", count, percent)
     patterns = tuple(part.strip() for part in text.split(","))
     for pattern in patterns:
@@ -105,17 +105,17 @@ def _segment_matches(wanted: str, found: str) -> bool:
     return fnmatchcase(found, wanted)
 
 
-def near_paths(pattern: str, paths: Sequence[str], count: int = 4) -> list[str]:
-    """Return paths, or ancestors of paths, similar to `pattern`, best first; the first few paths if there are none."""
+def near_paths(pattern: str, paths: Sequence[str]) -> list[str]:
+    """Return up to four paths or ancestors similar to `pattern`, best first; else the first paths."""
     known: dict[str, None] = {}
     for path in paths:
         segments = path.split(".")
         known.update((".".join(segments[:length]), None) for length in range(1, len(segments) + 1))
-    return difflib.get_close_matches(pattern, list(known), n=count, cutoff=0.5) or list(paths[:count])
+    return difflib.get_close_matches(pattern, list(known), n=4, cutoff=0.5) or list(paths[:4])
 
 
 def covering(wanted: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
-    """Return a few short patterns that match all paths in `wanted` and none in `others`; neither may be empty."""
+    """Return short patterns that match all paths in `wanted` and none in `others`; neither may be empty."""
     found = _covering([path.split(".") for path in wanted], [path.split(".") for path in others])
     return tuple(".".join(segments) for segments in found)
 
@@ -139,7 +139,10 @@ def _tails(paths: list[list[str]], head: str) -> list[list[str]]:
 
 
 def _joined(below: dict[str, list[tuple[str, ...]]], heads: list[str]) -> list[tuple[str, str]]:
-    """Return (segment, one of its names) pairs; consecutive numbers with equal patterns below them become one range."""
+    """Return (segment, one of its names) pairs.
+
+    Consecutive numbers with equal patterns below them become one range.
+    """
     runs: list[list[str]] = []
     for head in sorted((each for each in heads if each.isdecimal()), key=int):
         if runs and below.get(head) == below.get(runs[-1][-1]):

@@ -141,9 +141,8 @@ class Family:
     prefixes: tuple[str, ...] = ()  #: beginnings of short class names, completed by names without a dot
     models: tuple[str, ...]
     blocks: Mapping[str, BlockReader]
-    templates: Mapping[str, type[GraftedModule]] = field(
-        default_factory=dict
-    )  #: host class -> base of its patched class
+    #: host class -> base of its patched class
+    templates: Mapping[str, type[GraftedModule]] = field(default_factory=dict)
     patched: Mapping[type[nn.Module], type[GraftedModule]] = field(default_factory=dict)  #: shared with other families
     members: Mapping[str, Any] = field(default_factory=dict)  #: further attributes of the adapter
     base: type[BlockFamily] | None = None  #: base class of the adapter; None: the table's base

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import Circumstance, Graft, GraftedModule, HookPoint, LinearLayer
+from attngraft.attention import Circumstance, Graft, GraftedModule, HookPoint, LinearLayer, MlpSite
 from attngraft.errors import UsageError
 
 _GIVEN: Mapping[Circumstance, str] = {
@@ -36,6 +36,11 @@ def patch_classes(
     return created
 
 
+def has_grafts(module: nn.Module) -> bool:
+    """Return whether `module`, or a module in it, has grafts."""
+    return any(isinstance(each, GraftedModule) and bool(each.grafts) for each in module.modules())
+
+
 class TwoLinearEnds(GraftedModule):
     """An MLP with a linear layer after hook points `mlp.front` and `mlp.mid`, and only dropout before `mlp.end`."""
 
@@ -47,6 +52,27 @@ class TwoLinearEnds(GraftedModule):
     def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
         number = {"mlp.front": 0, "mlp.mid": 1}.get(hook_point)
         return None if number is None else as_linear(getattr(self, self.linear_names[number]))
+
+
+class StepMlp(MlpSite):
+    """An MLP whose children run one after another."""
+
+    before_mid: ClassVar[tuple[str, ...]] = (
+        "fc1",
+        "act",
+        "drop1",
+    )  #: names of the children before hook point `mlp.mid`
+    after_mid: ClassVar[tuple[str, ...]] = ("fc2", "drop2")  #: names of the other children
+
+    def hidden(self, x: Tensor) -> Tensor:
+        for name in self.before_mid:
+            x = getattr(self, name)(x)
+        return x
+
+    def out(self, x: Tensor) -> Tensor:
+        for name in self.after_mid:
+            x = getattr(self, name)(x)
+        return x
 
 
 def as_linear(layer: Any) -> LinearLayer | None:

@@ -55,11 +55,12 @@ PACKAGES: Mapping[str, Package] = {
     "torch": Package({"torch.nn": "hosts.torch_nn.layers"}),
     "torchvision": Package(_adapters_in("torchvision", "vit", "swin")),
     "transformers": Package(
-        _adapters_in(
-            "hf",
-            *("vit", "dinov2", "dinov3", "clip", "swin", "marian", "t5"),
-            *("bert", "roberta", "electra", "distilbert", "modernbert"),
-            table=("vit", "dinov2", "clip", "bert", "roberta", "electra", "distilbert"),
+        dict.fromkeys(
+            (
+                *("hf.vit", "hf.dinov2", "hf.dinov3", "hf.clip", "hf.swin", "hf.marian", "hf.t5"),
+                *("hf.bert", "hf.roberta", "hf.electra", "hf.distilbert", "hf.modernbert"),
+            ),
+            "hosts.hf.families",
         ),
         extra="hf",
         always=False,

@@ -53,7 +53,7 @@ def window_site(
 
     Args:
         block: path of the block that merges the windows; None: the attention module merges them.
-        fills: whether only the block can tell which tokens are window padding.
+        fills: whether only the block has the mask of window padding, which mix grafts need.
         space: path of the module with hook point `space`; None: there is none.
     """
     end = path if block is None else block
@@ -114,6 +114,11 @@ def refused_site(
     )
 
 
+def map_fields(dim: int, rows: int, columns: int, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the geometry fields of a map whose tokens form one sequence, after the prefix tokens."""
+    return {"dim": dim, "tokens": len(prefix) + rows * columns, "prefix": prefix, "grid": (rows, columns)}
+
+
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:
     """Return the `AttentionGeometry` fields of a map in zero-padded windows, or as one sequence if `window` is None."""
     rows, columns = window or grid
@@ -125,11 +130,17 @@ def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str,
     }
 
 
-def fused_heads(module: Any) -> dict[str, Any]:
-    """Return the head fields of a fused projection `qkv`: q of all heads, then k, then v, all of the same width."""
-    rows = fused_rows(module, "qkv", heads=module.num_heads)
+def fused_heads(module: Any, name: str = "qkv", *, heads: int | None = None) -> dict[str, Any]:
+    """Return the head fields of a fused projection: q of all heads, then k, then v, all of the same width.
+
+    Args:
+        name: name of the projection.
+        heads: number of heads; None: `num_heads` of the module.
+    """
+    heads = module.num_heads if heads is None else heads
+    rows = fused_rows(module, name, heads=heads)
     width = rows["q"][0].width
-    return {"heads": module.num_heads, "key_width": width, "value_width": width, "rows": rows}
+    return {"heads": heads, "key_width": width, "value_width": width, "rows": rows}
 
 
 def projected_heads(

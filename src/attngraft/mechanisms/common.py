@@ -25,7 +25,7 @@ def init_matrix(matrix: Tensor, rule: InitRule) -> None:
 
 
 def empty_heads(side: Tensor, values: Tensor) -> Tensor:
-    """Return empty heads (B, H, N, width) that are (B, N, H, width) in memory, to be merged to tokens without a copy.
+    """Return empty heads (B, H, N, width), laid out as (B, N, H, width) so that merging them needs no copy.
 
     B, H and N are those of `side`, width and dtype those of `values` (..., width).
     """
@@ -34,7 +34,7 @@ def empty_heads(side: Tensor, values: Tensor) -> Tensor:
 
 
 def as_rows(tensor: Tensor) -> Tensor:
-    """Return (B, H, N, width) as contiguous rows (B * N * H, width), without a copy from the layout of `empty_heads`."""
+    """Return (B, H, N, width) as contiguous rows (B * N * H, width); the layout of `empty_heads` needs no copy."""
     return tensor.transpose(1, 2).contiguous().view(-1, tensor.shape[-1])
 
 

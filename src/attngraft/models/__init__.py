@@ -1,4 +1,4 @@
-"""Our own networks and variants of timm's models, registered with timm on import for `timm.create_model`."""
+"""Our own networks and variants of timm's models; importing this package registers them with timm."""
 
 from attngraft.models import bixt, elsa, t2t_vit, transformers_classifier, variants
 from attngraft.models.create import create_model

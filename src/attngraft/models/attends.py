@@ -4,7 +4,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from attngraft.hosts.adapter import random_images
 
 #: timm's classes with a softmax that does not run over tokens -> what it runs over
 NOT_OVER_TOKENS = {
@@ -51,12 +53,13 @@ class _Enough(Exception):
 
 
 def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) -> list[Attends]:
-    """Return the modules of `model` that compute a softmax on `inputs` (fused attention included), in order, each once.
+    """Return the modules that compute a softmax when `model` runs on `inputs`, in order, each once.
 
-    The forward pass runs on the model's device; on the meta device nothing is computed. Every softmax counts as one over
-    tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that contains it is returned.
+    The forward pass runs on the model's device; on the meta device nothing is computed. Fused attention counts as a softmax.
+    Every softmax counts as one over tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that
+    contains it is returned.
 
-    With `first`, the pass ends at the first softmax over tokens, which is then the last in the list.
+    With `first`, the pass ends at the first softmax over tokens, whose module is then the last in the list.
     """
     if not any(map(_may_attend, {type(module) for module in model.modules()})):
         return []
@@ -67,8 +70,17 @@ def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) 
     return list(found.values())
 
 
+def example_image(model: nn.Module) -> tuple[Tensor, ...]:
+    """Return a random image of the size in timm's configuration of `model`, or of 224 pixels."""
+    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
+    return random_images(model, tuple(size), batch=1)
+
+
 def may_attend(model: nn.Module) -> list[Attends]:
-    """Return the innermost modules whose code names a softmax or an attention function, for models that cannot be run."""
+    """Return the innermost modules whose code names a softmax or an attention function.
+
+    Used for models that cannot be run.
+    """
     paths = [path for path, module in model.named_modules() if _names_softmax(module)]
     inner = [
         path
@@ -114,13 +126,11 @@ def _running(model: nn.Module) -> Iterator[list[nn.Module]]:
     def leave(module: nn.Module, arguments: Any, output: Any) -> None:
         stack.pop()
 
-    handles = [module.register_forward_pre_hook(enter) for module in model.modules()]
-    handles += [module.register_forward_hook(leave) for module in model.modules()]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(enter))
+            hooks.enter_context(module.register_forward_hook(leave))
         yield stack
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _may_attend(kind: type[nn.Module]) -> bool:
@@ -138,5 +148,5 @@ def _mentions(kind: type[nn.Module]) -> bool:
 def _source(module: str) -> str:
     try:
         return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # no source file: only the forward pass can tell
+    except (KeyError, OSError, TypeError):  # without a source file, only the forward pass shows it
         return "softmax"

@@ -77,7 +77,10 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
 
 
 def _opened(path: Path) -> tuple[str, IO[bytes]]:
-    """Open the file, or the weights file in a zip (returned with its name there); torch's files are zips with a data.pkl."""
+    """Open the file, or the only weights file in a zip, whose name is returned too.
+
+    Torch's own files are also zips, but contain a data.pkl.
+    """
     if not zipfile.is_zipfile(path):
         return "", path.open("rb")
     with zipfile.ZipFile(path) as archive:
@@ -124,18 +127,8 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
             facts = json.loads((file.metadata() or {}).get(KEY, "{}"))
         except ValueError:
             facts = {}
-        tensors, stripped = _without_wrappers(path, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
-    facts = facts if isinstance(facts, dict) else {}
-    architecture, arguments, epoch = (facts.get(name) for name in ("architecture", "arguments", "epoch"))
-    return CheckpointFile(
-        path=path,
-        tensors=tensors,
-        layout=ITSELF,
-        stripped=stripped,
-        architecture=architecture if isinstance(architecture, str) else None,
-        arguments=arguments if isinstance(arguments, dict) else {},
-        epoch=epoch if isinstance(epoch, int) else None,
-    )
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return _contents(path, tensors, facts if isinstance(facts, dict) else {}, layout=ITSELF)
 
 
 def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -> CheckpointFile:
@@ -145,17 +138,25 @@ def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -
     entry = _chosen(path, present, average)
     held = values if entry is None else values[entry]
     named = {name: value for name, value in held.items() if isinstance(name, str) and isinstance(value, Tensor)}
-    tensors, stripped = _without_wrappers(path, named)
     others = values if entry is not None else {}
-    architecture, epoch = others.get("arch"), others.get("epoch")
+    facts = {"architecture": others.get("arch"), "epoch": others.get("epoch")}
+    left = tuple(str(name) for name, value in others.items() if name != entry and value is not None)
+    layout = (entry or ITSELF) + (f" of {member} in the zip" if member else "")
+    return _contents(path, named, facts, layout=layout, left=left)
+
+
+def _contents(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], **others: Any) -> CheckpointFile:
+    """Build the result from the file's tensors and facts; facts of another type are ignored."""
+    bare, stripped = _without_wrappers(path, tensors)
+    architecture, arguments, epoch = (facts.get(name) for name in ("architecture", "arguments", "epoch"))
     return CheckpointFile(
         path=path,
-        tensors=tensors,
-        layout=(entry or ITSELF) + (f" of {member} in the zip" if member else ""),
+        tensors=bare,
         stripped=stripped,
-        left=tuple(str(name) for name, value in others.items() if name != entry and value is not None),
         architecture=architecture if isinstance(architecture, str) else None,
+        arguments=arguments if isinstance(arguments, dict) else {},
         epoch=epoch if isinstance(epoch, int) else None,
+        **others,
     )
 
 

@@ -1,7 +1,7 @@
-"""Coverage: the number of timm models, counted by name, that accept each graft."""
+"""Coverage: how many of timm's models, counted by name, accept each graft."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -12,9 +12,8 @@ from attngraft.errors import HostError
 from attngraft.grafting.fit import Fit, fit
 from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host
-from attngraft.hosts.adapter import random_images
 from attngraft.hosts.unread import why_unread
-from attngraft.models.attends import attends
+from attngraft.models.attends import attends, example_image
 
 #: the counted grafts: one reweights heads, the other replaces the mix of queries, keys and values
 COUNTED = ("horizontal", "bisa")
@@ -22,14 +21,14 @@ COUNTED = ("horizontal", "bisa")
 
 @dataclass(frozen=True)
 class Covered:
-    """One model name."""
+    """Coverage of one model name."""
 
     name: str
     family: str  #: the timm file that defines it
     attention: str | None  #: class of the first module that attends over tokens; None: not counted
     host: str | None = None  #: the adapter that supports it
     refusal: str | None = None  #: why no adapter supports it
-    takes: tuple[str, ...] = ()  #: grafts that at least one of its sites accepts
+    takes: tuple[str, ...] = ()  #: grafts that one of its sites accepts
     reasons: Mapping[str, str] = field(default_factory=dict)  #: graft -> why a site refuses it
 
 
@@ -53,19 +52,18 @@ def timm_names() -> list[str]:
     return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm.")]
 
 
-def cover(name: str, grafts: Sequence[str] = COUNTED) -> Covered:
+def cover(name: str) -> Covered:
     """Return the coverage of one model, which is created on the meta device at its own size."""
     family = timm.model_entrypoint(name).__module__.removeprefix("timm.models.")
     with torch.device("meta"):
         model = timm.create_model(name).eval()
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
-    seen = attends(model, random_images(model, tuple(size), batch=1), first=True)
+    seen = attends(model, example_image(model), first=True)
     if not seen or not seen[-1].over_tokens:
         return Covered(name, family, None)
     attention = seen[-1].module
     try:
         host = find_host(model)
-        fits: dict[str, Fit] = {graft: fit(host, parse(graft).terms[0]) for graft in grafts}
+        fits: dict[str, Fit] = {graft: fit(host, parse(graft).terms[0]) for graft in COUNTED}
     except HostError as error:
         known = not str(error).startswith(type(model).__name__)
         unread = why_unread(model) or f"no adapter reads {type(model).__name__}"
@@ -76,7 +74,7 @@ def cover(name: str, grafts: Sequence[str] = COUNTED) -> Covered:
     return Covered(name, family, attention, host=host.adapter.name, takes=takes, reasons=reasons)
 
 
-def by_family(found: Iterable[Covered], grafts: Sequence[str] = COUNTED) -> list[FamilyCoverage]:
+def by_family(found: Iterable[Covered]) -> list[FamilyCoverage]:
     """Return one row per timm file with models that attend over tokens, the largest first."""
     families: dict[str, list[Covered]] = {}
     for each in found:
@@ -90,7 +88,7 @@ def by_family(found: Iterable[Covered], grafts: Sequence[str] = COUNTED) -> list
             FamilyCoverage(
                 family=family,
                 names=tuple(each.name for each in members),
-                takes={graft: tuple(each.name for each in members if graft in each.takes) for graft in grafts},
+                takes={graft: tuple(each.name for each in members if graft in each.takes) for graft in COUNTED},
                 hosts=tuple(sorted({each.host for each in members if each.host})),
                 why=tuple(f"{reason} ({count} of {len(members)})" for reason, count in why.most_common()),
             )
@@ -98,8 +96,8 @@ def by_family(found: Iterable[Covered], grafts: Sequence[str] = COUNTED) -> list
     return sorted(rows, key=lambda row: (-len(row.names), row.family))
 
 
-def shares(rows: Iterable[FamilyCoverage], grafts: Sequence[str] = COUNTED) -> dict[str, float]:
-    """Return graft -> share of names that accept it, among all that attend over tokens.
+def shares(rows: Iterable[FamilyCoverage]) -> dict[str, float]:
+    """Return graft -> share of the models that accept it, by name, among those that attend over tokens.
 
     Raises:
         ValueError: no model attends over tokens.
@@ -108,4 +106,4 @@ def shares(rows: Iterable[FamilyCoverage], grafts: Sequence[str] = COUNTED) -> d
     total = sum(len(row.names) for row in rows)
     if not total:
         raise ValueError("none of these models attends over tokens")
-    return {graft: sum(len(row.takes[graft]) for row in rows) / total for graft in grafts}
+    return {graft: sum(len(row.takes[graft]) for row in rows) / total for graft in COUNTED}

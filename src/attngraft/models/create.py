@@ -113,7 +113,7 @@ def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) ->
 
 
 def why_no_weights(name: str, error: Exception) -> str | None:
-    """Return why `timm.create_model(name, pretrained=True)` failed to load weights, with a remedy; None for other errors."""
+    """Return why timm failed to load the weights of `name`, with a remedy; None for other errors."""
     architecture, _, tag = name.partition(".")
     text = str(error)
     if tag and "Invalid pretrained tag" in text:

@@ -1,4 +1,4 @@
-"""Examination of a model: its sites and hook points, the grafts that fit, and attention outside of sites."""
+"""Examination of a model: sites, hook points, grafts that fit, and attention outside of sites."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +12,8 @@ from attngraft.errors import HostError
 from attngraft.grafting.fit import Fit, fit, kind_of
 from attngraft.grafting.spec import parse
 from attngraft.hosts import Host, Site, find_host
-from attngraft.hosts.adapter import random_images
 from attngraft.mechanisms.registry import graft_types
-from attngraft.models.attends import Attends, attends, may_attend
+from attngraft.models.attends import Attends, attends, example_image, may_attend
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
         host = find_host(model)
         sites = host.sites
     except HostError as error:
-        seen, not_run = _seen(model, lambda: _image(model) if inputs is None else inputs)
+        seen, not_run = _seen(model, lambda: example_image(model) if inputs is None else inputs)
         return Examination(name, None, str(error), unread=tuple(_unread(model, each) for each in seen), not_run=not_run)
     if inputs is not None:
         seen, not_run = _seen(model, lambda: inputs)
@@ -89,7 +88,7 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
 
 
 def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[list[Attends], str | None]:
-    """Return the modules that compute attention, and why the model was not run (guessed inputs may not fit)."""
+    """Return the modules that compute attention, and the error if the model could not be run on `inputs`."""
     training = [module for module in model.modules() if module.training]
     try:
         model.eval()  # keeps running statistics unchanged
@@ -101,11 +100,6 @@ def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[lis
             module.training = True
 
 
-def _image(model: nn.Module) -> tuple[Tensor, ...]:
-    size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
-    return random_images(model, tuple(size), batch=1)
-
-
 def _same_branch(path: str, target: str) -> bool:
     return path == target or path.startswith(f"{target}.") or target.startswith(f"{path}.")
 
@@ -114,7 +108,7 @@ def _found(host: Host, site: Site) -> FoundSite:
     geometry: Any = site.geometry
     tokens = "any number of" if geometry.tokens is None else geometry.tokens
     more = "" if site.kind == "attention" else f", {geometry.hidden} hidden"
-    if site.kind == "attention" and (site.targets or site.record_tensors):  # an unreadable one has no known heads
+    if site.kind == "attention" and (site.targets or site.record_tensors):  # otherwise the heads are unknown
         more = f", {geometry.heads} heads"
     own = [hook_point for hook_point in HOOK_POINTS if kind_of(hook_point) == site.kind]
     return FoundSite(

@@ -1,4 +1,4 @@
-"""Layers of PointMLP: normalized neighborhoods of a point cloud, and residual point-wise networks over them.
+"""Layers of PointMLP: normalized neighborhoods of points, and residual point-wise networks over them.
 
     anchors = farthest points;  groups = k nearest points of each           Grouper
     y_s = pos(max_j pre([alpha * (x_sj - m_s) / std + beta, x_s]))          Stage
@@ -26,7 +26,7 @@ INTERPOLATED = 3
 
 
 class Grouper(nn.Module):
-    """Neighborhoods of anchors, with features relative to their neighborhood and scaled by the cloud's deviation.
+    """Neighborhoods of anchors, with centered features, divided by the cloud's standard deviation.
 
         g_sj = alpha * (x_sj - m_s) / (std + 1e-5) + beta,   j one of the k nearest points of anchor s
         out  = [g_sj, x_s]
@@ -106,7 +106,7 @@ class Grouper(nn.Module):
 
 
 class Stage(nn.Module):
-    """One stage: neighborhoods of fewer points, a network over every neighbor, max pooling, a network on the result.
+    """One stage: neighborhoods, a network over every neighbor, max pooling, a network on the result.
 
         y_s = pos(max_j pre(group_sj))
 
@@ -144,7 +144,7 @@ class Stage(nn.Module):
 
 
 class FeaturePropagation(nn.Module):
-    """Decoder step: interpolates features from coarse to fine points, and fuses them with the features of the latter.
+    """Decoder step: interpolate features of coarse points at fine points, and fuse them with the fine features.
 
         w_ij = 1 / (|p_i - q_j|^2 + 1e-8), over the 3 nearest j, divided by their sum
         y    = extraction(fuse([fine_i, sum_j w_ij coarse_j]))
@@ -235,7 +235,7 @@ def _linear_norm(in_channels: int, out_channels: int, *, bias: bool) -> tuple[nn
 
 @torch.no_grad()
 def farthest_points(xyz: Tensor, count: int) -> Tensor:
-    """Return the indices (B, count) of points of (B, N, 3) that are far from each other (farthest point sampling).
+    """Select points (B, N, 3) by farthest point sampling, and return their indices (B, count).
 
     The first is point 0; each further point maximizes the distance to the nearest chosen one, the first such in a tie.
     Points near the origin (squared norm up to `NEAR_ORIGIN`) are chosen only as point 0, since clouds are often padded with
@@ -268,7 +268,10 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 
 def interpolated(xyz: Tensor, known_xyz: Tensor, known: Tensor) -> Tensor:
-    """Interpolate features (B, S, C) of points (B, S, 3) at points (B, N, 3): (B, N, C); see `FeaturePropagation`."""
+    """Interpolate features (B, S, C) of points (B, S, 3) at points (B, N, 3): (B, N, C).
+
+    For the formula see `FeaturePropagation`.
+    """
     near = nearest(xyz, known_xyz, min(INTERPOLATED, known_xyz.shape[1]))
     wide = torch.promote_types(xyz.dtype, torch.float32)
     distance = (xyz.to(wide).unsqueeze(2) - take(known_xyz.to(wide), near)).square().sum(dim=-1)

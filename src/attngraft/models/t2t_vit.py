@@ -11,7 +11,7 @@ The names with `_t_` have softmax attention in the tokens-to-token module, the o
 timm's own `Block`, so adapters, exports and recordings treat it like a ViT.
 
 Source: L. Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet", 2021. No weights are
-downloaded; the authors' files load unchanged (`weights=`, `--weights`) with the right `qk_scale`, see `T2TViT`.
+downloaded; the authors' files load unchanged (`weights=`, `--weights`) with their `qk_scale`, see `T2TViT`.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ for _name, _arguments in _VARIANTS.items():
 
 
 class Scaled(nn.Module):
-    """`factor * x`. As an attention's query norm it sets the scale of the scores, fused or not."""
+    """Multiply by a constant; as the query norm of an attention, this sets the scale of its scores."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -171,14 +171,11 @@ class T2TViT(TimmModel):
         x = checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
         return cast(Tensor, self.norm(x))
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits of the tokens, or with `pre_logits` the input of the head."""
+    def pooled(self, x: Tensor) -> Tensor:
+        """Return the class token, the mean of the others, or all tokens."""
         if self.global_pool == "token":
-            x = x[:, 0]
-        elif self.global_pool == "avg":
-            x = x[:, self.num_prefix_tokens :].mean(dim=1)
-        x = self.head_drop(x)
-        return x if pre_logits else cast(Tensor, self.head(x))
+            return x[:, 0]
+        return x[:, self.num_prefix_tokens :].mean(dim=1) if self.global_pool == "avg" else x
 
     def forward_intermediates(
         self,
@@ -190,7 +187,7 @@ class T2TViT(TimmModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return outputs of some of the blocks, as timm's models do: (tokens, intermediates), or only the latter.
+        """Return (tokens, outputs of some blocks), as timm's models do.
 
         Args:
             indices: a number n for the last n blocks, a list of blocks, or None for all.
@@ -198,6 +195,7 @@ class T2TViT(TimmModel):
             norm: apply the final norm to intermediates too.
             stop_early: stop after the last block in `indices`.
             output_fmt: "NCHW" or "NLC".
+            intermediates_only: return only the outputs of the blocks.
 
         Raises:
             ValueError: `output_fmt` is unknown.
@@ -220,7 +218,10 @@ class T2TViT(TimmModel):
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """Return fixed positions (positions, dim): channel 2i is sin(p / 10000^(2i / dim)), channel 2i + 1 its cosine."""
+    """Return sinusoidal position embeddings (positions, dim).
+
+    Channel 2i is sin(p / 10000^(2i / dim)), channel 2i + 1 is cos of the same angle.
+    """
     position = torch.arange(positions, dtype=torch.float64).unsqueeze(1)
     channel = torch.arange(dim)
     angle = position / 10000 ** (2 * torch.div(channel, 2, rounding_mode="floor") / dim)
@@ -228,7 +229,7 @@ def sinusoids(positions: int, dim: int) -> Tensor:
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
-    """Adapt the authors' weights, or ours, to `model` by resampling positions to its grid; names are equal.
+    """Adapt the authors' weights, or ours, to `model` by resampling positions to its grid.
 
     The grid of the file must be square, as the authors' are, or equal to the model's.
     """
@@ -242,7 +243,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[s
 
 
 def _initialize(module: nn.Module) -> None:
-    """Initialize linear layers by a truncated normal of std 0.02 and zero biases."""
+    """Initialize a linear layer: weights from a truncated normal of std 0.02, biases 0."""
     if isinstance(module, nn.Linear):
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

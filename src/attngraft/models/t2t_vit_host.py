@@ -1,12 +1,11 @@
-"""Host adapter of T2T-ViT: its backbone has timm's blocks; the tokens-to-token module accepts no grafts."""
+"""Host adapter of T2T-ViT: timm's blocks in its backbone; its tokens-to-token module accepts no grafts."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from attngraft.attention import CLASS
-from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_parameters, random_images
+from attngraft.hosts.adapter import HostAdapter, Site, random_images
 from attngraft.hosts.sites import NO_WINDOWS, refused_site
 from attngraft.hosts.timm.attention import PATCHED
 from attngraft.hosts.timm.family import block_sites, map_fields
@@ -19,7 +18,10 @@ NO_SITE = (
 
 
 class T2T(HostAdapter):
-    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`; `tokens_to_token.attention1` and `2`, without hook points."""
+    """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`.
+
+    `tokens_to_token.attention1` and `attention2` are sites without hook points.
+    """
 
     name = "t2t_vit"
     summary = "T2T-ViT of any size (attngraft's own t2t_vit_14, t2t_vit_t_14, ...): the blocks of its backbone"
@@ -42,6 +44,3 @@ class T2T(HostAdapter):
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         return random_images(model, (model.in_chans, *model.tokens_to_token.img_size), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_parameters(model, "head"), "norms": norm_state(model)}

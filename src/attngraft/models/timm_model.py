@@ -1,4 +1,4 @@
-"""Base class, configuration and registration of our own classifiers, which have the interface of timm's models."""
+"""Base class, configuration and registration of our own classifiers, with timm's interface."""
 
 import importlib
 import sys
@@ -20,6 +20,7 @@ class TimmModel(nn.Module):
     num_classes: int
     num_features: int
     global_pool: str
+    head_drop: nn.Module
     head: nn.Module
     grad_checkpointing: bool = False
 
@@ -51,9 +52,14 @@ class TimmModel(nn.Module):
         """Return the normalized output of the last block."""
         raise NotImplementedError
 
+    def pooled(self, x: Tensor) -> Tensor:
+        """Pool the output of `forward_features` by `global_pool`."""
+        raise NotImplementedError
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Return the logits, or with `pre_logits` the input of the head, for the output of `forward_features`."""
-        raise NotImplementedError
+        x = self.head_drop(self.pooled(x))
+        return x if pre_logits else cast(Tensor, self.head(x))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(x))
@@ -63,7 +69,7 @@ class TimmModel(nn.Module):
         return self.head
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by a new one for `num_classes`; 0: no head."""
+        """Replace the head with a new one for `num_classes`; 0: no head."""
         self.num_classes = num_classes
         if global_pool is not None:
             self.global_pool = self.check_pool(global_pool)
@@ -76,7 +82,7 @@ class TimmModel(nn.Module):
         return nn.Linear(self.num_features, classes) if classes > 0 else nn.Identity()
 
     def check_pool(self, pool: str) -> str:
-        """Return `pool`.
+        """Return `pool` after checking it.
 
         Raises:
             ValueError: `pool` is not one of `pools`.

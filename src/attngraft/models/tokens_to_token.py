@@ -1,4 +1,4 @@
-"""Tokens-to-token module (T2T): an image to tokens by overlapping splits, each followed by a cheap attention.
+"""Tokens-to-token module (T2T): overlapping patches of an image, and cheap attention between them.
 
     x_0 = image
     x_i = attention_i(split_i(x_{i-1})), reshaped to its grid     i = 1, 2
@@ -26,7 +26,7 @@ SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
 class TokenPerformer(nn.Module):
-    """Attention by positive random features, linear in the number of tokens: it has no attention map.
+    """Attention by positive random features: linear in the number of tokens, without an attention map.
 
         k, q, v = kqv(norm1(x))
         phi(x) = exp(W x - |x|^2 / 2) / sqrt(m)
@@ -115,7 +115,7 @@ class TokenTransformer(nn.Module):
 
 
 class TokensToToken(nn.Module):
-    """The complete module: images (B, in_chans, height, width) to tokens (B, N, embed_dim), N of them on `grid_size`.
+    """Tokens-to-token module: images (B, in_chans, height, width) to tokens (B, N, embed_dim) on `grid_size`.
 
     Raises:
         ValueError: `splits` does not have three entries (kernel, stride, padding), `token_width` is odd, `attention` is

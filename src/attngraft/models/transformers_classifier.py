@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face's transformers as timm models, to be trained and compared like others."""
+"""Image classifiers of Hugging Face's transformers, with the interface of timm's models."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""Folders written by transformers' `save_pretrained`, as hosts and as initial weights. No downloads, no remote code.
+"""Folders written by transformers' `save_pretrained`, as hosts and as initial weights.
+
+Nothing is downloaded, and no remote code runs.
 
 config.json                arguments of the model
 model.safetensors          its weights; also in shards, or pytorch_model.bin, which is read with `weights_only=True`
@@ -54,7 +56,7 @@ _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 
 
 
 def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
-    """Return the transformers folder at `path`, or the one whose weights file is `path`; None for other paths."""
+    """Return the transformers folder at `path` (the folder itself, or its weights file); None for other paths."""
     folder = Path(path).expanduser()
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
@@ -85,7 +87,9 @@ def refuse_without_config(path: Path) -> None:
 
 
 def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `transformers_classifier` from the folder's configuration and image processor, updated by `given`.
+    """Return the arguments of `transformers_classifier` for a folder, updated by `given`.
+
+    They are read from the folder's configuration and image processor.
 
     If `given` has a `model_type`, it is complete already and returned unchanged.
 
@@ -277,7 +281,10 @@ def folder_preprocessing(folder: Path) -> dict[str, Any]:
 
 
 def _data_config(processor: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert (pixel * rescale_factor - mean) / std to timm's form for pixels in 0..1, and sizes to one resize and crop.
+    """Convert an image processor's settings to timm's data configuration.
+
+    (pixel * rescale_factor - mean) / std becomes timm's form for pixels in 0..1, and all sizes become one resize and
+    one crop.
 
     Raises:
         ValueError: the sizes do not determine an input size.

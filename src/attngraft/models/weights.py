@@ -253,7 +253,7 @@ def _volo_filter(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, T
 
 
 def _of_family(model: nn.Module, function: str) -> Callable[..., Any] | None:
-    """Return the function called `function` in the module that defines the model's class or one of its bases.
+    """Return the function of this name from the module of the model's class or of one of its bases.
 
     `checkpoint_filter_fn(state_dict, model)`, timm's, adapts weights. `checkpoint_refusal_fn(architecture, arguments,
     model)`, ours, returns why weights of that model do not fit this one although all shapes do, or None.
@@ -268,7 +268,7 @@ def _of_family(model: nn.Module, function: str) -> Callable[..., Any] | None:
 
 
 def _adapt_first_convolution(model: nn.Module, values: dict[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """Adapt weights for RGB images to the model's number of channels, and return the names of changed tensors."""
+    """Adapt RGB weights to the model's number of channels, and return the names of changed tensors."""
     changed = []
     for layer in _layers(model, "first_conv"):
         name = f"{layer}.weight"
@@ -285,7 +285,10 @@ def _adapt_first_convolution(model: nn.Module, values: dict[str, Tensor], state:
 
 
 def _drop_other_head(model: nn.Module, values: dict[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """Remove a head for another number of classes from `values`, and return the names of tensors that stay new."""
+    """Remove a head with another number of classes from `values`.
+
+    Returns the names of the tensors that keep their initial values.
+    """
     new = []
     for layer in _layers(model, "classifier"):
         parent = layer.rpartition(".")[0]

@@ -1,1 +1,1 @@
-"""The papers' tables as data (`schema`), the papers' counting rules, and comparison with our numbers (`compute`)."""
+"""The papers' tables (`schema`), their counting rules (`counters`), and our numbers beside theirs (`compute`)."""

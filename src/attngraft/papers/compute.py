@@ -1,4 +1,6 @@
-"""Comparison of a paper's table with our numbers: build each row's model without weights and count as the paper does.
+"""Comparison of a paper's table with our numbers.
+
+Each row's model is built without weights, and counted as in the paper.
 
 A cell agrees if our number, rounded to the printed digits, equals the printed one. Every other cell has a reason.
 """
@@ -97,10 +99,6 @@ class TableResult:
         }
 
 
-class _NotBuiltError(Exception):
-    """The row's model cannot be built; the message has the reason."""
-
-
 def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) -> TableResult:
     """Compute our numbers for every row of `table`, on the meta device: no weights, no downloads.
 
@@ -127,7 +125,7 @@ def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) 
 
 
 def rounds_to(printed: str, ours: float) -> bool | None:
-    """Return whether `ours`, rounded half up to the digits of `printed`, equals it; None if `printed` is not a number."""
+    """Return whether `ours` rounds (half up) to the digits of `printed`; None if that is not a number."""
     try:
         number = Decimal(printed)
     except InvalidOperation:
@@ -144,8 +142,8 @@ def _cells(paper: Paper, table: PaperTable, row: PaperRow, runs: Sequence[Run]) 
             raise ConfigError(f"{paper.id}: unknown counter {name!r}; counters: {', '.join(COUNTERS)}")
         try:
             counts = COUNTERS[name](*_build(table, row))
-        except _NotBuiltError as error:
-            missing = str(error)
+        except HostError as error:
+            missing = f"not built yet: {row.missing}" if row.missing else f"cannot be built: {error}"
     return {
         column.id: _counted(column, row, counts, missing) if column.count else _measured(column, row, runs)
         for column in table.columns
@@ -159,7 +157,7 @@ def _counted(column: PaperColumn, row: PaperRow, counts: Mapping[str, float] | N
         return Cell(verdict="not computed", printed=printed, why=missing)
     if what not in counts:
         hint = did_you_mean(what, counts)
-        raise ConfigError(f"column {column.id}: the counter has no {what!r}{hint}; it has {', '.join(counts)}")
+        raise ConfigError(f"column {column.id}: unknown count {what!r}{hint}; its counter returns {', '.join(counts)}")
     ours = counts[what]
     if rounds_to(printed, ours):
         return Cell(verdict="agrees", printed=printed, ours=ours)
@@ -176,15 +174,16 @@ def _measured(column: PaperColumn, row: PaperRow, runs: Sequence[Run]) -> Cell:
 
 
 def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
-    """Build the row's model and the inputs of one example on the meta device."""
+    """Build the row's model and the inputs of one example on the meta device.
+
+    Raises:
+        HostError: the model does not exist, or cannot be created or grafted.
+    """
     name = table.model_of(row)
     if name in SKELETONS:
         return SKELETONS[name](parse(row.graft), **row.args)
     if name is None or not timm.is_model(name):
-        raise _NotBuiltError(f"not built yet: {row.missing or name}")
-    try:
-        with torch.device("meta"):
-            model = create_model(name, graft=row.graft, **row.args).eval()
-            return model, (torch.empty(1, *row.input),)
-    except HostError as error:
-        raise _NotBuiltError(f"not built yet: {row.missing}" if row.missing else f"cannot be built: {error}") from error
+        raise HostError(f"there is no model {name!r}")
+    with torch.device("meta"):
+        model = create_model(name, graft=row.graft, **row.args).eval()
+        return model, (torch.empty(1, *row.input),)

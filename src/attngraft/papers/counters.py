@@ -1,4 +1,4 @@
-"""Counters that follow each paper's counting rules. A counter returns numbers in the units that its paper prints.
+"""Counters that follow each paper's counting rules, in the units that the paper prints.
 
 | counter | params | macs | more |
 |---|---|---|---|
@@ -20,13 +20,12 @@
 | softmax, GELU, sums, means | - | - |
 
 Activations are numbers of elements, not bytes. The model is run, and each operation that reaches torch's dispatcher is
-counted with its shapes. Attention is counted by its equation, independent of the kernel.
+counted with its shapes. Attention is counted by its equation, for any kernel.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -35,7 +34,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
-from torch.utils.hooks import RemovableHandle
 
 from attngraft.attention import Graft, MixContext
 from attngraft.dispatch import reference_backend
@@ -52,7 +50,7 @@ MULTIPLICATIONS = {"cb": 1, "cb_s": 1, "cb_gate": 1, "cb_hybrid": 2}
 
 
 def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the CB paper: parameters in 10^6, multiply-adds in 10^9, and the percentage of parameters added by grafts."""
+    """Count as the CB paper does: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters."""
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
     return {
@@ -63,9 +61,9 @@ def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count the grafts' elementwise multiplications and the model's MACs, in 10^6, as in Tables 13 and 14 of the CB paper.
+    """Count as in Tables 13 and 14 of the CB paper: elementwise multiplications of grafts, MACs, in 10^6.
 
-    Each graft is counted in the paper's form, independent of our implementation: N C multiplications for each product of
+    Each graft is counted in the paper's form, whatever our implementation computes: N C multiplications for each product of
     token maps and for the halving; additions, means and operations on one token are not counted.
     """
     counted: list[int] = []
@@ -73,16 +71,19 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
     def count(graft: nn.Module, _: Any, output: Tensor) -> None:
         counted.append(MULTIPLICATIONS[graft.kind] * output.numel())  # type: ignore[index]
 
-    hooks = [graft.register_forward_hook(count) for graft in _grafts(model).values() if graft.kind in MULTIPLICATIONS]
-    with _removed_after(hooks):
+    with ExitStack() as hooks:
+        for graft in _grafts(model).values():
+            if graft.kind in MULTIPLICATIONS:
+                hooks.enter_context(graft.register_forward_hook(count))
         macs = count_macs(model, *inputs)
     return {"macs_m": macs / 1e6, "multiplications": sum(counted) / 1e6}
 
 
 def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the HV paper: leaf modules' parameters in 2^20; linear and convolution layers' multiply-adds in 2^30.
+    """Count as the HV paper does: parameters in 2^20; multiply-adds of linears and convolutions in 2^30.
 
-    Grafts are counted completely, since the paper's own modules consist of linear layers.
+    Only parameters of modules without sub-modules count. Grafts are counted completely, since the paper's own modules
+    consist of linear layers.
     """
     grafts = _grafts(model)
     leaves = {
@@ -95,26 +96,26 @@ def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiSA paper: parameters in 10^6, multiply-adds in 10^9, and the percentage of parameters added by grafts.
+    """Count as the BiSA paper does: parameters in 10^6, multiply-adds in 10^9, percentage added.
 
     `flops_m`, in 10^6, is LeViT's column: multiply-adds, plus one per output element of a batch norm, plus one per output
     element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), not
     from the kernel and its passes. The rule was found by fitting five printed numbers.
     """
-    return _bisa_numbers(model, _bisa_census(model, inputs), maps=0)
+    return _bisa_numbers(model, inputs, maps=0)
 
 
 def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as `count_bisa`, plus two C x C maps with batch norms per replaced layer, which reproduces LeViT's digits.
+    """Count as `count_bisa` does, plus two C x C maps with batch norms per replaced layer.
 
-    The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs. The paper does not describe them, so no
-    graft has them.
+    The sums reproduce the printed digits of LeViT. The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1)
+    FLOPs. The paper does not describe them, so no graft has them.
     """
-    return _bisa_numbers(model, _bisa_census(model, inputs), maps=2)
+    return _bisa_numbers(model, inputs, maps=2)
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, its activations ("Mem.") in 10^6 elements."""
+    """Count as the BiXT paper does: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
     counts = count_as_fvcore(model, *inputs)
     return {
         "params": count_parameters(model) / 1e6,
@@ -124,7 +125,7 @@ def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_elsa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the ELSA paper: parameters in 10^6, multiply-adds in 10^9."""
+    """Count as the ELSA paper does: parameters in 10^6, multiply-adds in 10^9."""
     return {"params": count_parameters(model) / 1e6, "macs": count_macs(model, *inputs) / 1e9}
 
 
@@ -140,55 +141,44 @@ COUNTERS: dict[str, Counter] = {
 }
 
 
-@dataclass
-class _Census:
-    """Counts of one forward pass of a model with bi-directional layers."""
-
-    macs: int = 0
-    normalized: int = 0  #: output elements of batch norms
-    weights: int = 0  #: output elements of softmaxes
-    layers: list[tuple[int, int]] = field(default_factory=list)  #: (rows, C) of the tokens in each replaced layer
-
-
-def _bisa_census(model: nn.Module, inputs: Inputs) -> _Census:
-    found, softmaxes = _Census(), _Softmaxes()
+def _bisa_numbers(model: nn.Module, inputs: Inputs, *, maps: int) -> dict[str, float]:
+    """Return the numbers of `count_bisa`, with `maps` additional C x C maps in every replaced layer."""
+    normalized: list[int] = []  # output elements of batch norms
+    weights: list[int] = []  # output elements of the replaced layers' softmaxes
+    layers: list[tuple[int, int]] = []  # (rows, C) of the tokens in each replaced layer
+    softmaxes = _Softmaxes()
 
     def normalize(module: nn.Module, _: Any, output: Tensor) -> None:
-        found.normalized += output.numel()
+        normalized.append(output.numel())
 
     def enter(mix: nn.Module, arguments: tuple[MixContext, ...]) -> None:
         projected = arguments[0].projected
         directions = 1 + cast(BidirectionalMix, mix).variant.attends
-        found.weights += directions * projected.q.shape[:-1].numel() * projected.k.shape[-2]
-        found.layers.append((projected.queries.shape[:-1].numel(), projected.queries.shape[-1]))
+        weights.append(directions * projected.q.shape[:-1].numel() * projected.k.shape[-2])
+        layers.append((projected.queries.shape[:-1].numel(), projected.queries.shape[-1]))
         softmaxes.paused += 1
 
     def leave(*_: Any) -> None:
         softmaxes.paused -= 1
 
-    hooks: list[RemovableHandle] = []
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            hooks.append(module.register_forward_hook(normalize))
-        elif isinstance(module, BidirectionalMix):
-            hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    with _removed_after(hooks), softmaxes:
-        found.macs = count_macs(model, *inputs)
-    found.weights += softmaxes.elements
-    return found
-
-
-def _bisa_numbers(model: nn.Module, found: _Census, *, maps: int) -> dict[str, float]:
-    extra = maps * sum(width * (width + 2) for _, width in found.layers)
-    extra_macs = maps * sum(rows * width * width for rows, width in found.layers)
-    extra_normalized = maps * sum(rows * width for rows, width in found.layers)
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                hooks.enter_context(module.register_forward_hook(normalize))
+            elif isinstance(module, BidirectionalMix):
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
+        hooks.enter_context(softmaxes)
+        macs = count_macs(model, *inputs)
+    extra = maps * sum(width * (width + 2) for _, width in layers)
+    macs += maps * sum(rows * width * width for rows, width in layers)
+    elements = sum(normalized) + maps * sum(rows * width for rows, width in layers) + sum(weights) + softmaxes.elements
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
-    macs = found.macs + extra_macs
     return {
         "params": (total + extra) / 1e6,
         "macs": macs / 1e9,
-        "flops_m": (macs + found.normalized + extra_normalized + found.weights) / 1e6,
+        "flops_m": (macs + elements) / 1e6,
         "added_percent": 100 * (added + extra) / (total - added),
     }
 
@@ -240,25 +230,17 @@ def _linear_layer_macs(model: nn.Module, inputs: Inputs) -> int:
     def leave(*_: Any) -> None:
         counted.append((counter.get_total_flops() - entered.pop()) // 2)
 
-    hooks = [
-        module.register_forward_hook(layer)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not any(_below(path, graft) for graft in grafts)
-    ]
-    for graft in grafts.values():
-        hooks += [graft.register_forward_pre_hook(enter), graft.register_forward_hook(leave)]
-    with _removed_after(hooks), evaluating(model), counter:
+    with ExitStack() as hooks, evaluating(model), counter:
+        for path, module in model.named_modules():
+            if path in grafts:
+                hooks.enter_context(module.register_forward_pre_hook(enter))
+                hooks.enter_context(module.register_forward_hook(leave))
+            elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and not any(
+                _below(path, each) for each in grafts
+            ):
+                hooks.enter_context(module.register_forward_hook(layer))
         model(*inputs)
     return sum(counted)
-
-
-@contextmanager
-def _removed_after(hooks: list[RemovableHandle]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 # --- fvcore -------------------------------------------------------------------------------------------------------
@@ -274,7 +256,7 @@ _BATCH_NORMS = {
 
 
 class FvcoreCounts(TorchDispatchMode):
-    """Count multiply-adds, FLOPs of norms, and elements of activations while active."""
+    """Count multiply-adds, FLOPs of norms, and elements of activations inside its `with` block."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -49,15 +49,12 @@ def matching(runs: Iterable[Run], table: PaperTable, row: PaperRow, aliases: Map
     model = table.model_of(row)
     names = {model, *aliases.get(model or "", ())}
     teachers = {False, True} if table.distilled is None else {table.distilled}
-    candidates = [
+    key = (str(parse(row.graft)), _essential(row.args))
+    return [
         run
         for run in runs
-        if run.host in names and _essential(run.args) == _essential(row.args) and run.distilled in teachers
+        if run.host in names and (run.spec, _essential(run.args)) == key and run.distilled in teachers
     ]
-    if not candidates:
-        return []
-    spec = str(parse(row.graft))
-    return [run for run in candidates if run.spec == spec]
 
 
 def _essential(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Schema of the papers' files: printed tables, and how each number is computed. A misspelled key is an error.
+"""Schema of the papers' files: the printed tables, and how each number is computed.
+
+Unknown keys are errors.
 
 A paper is one YAML file in this folder. A number is written as the paper prints it, in quotes, so that its digits are known
 ("46.70", not 46.7).
@@ -9,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from attngraft.errors import ConfigError, UsageError
+from attngraft.errors import UsageError
 from attngraft.strict import FieldError, read
 from attngraft.suggest import did_you_mean
+from attngraft.yaml_config import read_yaml
 
 FORMAT = 1
 _FOLDER = Path(__file__).parent
@@ -75,7 +76,7 @@ class PaperTable:
         computed = any(column.count or column.metric for column in self.columns)
         for index, row in enumerate(self.rows):
             if computed and self.model_of(row) is None and row.missing is None:
-                raise FieldError(f"rows[{index}]", "name the model, or what is `missing` for it")
+                raise FieldError(f"rows[{index}]", "set its model, or `missing` to what must be implemented first")
             for section in ("printed", "errata"):
                 for name in getattr(row, section):
                     if name not in known:
@@ -89,7 +90,7 @@ class PaperTable:
         return row.model or (None if row.missing else self.model)
 
     def labels(self) -> list[str]:
-        """Return the rows' variants; those that start with "+" follow the name of the host above them ("ViT-S + CB")."""
+        """Return the rows' variants, those that start with "+" after their host's name ("ViT-S + CB")."""
         found, host = [], ""
         for row in self.rows:
             added = row.variant.startswith("+")
@@ -113,7 +114,7 @@ class Paper:
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
-            raise FieldError("format", f"{self.format} is not {FORMAT}; update attngraft")
+            raise FieldError("format", f"{self.format} is not supported, only {FORMAT}; update attngraft")
         _check_unique("tables", [table.id for table in self.tables])
 
     def table(self, name: str) -> PaperTable:
@@ -154,14 +155,10 @@ def read_paper(path: Path) -> Paper:
     Raises:
         ConfigError: invalid YAML, an unknown or missing key, or a number without quotes; the message names file and field.
     """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
-    return read(Paper, content, where=path.name)
+    return read(Paper, read_yaml(path), where=path.name)
 
 
 def _check_unique(name: str, ids: Sequence[str]) -> None:
     repeated = [each for index, each in enumerate(ids) if each in ids[:index]]
     if repeated:
-        raise FieldError(name, f"the id {repeated[0]!r} occurs twice")
+        raise FieldError(name, f"the id {repeated[0]!r} occurs twice; rename one of them")

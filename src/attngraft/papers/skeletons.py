@@ -11,22 +11,23 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import AttentionGeometry, AttentionSite, Projected
+from attngraft.attention import AttentionGeometry, Projected
 from attngraft.grafting.spec import GraftSpec
+from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.mechanisms.registry import graft_types
 
 DIM, HEADS, HIDDEN, LAYERS, LENGTH = 512, 8, 2048, 6, 64
 
 
-class Attention(AttentionSite, nn.Module):
+class Attention(SelfAttention, nn.Module):
     """Multi-head attention without biases; keys and values come from `memory`."""
 
     fused_attn = False
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value, self.fc = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
-        self.attn_drop = nn.Dropout(0.1)
+        self.query, self.key, self.value, self.proj = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
+        self.attn_drop, self.proj_drop = nn.Dropout(0.1), nn.Identity()
         self.scale = (DIM // HEADS) ** -0.5
         self.grafts = nn.ModuleDict()
 
@@ -38,15 +39,9 @@ class Attention(AttentionSite, nn.Module):
         )
         return Projected(q, k, v, queries=x)
 
-    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return cast(Tensor, self.fc(heads.transpose(1, 2).flatten(2)))
-
-    def drop(self, tokens: Tensor) -> Tensor:
-        return tokens
-
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention in the decoder, and MLP, with a norm after each residual sum (Eq. 4)."""
+    """Self-attention, cross-attention (decoder only), and MLP, with a norm after each residual sum (Eq. 4)."""
 
     def __init__(self, *, cross: bool) -> None:
         super().__init__()
@@ -84,7 +79,7 @@ class TranslationTransformer(nn.Module):
 
 
 def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the model on the meta device with `spec` grafted at all 18 sites, and a sentence pair of 64 tokens."""
+    """Return the model on the meta device, with `spec` at all 18 sites, and a sentence pair of 64 tokens."""
     geometry = AttentionGeometry(
         dim=DIM, heads=HEADS, key_width=DIM // HEADS, value_width=DIM // HEADS, tokens=LENGTH, init="xavier_uniform"
     )

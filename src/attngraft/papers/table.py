@@ -11,6 +11,7 @@ from attngraft.papers.schema import Paper, PaperColumn
 MARKS = {"agrees": "✓", "differs": "✗", "not computed": "", "from runs": "", "printed": ""}
 ASCII_MARKS = {**MARKS, "agrees": "ok", "differs": "no"}
 _NONE = "–"
+_MAX_NAMES = 4  #: in a line below the table
 _STYLES = {"agrees": "green", "differs": "red", "not computed": "dim", "from runs": "cyan", "printed": ""}
 
 
@@ -98,13 +99,13 @@ def _explanations(result: TableResult) -> list[Text]:
     lines += [Text(note) for note in result.table.notes]
     if result.count("from runs"):
         data = ", ".join(result.data)
-        lines.append(Text(f"Our measured numbers are means over runs of the last epoch, trained on {data}."))
+        lines.append(Text(f"Our measured numbers are last-epoch means over runs trained on {data}."))
     if result.unmatched:
         names = _shorten(list(result.unmatched))
         lines.append(Text(f"Runs that match no row of this table (model, graft, teacher): {names}"))
     return lines
 
 
-def _shorten(names: list[str], most: int = 4) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+def _shorten(names: list[str]) -> str:
+    rest = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,6 +1,6 @@
 """Mapping tokens and attention maps of windows or of one sequence back to the image.
 
-`token_indices` (rows, columns) holds the index of the token at each position of the map, counted over the W windows of N
+`token_indices` (rows, columns) contains the index of the token at each position of the map, counted over the W windows of N
 tokens of one image, window by window (W = 1: one sequence, prefix tokens first). Tokens that are not on the map (prefix,
 padding) are left out.
 """
@@ -16,7 +16,9 @@ from attngraft.errors import UsageError
 def scaled_grid(
     image_size: tuple[int, int], *, grid: tuple[int, int], default_size: tuple[int, int], tokens: int | None = None
 ) -> tuple[int, int] | None:
-    """Return the grid (rows, columns) of an image of `image_size`, for a host that cuts `default_size` into `grid`.
+    """Return the grid (rows, columns) of an image of `image_size`.
+
+    The host divides an image of `default_size` into `grid`.
 
     Args:
         image_size: rows and columns of the image in pixels.
@@ -37,9 +39,10 @@ def scaled_grid(
 
 
 def interleaved_indices(grid: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Return the token indices of interleaved sequences of `grid`, whose tokens are `stride` (rows, columns) apart.
+    """Return the token indices of interleaved sequences of `grid`.
 
-    The map has `grid` times `stride` positions; sequences are numbered by their first token, row by row.
+    Neighboring tokens of a sequence are `stride` (rows, columns) apart. The map has `grid` times `stride` positions, and
+    sequences are numbered by their first token, row by row.
     """
     row, column = (torch.arange(side * each) for side, each in zip(grid, stride, strict=True))
     sequence = (row % stride[0])[:, None] * stride[1] + column % stride[1]
@@ -53,24 +56,27 @@ def tokens_to_map(tokens: Tensor, token_indices: Tensor) -> Tensor:
 
 
 def normalized_coordinates(token_indices: Tensor, tokens: int) -> Tensor:
-    """Return (row, column) of each token as fractions of the map's sides, (W, N, 2); NaN for tokens not on it."""
+    """Return (row, column) of each token as fractions of the map's sides, (W, N, 2).
+
+    Tokens that are not on the map have NaN.
+    """
     rows, columns = token_indices.shape
     windows = int(token_indices.max()) // tokens + 1
     found = torch.full((windows * tokens, 2), math.nan, device=token_indices.device)
-    row, column = torch.meshgrid(torch.arange(rows) / rows, torch.arange(columns) / columns, indexing="ij")
-    found[token_indices.flatten()] = torch.stack([row.flatten(), column.flatten()], -1).to(token_indices.device)
+    positions = torch.cartesian_prod(torch.arange(rows) / rows, torch.arange(columns) / columns)
+    found[token_indices.flatten()] = positions.to(token_indices.device)
     return found.view(windows, tokens, 2)
 
 
 def attention_map_for_query(weights: Tensor, token_indices: Tensor, query: tuple[int, int]) -> Tensor:
-    """Return the attention map (B, H, rows, columns) of the token at `query` (row, column), 0 outside its window.
+    """Return the attention map of the token at `query` (row, column), (B, H, rows, columns).
 
-    `weights` are (B * W, H, N, N).
+    `weights` are (B * W, H, N, N). The map is 0 outside the token's window.
 
     Raises:
         UsageError: `query` is not on the map, or queries and keys are not the same tokens.
     """
-    row, column = _check_position(query, *token_indices.shape)
+    row, column = check_position(query, *token_indices.shape)
     windows, tokens = _square(weights, token_indices)
     window, slot = divmod(int(token_indices[row, column]), tokens)
     by_image = weights.unflatten(0, (-1, windows))
@@ -80,9 +86,10 @@ def attention_map_for_query(weights: Tensor, token_indices: Tensor, query: tuple
 
 
 def full_attention_map(weights: Tensor, token_indices: Tensor) -> Tensor:
-    """Return the attention map of the whole image, (B, H, rows * columns, rows * columns), 0 between windows.
+    """Return the attention map of the whole image, (B, H, rows * columns, rows * columns).
 
-    `weights` are (B * W, H, N, N). The result has (rows * columns)^2 numbers per head: 39 MB in float32 for 56 x 56 tokens.
+    `weights` are (B * W, H, N, N). The result is 0 between windows. It has (rows * columns)^2 numbers per head: 39 MB in
+    float32 for 56 x 56 tokens.
     """
     windows, tokens = _square(weights, token_indices)
     window, slot = token_indices.flatten() // tokens, token_indices.flatten() % tokens
@@ -99,7 +106,7 @@ def filter_map_for_query(filters: Tensor, query: tuple[int, int]) -> Tensor:
     neighbors outside the map are left out.
     """
     rows, columns = filters.shape[-2:]
-    row, column = _check_position(query, rows, columns)
+    row, column = check_position(query, rows, columns)
     size = _kernel_size(filters)
     padded = filters.new_zeros(*filters.shape[:2], rows + size - 1, columns + size - 1)
     padded[..., row : row + size, column : column + size] = filters[..., row, column].unflatten(-1, (size, size))
@@ -108,10 +115,13 @@ def filter_map_for_query(filters: Tensor, query: tuple[int, int]) -> Tensor:
 
 
 def filters_to_attention_map(filters: Tensor) -> Tensor:
-    """Return filters (B, H, K, rows, columns) as a map (B, H, rows * columns, rows * columns), 0 outside neighborhoods."""
+    """Return filters as an attention map, (B, H, rows * columns, rows * columns).
+
+    Filters are (B, H, K, rows, columns); the map is 0 outside of neighborhoods.
+    """
     rows, columns = filters.shape[-2:]
     size = _kernel_size(filters)
-    row, column = (axis.flatten() for axis in torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij"))
+    row, column = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).unbind(1)
     dense = filters.new_zeros(*filters.shape[:2], rows * columns, rows * columns)
     for offset in range(size**2):
         key_row, key_column = row + offset // size - size // 2, column + offset % size - size // 2
@@ -128,7 +138,12 @@ def _kernel_size(filters: Tensor) -> int:
     return size
 
 
-def _check_position(query: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
+def check_position(query: tuple[int, int], rows: int, columns: int) -> tuple[int, int]:
+    """Return `query` (row, column) if it is on the map.
+
+    Raises:
+        UsageError: it is not.
+    """
     row, column = query
     if not (0 <= row < rows and 0 <= column < columns):
         raise UsageError(f"position ({row}, {column}) is outside the map of {rows} x {columns}")

@@ -9,7 +9,7 @@ from attngraft.errors import UsageError
 
 
 def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
-    """Return the attention map (..., N, N) without the first `prefix` tokens, rows normalized to sum to 1 (Fig. 3a).
+    """Return the attention map (..., N, N) without prefix tokens, rows summing to 1 (Fig. 3a).
 
     A row whose weight is all on the prefix becomes 0.
     """
@@ -19,18 +19,16 @@ def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
 
 
 def entropy(weights: Tensor) -> Tensor:
-    """Return the entropy of each row i, -sum_j a_ij ln a_ij, in nats, at most ln Nk: (..., Nq, Nk) to (..., Nq).
+    """Return the entropy of each row i, -sum_j a_ij ln a_ij, in nats: (..., Nq, Nk) to (..., Nq).
 
-    The paper's curves are its mean over images, heads and rows (Fig. 3a), or over the class token's rows (Fig. 5a).
+    It is at most ln Nk. The paper's curves are its mean over images, heads and rows (Fig. 3a), or over the class token's
+    rows (Fig. 5a).
     """
     return torch.special.entr(weights).sum(-1)
 
 
 def relative_distance(
-    weights: Tensor,
-    grid: tuple[int, int],
-    *,
-    normalize: Literal["pair_mean", "per_query"] = "per_query",
+    weights: Tensor, grid: tuple[int, int], *, normalize: Literal["pair_mean", "per_query"] = "per_query"
 ) -> Tensor:
     """Return the attention distance of each query, (..., N, N) to (..., N) (Fig. 5b).
 
@@ -55,19 +53,15 @@ def relative_distance(
             "tokens; drop prefix tokens first (without_prefix)"
         )
     exact = torch.promote_types(weights.dtype, torch.float32)  # cdist has no half precision on the CPU
-    row, column = torch.meshgrid(
-        torch.arange(rows, device=weights.device, dtype=exact) / rows,
-        torch.arange(columns, device=weights.device, dtype=exact) / columns,
-        indexing="ij",
-    )
-    positions = torch.stack([row.flatten(), column.flatten()], dim=-1)
+    row, column = (torch.arange(side, device=weights.device, dtype=exact) / side for side in grid)
+    positions = torch.cartesian_prod(row, column)
     distances = torch.cdist(positions, positions, p=1).to(weights.dtype)
     by_query = torch.einsum("...ij,ij->...i", weights, distances)  # einsum needs no second map in memory
     return by_query if normalize == "per_query" else by_query / (tokens - 1)
 
 
 def windowed_distance(weights: Tensor, coordinates: Tensor) -> Tensor:
-    """Return `relative_distance` in windows with any token coordinates: (..., W, H, N, N) to (..., W, H, N).
+    """Return `relative_distance` in windows: (..., W, H, N, N) to (..., W, H, N).
 
     Rows are normalized to sum to 1 over the tokens on the map. The distance is 0 for a token that attends to none of them,
     and for padding tokens.
@@ -89,9 +83,10 @@ def steepness_of_weights(weights: Tensor) -> Tensor:
 
 
 def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Return the nuclear norm of the softmax's Jacobian per row, t sum_j (a_j - a_j^2), a = softmax(t s) (Sec. 2.1).
+    """Return the nuclear norm of the softmax's Jacobian per row (Sec. 2.1).
 
-    The Jacobian is symmetric and positive semi-definite, so this is its trace; it is largest, t (1 - 1/N), for uniform a.
+    It is t sum_j (a_j - a_j^2) with a = softmax(t s). The Jacobian is symmetric and positive semi-definite, so this is its
+    trace; it is largest, t (1 - 1/N), for uniform a.
     `scores` is (..., N), the result (...).
     """
     return temperature * steepness_of_weights(torch.softmax(temperature * scores, dim=-1))
@@ -105,6 +100,9 @@ class ScaleStatistics(NamedTuple):
 
 
 def scale_statistics(scale: Tensor) -> ScaleStatistics:
-    """Return the values of both curves of Fig. 6 for a Lambda of shape (C,); quantiles are interpolated linearly."""
+    """Return the values of both curves of Fig. 6 for a Lambda of shape (C,).
+
+    Quantiles are interpolated linearly.
+    """
     low, high = torch.quantile(scale, torch.tensor([0.1, 0.9], dtype=scale.dtype, device=scale.device))
     return ScaleStatistics(low.abs() / high.abs(), scale.mean())

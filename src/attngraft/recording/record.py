@@ -1,4 +1,4 @@
-"""Recording of named tensors while a model runs: attention maps, heads, gates. The model's outputs do not change."""
+"""Recording of named tensors while a model runs: attention maps, heads, gates."""
 
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -44,7 +44,7 @@ def record(
         GraftSpecError: `sites` matches no site.
         RecordError: on exit, if the model ran and none of the chosen sites has a requested tensor.
     """
-    host = find_host(getattr(model, "_orig_mod", model))  # torch.compile's wrapper holds the model itself
+    host = find_host(getattr(model, "_orig_mod", model))  # the model inside torch.compile's wrapper
     sources = list(_sources(host, sites))
     chosen = {source.site for source in sources}
     geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
@@ -84,20 +84,24 @@ def _eager() -> AbstractContextManager[Any]:
 
 
 def _default_image_shape(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
-    """Return the shape (B, C, H, W) of the host's default images; None if it takes none, or no chosen site has a map."""
+    """Return the shape (B, C, H, W) of the host's default images.
+
+    It is None if the host takes no images, or no chosen site has a map.
+    """
     if not any(geometry.on_a_map for geometry in chosen):
         return None
     devices = {parameter.device for parameter in host.core.parameters() if parameter.is_cuda}
-    with torch.random.fork_rng(
-        devices
-    ):  # examples are random, and recording must not change the model's random numbers
+    with torch.random.fork_rng(devices):  # example inputs are random; recording must not change the random state
         first = host.adapter.example_inputs(host.core, batch=1)[0]
     return first.shape if first.ndim == 4 else None
 
 
 @contextmanager
 def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: torch.Size | None) -> Iterator[None]:
-    """Report the size of all images to `coordinates`, even if only a part of the model runs (`forward_features`)."""
+    """Report the size of all images to `coordinates`.
+
+    Sizes are reported even if only a part of the model runs (`forward_features`).
+    """
     if default_shape is None:
         yield
         return
@@ -106,9 +110,9 @@ def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: 
     def set_size(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for each in (*args, *kwargs.values()):
             if isinstance(each, Tensor) and each.ndim == 4 and each.shape[1] == channels:
-                coordinates.set_image_size((each.shape[2], each.shape[3]))
+                coordinates.image_size = (each.shape[2], each.shape[3])
                 return
-        coordinates.set_image_size(None)
+        coordinates.image_size = None
 
     convolutions = (module for module in host.core.modules() if isinstance(module, nn.Conv2d))
     first: nn.Module | None = next((module for module in convolutions if module.in_channels == channels), None)
@@ -125,7 +129,7 @@ def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: 
 
 @dataclass(frozen=True)
 class _SiteRecorder:
-    """Recorder of one module or graft, which also passes everything to the recorder that was attached before."""
+    """Recorder of one module or graft; also passes tensors to the previously attached recorder."""
 
     recording: Recording
     site: str

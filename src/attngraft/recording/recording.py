@@ -46,7 +46,7 @@ def _deprecated(old: str, new: str) -> Callable[..., Any]:
 class Recording(Mapping[str, Mapping[str, Tensor]]):
     """Recorded tensors: `recording["blocks.3.attn"]["weights"]` is the tensor of the last call.
 
-    | name | shape | what |
+    | name | shape | contents |
     |---|---|---|
     | `scores` | (B, H, Nq, Nk) | input of the softmax: scaled products, bias and mask |
     | `weights` | (B, H, Nq, Nk) | attention map after softmax and weights grafts, before dropout |
@@ -99,13 +99,13 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
                 raise RecordError(f"{site}: {error}") from None
 
     def reduce(self, *reductions: str, of: str = "weights") -> None:
-        """Keep means over all images instead of the maps, so that only one block's maps are in memory at a time.
+        """Keep means over all images instead of the maps, with one block's maps in memory at a time.
 
             with torch.no_grad(), attngraft.record(model, "weights") as recording:
                 recording.reduce("entropy", "distance")
                 for images in loader:
                     model(images)
-            recording["blocks.3.attn"]["entropy"]  # (H, Nq), nats; .mean() is the layer's
+            recording["blocks.3.attn"]["entropy"]  # (H, Nq), nats; its .mean() is the layer's entropy
 
         | name | shape | mean over images (windows) of |
         |---|---|---|
@@ -145,7 +145,9 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return self._coordinates.geometry(site).prefix
 
     def token_indices(self, site: str) -> Tensor:
-        """Return the index of the token at each map position, (rows, columns), counted over the windows of one image.
+        """Return the index of the token at each map position, (rows, columns).
+
+        Indices are counted over the windows of one image.
 
         Raises:
             RecordError: the host does not report where the tokens of this site are, or their number does not match.
@@ -153,16 +155,17 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return self._coordinates.token_indices(site)
 
     def on_map(self, site: str, name: str) -> Tensor:
-        """Return tokens (B, N, C) or (B, H, N, d) on the map, (B, rows, columns, C) or (B, H, rows, columns, d).
+        """Return tokens on the map, (B, rows, columns, C) or (B, H, rows, columns, d).
 
-        Prefix and padding tokens are left out. Tensors that are maps already are returned unchanged.
+        Tokens are (B, N, C) or (B, H, N, d). Prefix and padding tokens are left out. Tensors that are maps already are
+        returned unchanged.
 
         Raises:
             RecordError: the host does not report where the tokens of this site are, or their number does not match.
         """
         tokens = self[site][name]
         if name in MAP_HOOK_POINTS and tokens.ndim == 4:
-            if self._coordinates.in_blocks(site):  # shapes are ambiguous: there may be as many blocks as rows
+            if site in self._coordinates.in_blocks:  # shapes are ambiguous: there may be as many blocks as rows
                 return tokens_to_map(tokens.flatten(0, 1), self._coordinates.token_indices(site))
             size = self._coordinates.map_size(site)
             if size is not None and size != tokens.shape[1:3]:
@@ -177,14 +180,14 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return tokens_to_map(by_token, self._coordinates.token_indices(site, by_token.shape[1])).movedim(3, 1)
 
     def without_padding(self, site: str, name: str) -> Tensor:
-        """Return a tensor without the padding tokens of windows, where the host reports them; otherwise unchanged."""
+        """Return a tensor without padding tokens of windows, if the host reports them; otherwise unchanged."""
         tensor, geometry = self[site][name], self._coordinates.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
         if window is None or tensor.ndim not in (3, 4) or tensor.shape[tensor.ndim - 2] != window[0] * window[1]:
             return tensor
         try:
             return self.on_map(site, name)
-        except (RecordError, UsageError):  # positions are not reported, or the tensor does not hold the windows' tokens
+        except (RecordError, UsageError):  # positions are not reported, or these are not the windows' tokens
             return tensor
 
     def attention_map_for_query(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
@@ -200,9 +203,9 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return attention_map_for_query(weights, self._coordinates.token_indices(site, weights.shape[-1]), query)
 
     def full_attention_map(self, site: str, name: str = "weights") -> Tensor:
-        """Return the attention map of the whole image, (B, H, rows * columns, rows * columns), 0 between windows.
+        """Return the attention map of the whole image, (B, H, rows * columns, rows * columns).
 
-        It has (rows * columns)^2 numbers per head. `name` may also be filters of neighborhoods.
+        It is 0 between windows, and has (rows * columns)^2 numbers per head. `name` may also be filters of neighborhoods.
         """
         weights = self[site][name]
         if weights.ndim == FILTER_NDIM:
@@ -211,7 +214,9 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return full_attention_map(weights, self._coordinates.token_indices(site, weights.shape[-1]))
 
     def keys_on_map(self, site: str, name: str = "weights") -> Tensor:
-        """Return the cross-attention of each query (BiXT's latents) on the map of its keys, (B, H, Nq, rows, columns).
+        """Return cross-attention on the map of its keys, (B, H, Nq, rows, columns).
+
+        The queries are BiXT's latents, for example.
 
         Raises:
             RecordError: the site is not a cross-attention, or its host does not report where its keys are.
@@ -224,7 +229,9 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return tuple(self._available.get(site, ()))
 
     def calls(self, site: str, name: str) -> list[Tensor]:
-        """Return the tensors of all calls, oldest first, for a shared module or a block under gradient checkpointing.
+        """Return the tensors of all calls, oldest first.
+
+        A shared module, or a block under gradient checkpointing, is called several times.
 
         Raises:
             RecordError: nothing of this name was recorded at the site.
@@ -304,7 +311,10 @@ class _SiteTensors(dict[str, _T]):
 
 
 def _matches(requested: str, name: str) -> bool:
-    """Return whether `requested` selects the tensor `name`: by its name, its graft's name, or as one of its gates."""
+    """Return whether `requested` selects the tensor `name`.
+
+    It may be the tensor's name, its graft's name, or `gates`.
+    """
     return (
         name == requested
         or name.startswith(f"{requested}.")

@@ -54,7 +54,10 @@ def _rows(values: Tensor, weights: Tensor, layout: TokenLayout) -> Tensor:
 
 
 def _among_patches(weights: Tensor, layout: TokenLayout) -> Tensor:
-    """Return the attention map among the tokens on the image, rows summing to 1; other columns are 0 or left out."""
+    """Return the attention map among the tokens on the image, rows summing to 1.
+
+    Other columns are 0 or left out.
+    """
     if weights.shape[-1] != weights.shape[-2]:
         raise RecordError(
             f"the queries and keys of its maps ({weights.shape[-2]} x {weights.shape[-1]}) are different tokens, so "

@@ -12,7 +12,9 @@ from attngraft.recording.reductions import TokenLayout
 
 
 class TokenCoordinates:
-    """Positions of the tokens of the chosen sites, from their host's geometry and the size of the current images.
+    """Map positions of the tokens of the chosen sites.
+
+    They follow from the host's geometry and the size of the current images.
 
     Args:
         geometries: geometry by site, valid for images of the host's default size.
@@ -21,23 +23,15 @@ class TokenCoordinates:
 
     def __init__(self, geometries: Mapping[str, Geometry], default_size: tuple[int, int] | None = None) -> None:
         self._geometries, self._default_size = geometries, default_size
-        self._image_size = default_size
+        self.image_size = default_size  #: size of the images in the current forward pass; None: other inputs
         self._reported: dict[str, Tensor] = {}  # token indices by site, from hosts that record how they cut windows
-        self._in_blocks: set[str] = set()  # sites among them whose hook points keep (B, blocks, tokens, C)
-
-    def set_image_size(self, size: tuple[int, int] | None) -> None:
-        """Set the size, (rows, columns) of pixels, of the images in the current forward pass; None: other inputs."""
-        self._image_size = size
+        self.in_blocks: set[str] = set()  #: sites among them whose tensors are (B, blocks, tokens, C) instead of maps
 
     def report(self, site: str, token_indices: Tensor, *, in_blocks: bool = False) -> None:
         """Store the token indices that the host recorded for a site in the current forward pass."""
         self._reported[site] = token_indices
         if in_blocks:
-            self._in_blocks.add(site)
-
-    def in_blocks(self, site: str) -> bool:
-        """Return whether the site's hook points hold (B, blocks, tokens, C) instead of a map."""
-        return site in self._in_blocks
+            self.in_blocks.add(site)
 
     def geometry(self, site: str) -> Geometry:
         """Return the geometry of a chosen site.
@@ -50,7 +44,9 @@ class TokenCoordinates:
         return self._geometries[site]
 
     def token_indices(self, site: str, tokens: int | None = None) -> Tensor:
-        """Return the index of the token at each map position, (rows, columns), counted over the windows of one image.
+        """Return the index of the token at each map position, (rows, columns).
+
+        Indices are counted over the windows of one image.
 
         Args:
             site: the site's path.
@@ -72,7 +68,10 @@ class TokenCoordinates:
         return geometry.prefix_tokens + torch.arange(grid[0] * grid[1]).view(grid)
 
     def map_size(self, site: str) -> tuple[int, int] | None:
-        """Return (rows, columns) of the whole map at the site's hook points; None if unknown, or if queries are pooled."""
+        """Return (rows, columns) of the map at the site's hook points.
+
+        It is None if it is unknown, or if queries are pooled.
+        """
         geometry = self.geometry(site)
         if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:
             return None
@@ -107,7 +106,7 @@ class TokenCoordinates:
         """Return the layout of a map with `tokens` keys, for reductions."""
         geometry = self.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
-        windowed = window not in (None, geometry.grid)  # windows may be interleaved, in a way that only the host knows
+        windowed = window not in (None, geometry.grid)  # the geometry does not describe how windows are interleaved
         grid, indices = None if windowed else self._grid(geometry, tokens), self._reported.get(site)
         if indices is None and grid is not None and geometry.apart is not None:
             indices = interleaved_indices(grid, geometry.apart)
@@ -121,17 +120,17 @@ class TokenCoordinates:
         """Return `grid` scaled to the current image size; None if it does not have `tokens` positions."""
         if self._default_size is None:
             return grid if tokens in (None, grid[0] * grid[1]) else None
-        if self._image_size is None:
+        if self.image_size is None:
             return None
-        return scaled_grid(self._image_size, grid=grid, default_size=self._default_size, tokens=tokens)
+        return scaled_grid(self.image_size, grid=grid, default_size=self._default_size, tokens=tokens)
 
     def _wrong_number(self, site: str, tokens: int | None, prefix: str, grid: tuple[int, int]) -> str:
         expected = f"{prefix}a map of {grid[0]} x {grid[1]}"
         if self._default_size is None:
             return f"{site!r} got {tokens} tokens, but its host's default is {expected}"
-        if self._image_size is None:
+        if self.image_size is None:
             return f"the map positions of the tokens of {site!r} are unknown: the model got no images"
-        image, default = (f"{size[0]} x {size[1]}" for size in (self._image_size, self._default_size))
+        image, default = (f"{size[0]} x {size[1]}" for size in (self.image_size, self._default_size))
         got = "not a whole number of patches" if tokens is None else f"{tokens} tokens"
         return (
             f"{site!r} got images of {image} ({got}), but its host's default size of {default} has {expected}; use "

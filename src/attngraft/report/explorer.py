@@ -80,7 +80,7 @@ def explore_handles(
         As `explore`.
     """
     if not 1 <= len(handles) <= 2:
-        raise UsageError(f"a page shows one or two models, got {len(handles)}")
+        raise UsageError(f"the explorer page shows one or two models, but {len(handles)} were given")
     picture = images_from_files([str(image)]).open(0)
     views = []
     for handle in handles:

@@ -45,7 +45,7 @@ def scaling_table(result: ScalingResult) -> Table:
 
 
 def exponent_lines(result: ScalingResult) -> Iterator[tuple[str, bool | None]]:
-    """Yield a sentence for each curve with a fit or a bar, and whether it meets the bar (None if unknown)."""
+    """Yield a sentence for each curve with a fit or a target (`bar`), and whether it meets the target (None if unknown)."""
     for curve in result.curves:
         if curve.layer in result.bars and curve.time is None:
             yield f"{curve.title}: no exponent; it needs three sizes of at least {FIT_FROM:,} tokens", None

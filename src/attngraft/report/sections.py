@@ -125,7 +125,7 @@ def section_views(result: StudyResult) -> list[SectionView]:
 
 
 def matrix_view(matrix: Matrix, *, name: str) -> MatrixView:
-    """Prepare a matrix with each cell's share of its row, and the square roots as shades, so that rare cells show."""
+    """Prepare a matrix with each cell's share of its row, and square roots as shades, so that rare cells are visible."""
     small = max(len(matrix.rows), len(matrix.columns)) <= NUMBERED
     pairs = [
         (shown(row), shown(column), count)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NOT_CORRECTED = (
     "A variant is called better or worse under a condition if both 95% intervals of its difference, the crossed bootstrap "
     "over seeds and examples and the t-interval over seeds, exclude zero. There is no correction for the number of "
-    "conditions: of many, some differ by chance."
+    "conditions: among many, some differ by chance."
 )
 #: metrics of suites, in addition to those of tasks
 METRICS = {

@@ -56,7 +56,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Origin of the weights."""
+    """The run, epoch and metrics of the weights."""
 
     run: str | None = None  #: name of the run's folder
     weights: str | None = None  #: last, best, ema, best-ema
@@ -125,7 +125,7 @@ _OPTIONAL = ("offset", "scale")  #: keys of `serving` that only models of number
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return `manifest` as JSON for `parse_manifest`. Exported programs contain it too, so they can be used alone."""
+    """Return `manifest` as JSON for `parse_manifest`; exported programs also contain it."""
     plain = dataclasses.asdict(manifest)
     plain["serving"] = {name: value for name, value in plain["serving"].items() if name not in _OPTIONAL or value}
     if manifest.around is None:
@@ -146,7 +146,7 @@ def read_manifest(folder: Path | str) -> Manifest:
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
-        remedy = "give a folder made by attngraft export"
+        remedy = "pass a folder written by attngraft export"
         if (path.parent / "recipe.yaml").is_file():
             remedy = f"this is a run; export it first: attngraft export {folder} --out DIR"
         raise ExportError(f"{folder}: not an exported model, there is no {MANIFEST}; {remedy}")

@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
-    """Count multiply-adds of one forward pass in evaluation mode: linears, convolutions and matmuls; each is 1 MAC.
+    """Count multiply-adds of one forward pass in evaluation mode: linears, convolutions, matmuls.
 
-    This is torch's flop counter over 2. Attention is counted as its two matmuls, independent of the kernel. Parameters,
-    running statistics and training flags are not changed.
+    Each multiply-add is 1 MAC: the count is half of torch's flop counter. Attention is counted as its two matmuls,
+    independent of the kernel. Parameters, running statistics and training flags are not changed.
 
     Args:
         model: on any device; on "meta" nothing is computed.
@@ -32,21 +32,22 @@ def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 
 
 def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
-    """Count values of the model's parameters, shared ones once; with `trainable_only` those that require gradients."""
+    """Count the values of all (or only the trainable) parameters of a model, shared ones once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable_only)
 
 
 def activation_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
-    """Count bytes that autograd stores between forward and backward, in the model's current mode; each storage once.
+    """Count bytes that autograd stores between forward and backward, each storage once.
 
-    Parameters and buffers do not count; inputs do, if a layer saves them. Running statistics and the random state change as
-    in any forward pass. Works on the "meta" device too, with the tensors that its attention kernel saves.
+    The model runs in its current mode. Parameters and buffers do not count; inputs do, if a layer saves them. Running
+    statistics and the random state change as in any forward pass. Works on the "meta" device too, with the tensors that
+    its attention kernel saves.
     """
-    own = {_storage_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    own = {storage_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     kept: dict[int, torch.UntypedStorage] = {}  # references to the storages, so that no address is reused
 
     def pack(tensor: Tensor) -> Tensor:
-        kept.setdefault(_storage_key(tensor), tensor.untyped_storage())
+        kept.setdefault(storage_key(tensor), tensor.untyped_storage())
         return tensor
 
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -66,5 +67,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = flag
 
 
-def _storage_key(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
+    """Return a number that identifies a tensor's storage while it is alive."""
     return tensor.untyped_storage()._cdata

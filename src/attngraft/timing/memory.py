@@ -15,15 +15,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from attngraft.timing.macs import storage_key
+
 _PROCESS = Path("/proc/self")
 
 
 def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
-    """Return how much resident memory grows in `work`, up to its peak, in bytes, and the seconds by `clock`.
+    """Return the growth of resident memory in `work` up to its peak, in bytes, and its seconds.
 
-    Memory that earlier calls freed is first returned to the system, since its reuse would not be counted. Not every
-    allocator supports that (glibc's does), and only Linux can reset the peak: elsewhere measure the first call of a new
-    process. The growth is None if the system does not report it.
+    Seconds are measured by `clock`. Memory that earlier calls freed is first returned to the system, since its reuse
+    would not be counted. Not every allocator supports that (glibc's does), and only Linux can reset the peak: elsewhere
+    measure the first call of a new process. The growth is None if the system does not report it.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -36,7 +38,7 @@ def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf
 
 
 def in_fresh_process(script: str, *what: str, threads: int) -> int:
-    """Run `script --threads N --bytes-here WHAT` in a new process and return the number of bytes that it prints.
+    """Run `script --threads N --bytes-here WHAT` in a new process; return the printed bytes.
 
     The allocator of the new process returns freed memory to the system.
     """
@@ -110,10 +112,14 @@ class LiveStorages(TorchDispatchMode):
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        inputs = {_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
+        inputs = {storage_key(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
         result = function(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and _key(leaf) not in inputs and _key(leaf) not in self._known:
+            if (
+                isinstance(leaf, torch.Tensor)
+                and storage_key(leaf) not in inputs
+                and storage_key(leaf) not in self._known
+            ):
                 self._follow(leaf.untyped_storage())
         return result
 
@@ -127,7 +133,3 @@ class LiveStorages(TorchDispatchMode):
         self._known[key] = weakref.ref(storage, freed)
         self.live += size
         self.peak = max(self.peak, self.live)
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata

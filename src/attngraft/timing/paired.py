@@ -23,7 +23,7 @@ _MAX_REPEATS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class PairedRatio:
-    """Ratio of the candidate's time to the baseline's: median of the paired ratios and its 95% bootstrap interval."""
+    """Candidate's time over the baseline's: median of paired ratios with 95% bootstrap interval."""
 
     ratio: float
     low: float
@@ -58,7 +58,10 @@ class Bar:
 
 
 def paired_ratio(baseline: Work, candidate: Work, *, pairs: int = 30, **sampling: Any) -> PairedRatio:
-    """Time `candidate` against `baseline` in interleaved pairs of alternating order; `sampling` is passed to `several`."""
+    """Time `candidate` against `baseline` in interleaved pairs of alternating order.
+
+    `sampling` is passed to `several`.
+    """
     return several(baseline, {"candidate": candidate}, pairs=pairs, **sampling)["candidate"]
 
 
@@ -129,12 +132,11 @@ def duration(
     return Duration(seconds=median, low=low, high=high, samples=samples)
 
 
-def median_interval(values: Sequence[float] | np.ndarray, *, confidence: float = 0.95) -> tuple[float, float, float]:
-    """Return the median of `values` and its percentile-bootstrap interval, deterministically."""
+def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    """Return the median of `values` and its 95% percentile-bootstrap interval, deterministically."""
     values = np.asarray(values, dtype=float)
     drawn = np.random.default_rng(0).choice(values, size=(RESAMPLES, values.size))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(np.median(drawn, axis=1), [tail, 1 - tail])
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
     return float(np.median(values)), float(low), float(high)
 
 

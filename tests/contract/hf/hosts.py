@@ -1,4 +1,4 @@
-"""What the contract needs of transformers: a model that gives one tensor, and its two ways to attend."""
+"""Base of the contracts for transformers: a model that returns one tensor, with sdpa and eager attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 
 
 def since(version: str) -> pytest.MarkDecorator:
-    """For models whose modules transformers laid out anew in this release; older ones are refused."""
+    """Skip a test on releases before `version`, whose module layout is not supported."""
     older = Version(transformers.__version__) < Version(version)
     return pytest.mark.skipif(older, reason=f"its sites are read from transformers {version} on")
 
@@ -30,7 +30,7 @@ TINY = {
     "intermediate_size": 48,
 }
 
-#: of texts, for BERT and its kin
+#: configuration of BERT and related text models
 TINY_TEXT = {
     "vocab_size": 40,
     "max_position_embeddings": 20,
@@ -44,7 +44,7 @@ TINY_TEXT = {
 
 
 class Tokens(nn.Module):
-    """The tokens that a model of transformers puts out."""
+    """A model that returns only the output tokens of a model of transformers."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Tokens(nn.Module):
 
 
 def off_zero(model: nn.Module) -> nn.Module:
-    """Weights of fresh models are small, and biases zero: as after some training. What is not trained stays."""
+    """Perturb trainable parameters, because new models have small weights and zero biases."""
     return stir(model, lambda _, parameter: parameter.requires_grad, by=0.1)
 
 
@@ -68,11 +68,11 @@ class TransformersContract(HostContract):
 
     layers = 2
     specs: ClassVar[list[str]] = ONE_PER_STAGE
-    #: grafts that not all its sites have are refused as in timm's ViTs
+    #: grafts that need windows are refused, as in timm's ViTs
     refused: ClassVar[dict[str, str]] = {"cb(at=attention, scope=window)": "no windows"}
 
     def made(self) -> nn.Module:
-        """The model at tiny size."""
+        """Return a tiny model."""
         raise NotImplementedError
 
     def make(self) -> nn.Module:

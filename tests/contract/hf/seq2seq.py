@@ -1,4 +1,4 @@
-"""Encoder-decoders under the contract: what it takes beside `hosts.py`."""
+"""Base of the contracts for encoder-decoders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.contract.hf.hosts import Tokens, TransformersContract, off_zero
 
-#: of the encoder only: the decoder must not see later tokens
+#: grafts for the encoder only, because the decoder is causal
 MIXING = ["bisa(learned=true, norm=true)", "vertical + cb(at=both)", "horizontal + cb_s(init=1, position=front)"]
 SPECS = [
     *MIXING,
@@ -22,7 +22,7 @@ CAUSAL = {
 
 
 class Translation(Tokens):
-    """The tokens that an encoder-decoder puts out."""
+    """A model that returns only the output tokens of an encoder-decoder."""
 
     def forward(self, inputs: Tensor, mask: Tensor, written: Tensor) -> Tensor:  # type: ignore[override]
         return self.model(inputs, mask, written).last_hidden_state

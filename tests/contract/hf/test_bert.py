@@ -1,4 +1,4 @@
-"""Hugging Face's BERT and its kin under the contract."""
+"""Contract of Hugging Face's BERT and related text models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.contract.hf.hosts import TINY_TEXT, TransformersContract
 from tests.contract.tester import GRAFTS
 from tests.contract.timm.test_eva import NO_MIDDLE
 
-#: of DistilBERT, which has names of its own
+#: configuration of DistilBERT, which uses other names
 DISTIL = {
     "vocab_size": 40,
     "max_position_embeddings": 20,
@@ -22,7 +22,7 @@ DISTIL = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
 }
-#: of ModernBERT: the first layer sees all, the second what is near
+#: configuration of ModernBERT: the first layer has global attention, the second local
 MODERN = {
     **{name: size for name, size in TINY_TEXT.items() if "dropout" not in name and name != "max_position_embeddings"},
     "max_position_embeddings": 32,
@@ -31,7 +31,7 @@ MODERN = {
     **dict.fromkeys(("pad_token_id", "bos_token_id", "cls_token_id"), 0),
     **dict.fromkeys(("eos_token_id", "sep_token_id"), 1),
 }
-#: what must not see later tokens refuses them
+#: grafts that causal sites refuse
 CAUSAL = {
     "bisa": "must not see later ones, but the softmax over queries does",
     "cb": "must not see later ones, but this graft averages over all",
@@ -46,7 +46,7 @@ FOR_DECODERS = [
 
 
 class TestBert(TransformersContract):
-    """Attention and MLP spread over two modules each."""
+    """BERT, whose attention and MLP are spread over two modules each."""
 
     def made(self) -> nn.Module:
         from transformers import BertConfig, BertModel
@@ -62,7 +62,7 @@ class TestBertWithEveryGraft(TestBert):
 
 @pytest.mark.slow
 class TestBertAsDecoder(TransformersContract):
-    """Tokens that must not see later ones."""
+    """BERT as a causal decoder."""
 
     specs: ClassVar = [*FOR_DECODERS, *CAUSAL]
     refused: ClassVar = CAUSAL
@@ -75,7 +75,7 @@ class TestBertAsDecoder(TransformersContract):
 
 @pytest.mark.slow
 class TestRoberta(TransformersContract):
-    """Positions counted from behind the padding."""
+    """RoBERTa, whose positions start after the padding index."""
 
     def made(self) -> nn.Module:
         from transformers import RobertaConfig, RobertaModel
@@ -85,7 +85,7 @@ class TestRoberta(TransformersContract):
 
 @pytest.mark.slow
 class TestXLMRoberta(TransformersContract):
-    """RoBERTa's layout in classes of its own."""
+    """RoBERTa's layout with separate classes."""
 
     def made(self) -> nn.Module:
         from transformers import XLMRobertaConfig, XLMRobertaModel
@@ -95,7 +95,7 @@ class TestXLMRoberta(TransformersContract):
 
 @pytest.mark.slow
 class TestCamembert(TransformersContract):
-    """RoBERTa's layout in classes of its own."""
+    """RoBERTa's layout with separate classes."""
 
     def made(self) -> nn.Module:
         from transformers import CamembertConfig, CamembertModel
@@ -105,7 +105,7 @@ class TestCamembert(TransformersContract):
 
 @pytest.mark.slow
 class TestElectra(TransformersContract):
-    """Embeddings of another width."""
+    """ELECTRA, whose embeddings have another width."""
 
     def made(self) -> nn.Module:
         from transformers import ElectraConfig, ElectraModel
@@ -114,7 +114,7 @@ class TestElectra(TransformersContract):
 
 
 class TestDistilBert(TransformersContract):
-    """One module for each branch."""
+    """DistilBERT, with one module for each branch."""
 
     def made(self) -> nn.Module:
         from transformers import DistilBertConfig, DistilBertModel
@@ -124,7 +124,7 @@ class TestDistilBert(TransformersContract):
 
 @pytest.mark.slow
 class TestModernBert(TransformersContract):
-    """One projection of q, k and v, rotary positions, gated MLPs, a layer that sees only what is near."""
+    """Fused qkv projection, rotary positions, gated MLPs, one layer with local attention."""
 
     specs: ClassVar = NO_MIDDLE
 

@@ -1,4 +1,4 @@
-"""The vision towers of Hugging Face's CLIP and SigLIP under the contract."""
+"""Contract of The vision towers of Hugging Face's CLIP and SigLIP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.contract.hf.hosts import TINY, TransformersContract
 
 
 class TestClip(TransformersContract):
-    """Class token."""
+    """CLIP, with a class token."""
 
     def made(self) -> nn.Module:
         from transformers import CLIPVisionConfig, CLIPVisionModel
@@ -19,7 +19,7 @@ class TestClip(TransformersContract):
 
 @pytest.mark.slow
 class TestSiglip(TransformersContract):
-    """No class token; a head that attends, which is no site."""
+    """No class token; the attention pooling head is not a site."""
 
     def made(self) -> nn.Module:
         from transformers import SiglipVisionConfig, SiglipVisionModel

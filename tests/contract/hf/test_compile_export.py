@@ -21,7 +21,7 @@ HOSTS = [vit.TestViT, dino.TestDinov3, clip.TestClip, swin.TestSwin, bert.TestBe
 
 
 @pytest.mark.slow
-def test_a_vit_compiles_with_three_grafts() -> None:  # a Swin does too, and takes a minute
+def test_a_vit_compiles_with_three_grafts() -> None:  # Swin compiles too, but takes a minute
     check_compile(grafted(vit.TestViT, "bisa@first:1 + horizontal + cb_s(init=0.5)"), backend="aot_eager")
 
 
@@ -41,5 +41,5 @@ def test_encoder_decoders_export_with_three_grafts(contract: type[HostContract])
     model = grafted(contract, "bisa@encoder + horizontal + vertical")
     check_export(model)
     attngraft.graft(model, "cb@encoder")
-    with pytest.raises(attngraft.AttngraftError, match="with a padding mask"):  # it may hide some one day
+    with pytest.raises(attngraft.AttngraftError, match="with a padding mask"):  # a later mask may hide tokens
         check_export(model)

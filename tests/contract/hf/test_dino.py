@@ -1,4 +1,4 @@
-"""Hugging Face's DINOv2 and DINOv3 under the contract."""
+"""Contract of Hugging Face's DINOv2 and DINOv3."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = {name: value for name, value in TINY.items() if name != "intermediate_si
 
 @since("5.20")
 class TestDinov2(TransformersContract):
-    """Layer scale behind the branches."""
+    """DINOv2, with LayerScale after both branches."""
 
     def made(self) -> nn.Module:
         from transformers import Dinov2Config, Dinov2Model
@@ -26,7 +26,7 @@ class TestDinov2(TransformersContract):
 @since("5.20")
 @pytest.mark.slow
 class TestDinov2WithRegisters(TransformersContract):
-    """Registers, gated MLPs."""
+    """DINOv2 with registers and gated MLPs."""
 
     specs: ClassVar = NO_MIDDLE
 
@@ -38,7 +38,7 @@ class TestDinov2WithRegisters(TransformersContract):
 
 
 class TestDinov3(TransformersContract):
-    """Rotary positions, registers, a projection of keys without bias."""
+    """DINOv3: rotary positions, registers, key projection without bias."""
 
     def made(self) -> nn.Module:
         from transformers import DINOv3ViTConfig, DINOv3ViTModel

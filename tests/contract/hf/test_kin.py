@@ -1,4 +1,4 @@
-"""The text models whose whole contract is slow: what of it is quick, so that all tests of a change see them."""
+"""Quick parts of the contract for text models whose full contract is slow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KIN = [
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("contract", KIN)
 def test_without_grafts_it_is_the_host(contract: type[TransformersContract], fused: bool) -> None:
-    """Outputs and gradients, bit for bit; and every site is found."""
+    """Outputs and gradients match bit for bit, and every site is found."""
     held, host = contract(), contract().make_again()
     held.test_every_site_is_found(host)
     held.test_patched_class_without_grafts_is_the_host(host, held.given(host), fused, training=True)

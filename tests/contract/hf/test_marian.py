@@ -1,4 +1,4 @@
-"""Hugging Face's Marian and BART under the contract."""
+"""Contract of Hugging Face's Marian and BART."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {
 
 
 class TestMarian(SequenceContract):
-    """Norms behind the branches."""
+    """Marian, with post-norm layers."""
 
     def made(self) -> nn.Module:
         from transformers import MarianConfig, MarianModel
@@ -36,7 +36,7 @@ class TestMarian(SequenceContract):
 
 @pytest.mark.slow
 class TestBart(SequenceContract):
-    """The same with positions that are learned, and norms behind the embeddings."""
+    """BART, with learned positions and a norm after the embeddings."""
 
     def made(self) -> nn.Module:
         from transformers import BartConfig, BartModel

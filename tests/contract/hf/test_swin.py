@@ -1,4 +1,4 @@
-"""Hugging Face's Swin under the contract."""
+"""Contract of Hugging Face's Swin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = {"image_size": 28, "patch_size": 2, "num_channels": 3, "embed_dim": 12, 
 
 
 class TestSwin(TransformersContract):
-    """Two stages of two blocks, maps of 14 and 7 in windows of 4, which are filled up."""
+    """Two stages of two blocks, maps of 14 and 7 in padded windows of 4."""
 
     layers = 4
     refused: ClassVar = {"cb(context=class)": "class token"}

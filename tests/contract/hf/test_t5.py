@@ -1,4 +1,4 @@
-"""Hugging Face's T5 and mT5 under the contract."""
+"""Contract of Hugging Face's T5 and mT5."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
-#: T5 ran no attention function but its own before
+#: before this release, T5 had a single attention function
 HAS_SDPA = Version(transformers.__version__) >= Version("5.15")
 
 
@@ -37,7 +37,7 @@ class _Chosen(TransformersContract):
 
 
 class TestT5(_Chosen, SequenceContract):
-    """Heads narrower than the model, relative positions, norms in front."""
+    """T5: heads narrower than the model, relative positions, pre-norm."""
 
     def made(self) -> nn.Module:
         return transformers.T5Model(transformers.T5Config(**SIZES))
@@ -45,7 +45,7 @@ class TestT5(_Chosen, SequenceContract):
 
 @pytest.mark.slow
 class TestGatedT5(TestT5):
-    """The MLPs of version 1.1."""
+    """T5 1.1, with gated MLPs."""
 
     specs: ClassVar = [
         "bisa(learned=true, norm=true)",
@@ -60,7 +60,7 @@ class TestGatedT5(TestT5):
 
 @pytest.mark.slow
 class TestMT5Encoder(_Chosen):
-    """An encoder alone."""
+    """mT5's encoder alone."""
 
     def made(self) -> nn.Module:
         return transformers.MT5EncoderModel(transformers.MT5Config(**SIZES, feed_forward_proj="relu"))

@@ -1,4 +1,4 @@
-"""Hugging Face's ViT and DeiT under the contract."""
+"""Contract of Hugging Face's ViT and DeiT."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.contract.hf.hosts import TINY, TransformersContract
 
 
 class TestViT(TransformersContract):
-    """Class token; the layer ends both branches."""
+    """ViT with a class token, whose layer applies the dropout of both branches."""
 
     def made(self) -> nn.Module:
         from transformers import ViTConfig, ViTModel
@@ -19,7 +19,7 @@ class TestViT(TransformersContract):
 
 @pytest.mark.slow
 class TestDeiT(TransformersContract):
-    """Class and distillation token."""
+    """DeiT with class and distillation token."""
 
     def made(self) -> nn.Module:
         from transformers import DeiTConfig, DeiTModel

@@ -1,4 +1,4 @@
-"""BiXT and its baselines under the contract, and the maps that their cross-attention offers."""
+"""Contract of BiXT and its baselines, and the maps that their cross-attention offers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SELF = {"bisa": "blocks.*.self_attention_latents", "misa": "blocks.*.self_attent
 
 
 class TestBixt(HostContract):
-    """A layer in both directions, and one in one; the first takes latents that all images share."""
+    """One bi-directional and one one-sided layer; all images share the initial latents."""
 
     layers = 4
     mlps = 5
@@ -42,19 +42,20 @@ class TestBixt(HostContract):
 
     def make(self) -> nn.Module:
         model: nn.Module = timm.create_model(self.name, **TINY, **self.extras)
-        return stir(model, lambda *_: True)  # a head of zeros would hide all; and shared latents differ from none
+        # a zero head would hide everything, and shared latents start alike
+        return stir(model, lambda *_: True)
 
 
 @pytest.mark.product
 class TestBixtWithEveryGraft(TestBixt):
-    """Both directions again."""
+    """The bi-directional model with every graft."""
 
     specs: ClassVar = GRAFTS
 
 
 @pytest.mark.slow
 class TestBixtOneSidedFirst(TestBixt):
-    """Nothing but a one-sided layer, whose latents are shared; layer scale, widths of its own, no biases of references."""
+    """A single one-sided layer with shared latents, LayerScale, other widths, and no biases in the reference projections."""
 
     layers = 2
     mlps = 2
@@ -63,7 +64,7 @@ class TestBixtOneSidedFirst(TestBixt):
 
 @pytest.mark.slow
 class TestBixtDynamicPositions(TestBixt):
-    """Positions of any grid, a convolutional tokenizer, local patch interaction, another number of heads among latents."""
+    """Dynamic positions, a convolutional tokenizer, local patch interaction, another number of heads for latents."""
 
     specs: ClassVar = ONE_PER_STAGE[:2]
     extras: ClassVar = {"depth": 2, "positions": "dynamic", "tokenizer": "conv", "local": True, "sa_heads": 2}
@@ -71,7 +72,7 @@ class TestBixtDynamicPositions(TestBixt):
 
 @pytest.mark.slow
 class TestSequential(TestBixt):
-    """Tokens attend to the latents, too."""
+    """The sequential baseline, where tokens attend to latents too."""
 
     layers = 5
     name: ClassVar = "sequential_d11"
@@ -80,7 +81,7 @@ class TestSequential(TestBixt):
 
 @pytest.mark.slow
 class TestIterative(TestBixt):
-    """The second cross-attention runs twice."""
+    """The iterative baseline, whose second cross-attention runs twice."""
 
     layers = 2 + 3
     where: ClassVar = dict.fromkeys(SELF, "blocks")
@@ -95,7 +96,7 @@ def made(contract: type[HostContract]) -> tuple[Any, Tensor]:
 
 @torch.no_grad()
 def maps_of(module: Any, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Both maps of a bi-directional cross-attention, as the equation has them."""
+    """Compute both maps of a bi-directional cross-attention by the equation."""
     r_latents, _ = split_parts(module.rv_latents(latents), 2, module.heads)
     r_tokens, _ = split_parts(module.rv_patches(tokens), 2, module.heads)
     scores = r_latents @ r_tokens.transpose(-2, -1) / r_latents.shape[-1] ** 0.5
@@ -119,13 +120,11 @@ def test_both_maps_are_recorded_per_layer_and_head(graft: str | None) -> None:
     assert list(recording) == [f"blocks.{layer}.{CROSS}.attn" for layer in (0, 1)]
     both, one = (recording[path] for path in recording)
     assert {name: tuple(each.shape) for name, each in both.items()} == {MAPS[0]: (2, 3, 3, 8), MAPS[1]: (2, 3, 8, 3)}
-    assert {name: tuple(each.shape) for name, each in one.items()} == {
-        MAPS[0]: (2, 3, 3, 8)
-    }  # tokens get nothing there
+    assert {name: tuple(each.shape) for name, each in one.items()} == {MAPS[0]: (2, 3, 3, 8)}  # no map for tokens there
     for each in (*both.values(), *one.values()):
         torch.testing.assert_close(each.sum(-1), torch.ones_like(each.sum(-1)))
     latents, tokens = entered[-1]
-    assert latents.shape == (1, 3, 24)  # shared by the images, whose maps differ all the same
+    assert latents.shape == (1, 3, 24)  # shared by the images, whose maps still differ
     for name, reference in zip(MAPS, maps_of(module, latents, tokens), strict=True):
         torch.testing.assert_close(both[name], reference)
         assert not torch.allclose(both[name][0], both[name][1])
@@ -135,7 +134,7 @@ def test_both_maps_are_recorded_per_layer_and_head(graft: str | None) -> None:
 
 @torch.no_grad()
 def test_the_maps_act_as_they_are_recorded() -> None:
-    """Values averaged by the maps, and projected, are what the layer returns."""
+    """The layer returns the projected averages of the values under the recorded maps."""
     model, images = made(TestBixt)
     module = model.blocks[0].cross_attention_latents_token.attn
     seen: list[Any] = []

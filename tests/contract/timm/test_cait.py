@@ -1,4 +1,4 @@
-"""timm's CaiT under the contract."""
+"""Contract of timm's CaiT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "num_h
 
 
 class TestCait(HostContract):
-    """Two blocks of talking heads on 4 x 4 patches, two of class attention."""
+    """Two talking-heads blocks on 4 x 4 patches, two class-attention blocks."""
 
     layers = 4
     refused: ClassVar = NO_WINDOWS | {"bisa(learned=true, norm=true)": r"blocks\.0\.attn .*talking heads.*; no site"}
@@ -28,7 +28,7 @@ class TestCait(HostContract):
         model = off_zero(timm.create_model("cait_xxs24_224", **TINY, depth=2))
         for name, parameter in model.named_parameters():
             if ("proj_l" in name or "proj_w" in name) and parameter.device.type != "meta":
-                nn.init.normal_(parameter, std=0.7)  # otherwise maps stay flat, whatever the images
+                nn.init.normal_(parameter, std=0.7)  # otherwise the maps are nearly uniform for all images
         return model
 
 

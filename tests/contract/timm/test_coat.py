@@ -1,4 +1,4 @@
-"""timm's CoaT under the contract."""
+"""Contract of timm's CoaT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.tester import ONE_PER_STAGE, HostContract
 
 
 class TestCoat(HostContract):
-    """A block for each of four maps, then one of three maps side by side, whose MLP they share."""
+    """A serial block for each of four maps, then a parallel block of three maps that share an MLP."""
 
     layers = 7
     mlps = 5
@@ -34,7 +34,7 @@ class TestCoat(HostContract):
         )
 
     def test_recording_changes_nothing_and_sees_the_map(self, host: nn.Module, inputs: Any) -> None:  # type: ignore[override]
-        """There is no map, and what the shared MLP sees last is the smallest one."""
+        """There is no attention map, and the last input of the shared MLP is the smallest map."""
         with attngraft.record(host) as recording:
             host(*inputs)
         assert recording["serial_blocks1.0.mlp"]["mlp.end"].shape == (2, 65, 8)

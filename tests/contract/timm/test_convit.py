@@ -1,4 +1,4 @@
-"""timm's ConViT under the contract."""
+"""Contract of timm's ConViT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.contract.timm.test_vit import NO_WINDOWS
 
 
 class TestConVit(HostContract):
-    """A gated block without a class token, one with it as a ViT's."""
+    """A gated block without a class token, then a ViT block with it."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS

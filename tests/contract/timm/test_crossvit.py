@@ -1,4 +1,4 @@
-"""timm's CrossViT under the contract."""
+"""Contract of timm's CrossViT."""
 
 from __future__ import annotations
 

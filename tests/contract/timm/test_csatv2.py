@@ -1,4 +1,4 @@
-"""timm's CSATv2 under the contract."""
+"""Contract of timm's CSATv2."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestCsatV2(HostContract):
-    """A block of convolutions with its attention of one channel, one transformer block."""
+    """A convolutional block with attention within one channel, and a transformer block."""
 
     layers = 2
     mlps = 1
     refused: ClassVar = NO_CLASS_TOKEN | {"cb(at=attention, scope=window)": "hook point attn.window"}
     specs: ClassVar = ONE_PER_STAGE
     where: ClassVar = {"bisa": "stages.1"}
-    makes_meta = Version(timm.__version__) > Version("1.0.26")  # which cannot make the host itself there
+    makes_meta = Version(timm.__version__) > Version("1.0.26")  # the host itself cannot be created there
 
     def make(self) -> nn.Module:
         model = CSATv2(dims=(16, 32), depths=(1, 1), transformer_depths=(0, 1), num_classes=5)
-        model.pretrained_cfg = {"input_size": (3, 32, 32), "classifier": "head.fc"}  # it has no size of its own
+        model.pretrained_cfg = {"input_size": (3, 32, 32), "classifier": "head.fc"}  # no image size in the model
         return model
 
 

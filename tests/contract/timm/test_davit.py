@@ -1,4 +1,4 @@
-"""timm's DaViT under the contract."""
+"""Contract of timm's DaViT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestDaVit(HostContract):
-    """A map of 6 x 6 in windows of 4 (filled up), then one of 3 x 3 in one; channels between."""
+    """A map of 6 x 6 in padded windows of 4, then 3 x 3 in one window, alternating with channel attention."""
 
     layers = 4
     refused: ClassVar = NO_CLASS_TOKEN
@@ -24,7 +24,7 @@ class TestDaVit(HostContract):
 
     def make(self) -> nn.Module:
         model = DaVit(depths=(1, 1), embed_dims=(16, 24), num_heads=(2, 3), window_size=4, num_classes=5)
-        model.pretrained_cfg = {"input_size": (3, 24, 24), "classifier": "head.fc"}  # it has no size of its own
+        model.pretrained_cfg = {"input_size": (3, 24, 24), "classifier": "head.fc"}  # no image size in the model
         return off_zero(model)
 
 
@@ -41,4 +41,4 @@ def test_zeros_that_fill_up_windows_take_no_part_in_the_inverse_branch() -> None
     block = model.stages[0].blocks[0][0]
     maps = torch.randn(1, 6, 6, 16)
     corner = block.branch(maps, (4, 4))[:, 4:, 4:]
-    torch.testing.assert_close(corner, block.branch(maps[:, 4:, 4:], (2, 2)))  # the same tokens, nothing to fill up
+    torch.testing.assert_close(corner, block.branch(maps[:, 4:, 4:], (2, 2)))  # the same tokens without padding

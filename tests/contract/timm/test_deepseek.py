@@ -1,4 +1,4 @@
-"""timm's DeepSeek-ViT under the contract."""
+"""Contract of timm's DeepSeek-ViT."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("timm.models.deepseek_vit", reason="this timm has no DeepSee
 
 
 class TestDeepseek(HostContract):
-    """Rotations in halves, gated MLPs without biases; an aligner and a classifier behind the encoder."""
+    """Half rotation, gated MLPs without biases; an aligner and a classifier after the encoder."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN

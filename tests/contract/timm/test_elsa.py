@@ -1,4 +1,4 @@
-"""ELSA-Swin and ELSA-VOLO under the contract: MLPs take grafts, and what their own attention does is recorded."""
+"""Contract of ELSA-Swin and ELSA-VOLO: their MLPs accept grafts, and their attention can be recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attngraft
-import attngraft.models  # registers it
+import attngraft.models  # registers the models
 from tests.contract.stirring import stir
 from tests.contract.tester import GRAFTS, ONE_PER_STAGE, SPACE, HostContract
 from tests.contract.timm.test_eva import off_zero
@@ -41,7 +41,7 @@ OF_ITS_OWN = dict.fromkeys(
 
 
 class TestElsaSwin(HostContract):
-    """A stage of neighborhoods and one of windows, shifted and filled up (a map of 8 x 8 in windows of 3 x 3)."""
+    """A stage of neighborhood attention and one of shifted, padded windows (3 x 3 on a map of 8 x 8)."""
 
     layers = 3
     mlps = 3
@@ -54,7 +54,7 @@ class TestElsaSwin(HostContract):
 
 
 class TestElsaVolo(HostContract):
-    """Neighborhoods on 6 x 6 patches, two blocks on the 3 x 3 left, two of class attention; a second head."""
+    """Neighborhood attention on 6 x 6 patches, two blocks on 3 x 3, two class-attention blocks; a second head."""
 
     layers = 5
     specs: ClassVar = ONE_PER_STAGE
@@ -94,7 +94,7 @@ def test_what_its_attention_does_is_recorded() -> None:
 
 @torch.no_grad()
 def test_the_recorded_map_of_windows_is_the_one_that_it_uses() -> None:
-    """Weights times values, merged and put back as the host does, are what leaves the attention."""
+    """Recorded weights times values, with windows merged, equal the output of the attention."""
     model = host()
     attention = model.layers[1].blocks[0].attn
     x = torch.randn(2, 8, 8, 16)

@@ -1,4 +1,4 @@
-"""timm's EVA and BEiT under the contract."""
+"""Contract of timm's EVA and BEiT."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_MIDDLE = [spec.replace("stage='mlp.mid'", "stage='mlp.front'") for spec in ON
 
 
 def off_zero(model: nn.Module) -> nn.Module:
-    """Biases and tables start at zero: as after some training."""
+    """Perturb biases and tables, which are initialized to zero."""
     return stir(model, lambda name, _: "bias" in name or "gamma" in name)
 
 
@@ -36,11 +36,11 @@ class TestEva(HostContract):
 
 @pytest.mark.slow
 class TestRopeMixed(TestEva):
-    """Learned rotations of each head, no class token, post-norm in none."""
+    """Learned rotations per head, no class token, pre-norm."""
 
     name = "vit_small_patch16_rope_mixed_224"
     specs: ClassVar = ONE_PER_STAGE
-    runs_in_bf16 = Version(timm.__version__) > Version("1.0.26")  # which cannot run the host itself in bfloat16
+    runs_in_bf16 = Version(timm.__version__) > Version("1.0.26")  # the host itself cannot run in bfloat16
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ class TestEvaSeparate(TestEva):
 
 @pytest.mark.slow
 class TestDinoV3(TestEva):
-    """q, k and v in a projection without bias; four registers; layer scale."""
+    """Fused projection without bias, four registers, LayerScale."""
 
     name = "vit_small_patch16_dinov3"
     specs: ClassVar = ONE_PER_STAGE

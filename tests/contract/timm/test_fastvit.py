@@ -1,4 +1,4 @@
-"""timm's FastViT under the contract."""
+"""Contract of timm's FastViT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 class TestFastVit(HostContract):
-    """A stage of convolutions, one of attention on maps of 4 x 4."""
+    """A convolutional stage, then an attention stage on maps of 4 x 4."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN

@@ -1,4 +1,4 @@
-"""timm's GCViT under the contract."""
+"""Contract of timm's GCViT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""timm's Gemma4-ViT under the contract, and with batches that hold padding."""
+"""Contract of timm's Gemma4-ViT, and padded batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY: dict[str, Any] = {
 
 
 class TestGemma4(HostContract):
-    """Heads wider than the model, norms of q, k and v, gated MLPs."""
+    """Heads wider than the model; norms of q, k and v; gated MLPs."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -40,7 +40,7 @@ class TestGemma4(HostContract):
 
 @pytest.mark.slow
 class TestGemma4Encoder(TestGemma4):
-    """The encoder alone: keys and values that two heads share, values that are clipped, the pooling of a language model."""
+    """The encoder alone: two heads share keys and values, projections are clipped, pooling as for a language model."""
 
     specs: ClassVar = NO_MIDDLE[:2]
 
@@ -50,13 +50,13 @@ class TestGemma4Encoder(TestGemma4):
 
 
 def small(model: nn.Module) -> nn.Module:
-    """For images of 2 x 2 patches."""
+    """Return a model for images of 2 x 2 patches."""
     model.pretrained_cfg = {"input_size": (3, 16, 16), "classifier": "head"}
     return model
 
 
 def with_padding(*, fill: float) -> dict[str, Tensor]:
-    """An image of 2 x 2 patches and one of 1 x 2, which is filled up with patches of this value."""
+    """Return an image of 2 x 2 patches and one of 1 x 2, padded with patches of this value."""
     patches = torch.rand(2, 4, 8 * 8 * 3, generator=torch.Generator().manual_seed(6))
     coordinates = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat(2, 1, 1)
     patches[1, 2:], coordinates[1, 2:] = fill, -1

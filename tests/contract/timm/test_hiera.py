@@ -1,4 +1,4 @@
-"""timm's Hiera under the contract."""
+"""Contract of timm's Hiera."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TINY: dict[str, Any] = {
 
 
 class TestHiera(HostContract):
-    """Four mask units of 4 x 4; a block whose queries are pooled in its units, one of units, one pooled of the whole map."""
+    """Four mask units of 4 x 4; blocks with pooled queries within units, within units, and pooled over the whole map."""
 
     layers = 4
     refused: ClassVar = NO_CLASS_TOKEN
@@ -36,13 +36,13 @@ class TestHiera(HostContract):
 
     def make(self) -> nn.Module:
         model = timm.create_model("hiera_tiny_224", **TINY, **self.extras)
-        nn.init.normal_(model.head.fc.weight, std=0.1)  # it starts at zero
+        nn.init.normal_(model.head.fc.weight, std=0.1)  # initialized to zero
         return model
 
 
 @pytest.mark.slow
 class TestHieraScaled(TestHiera):
-    """Pooled shortcuts side by side instead of a projection, layer scale."""
+    """Concatenated pooled shortcuts instead of a projection, LayerScale."""
 
     specs: ClassVar = ONE_PER_STAGE[1:3]
     extras: ClassVar = {"use_expand_proj": False, "init_values": 0.5}

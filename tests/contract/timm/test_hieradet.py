@@ -1,4 +1,4 @@
-"""timm's HieraDet under the contract."""
+"""Contract of timm's HieraDet."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestHieraDet(HostContract):
-    """6 x 6 in windows of 4, which zeros fill up; the same with pooled queries; 3 x 3 in windows of 2, and whole."""
+    """6 x 6 in zero-padded windows of 4, without and with pooled queries; 3 x 3 in windows of 2, and globally."""
 
     layers = 4
     refused: ClassVar = NO_CLASS_TOKEN
@@ -35,9 +35,9 @@ class TestHieraDet(HostContract):
             patch_padding=(1, 1),
             num_classes=5,
         )
-        model.pretrained_cfg = {"input_size": (3, 12, 12), "classifier": "head.fc"}  # it has no size of its own
+        model.pretrained_cfg = {"input_size": (3, 12, 12), "classifier": "head.fc"}  # no image size in the model
         model.pos_embed_window = nn.Parameter(model.pos_embed_window[..., :3, :3])  # which tiles the map
-        nn.init.normal_(model.head.fc.weight, std=0.1)  # it starts at zero
+        nn.init.normal_(model.head.fc.weight, std=0.1)  # initialized to zero
         return model
 
 

@@ -1,4 +1,4 @@
-"""timm's ViTs behind convolutions under the contract: hybrids and ViTamin."""
+"""Contract of timm's ViTs with a convolutional stem: hybrids and ViTamin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 class TestHybrid(HostContract):
-    """The stem of a ResNet, then patches."""
+    """A ResNet stem, then patches."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS
@@ -27,7 +27,7 @@ class TestHybrid(HostContract):
 
 
 class TestVitamin(HostContract):
-    """Convolutions that end in the width of the tokens; gated MLPs with a norm of their own in front."""
+    """Convolutional stages, then gated MLPs with an input norm."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN

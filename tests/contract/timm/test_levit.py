@@ -1,4 +1,4 @@
-"""timm's LeViT under the contract: as tokens, as maps, distilled."""
+"""Contract of timm's LeViT: as tokens, as maps, distilled."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TINY: dict[str, Any] = {
 
 
 def unlike_at_first(model: nn.Module) -> nn.Module:
-    """LeViT starts with branches that put out zero, and its batch norms have seen nothing: as after some training."""
+    """Perturb weights and batch-norm statistics, because a new LeViT's branches return zero."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             nn.init.uniform_(module.weight, 0.5, 1.5)
             nn.init.normal_(module.bias, std=0.2)
             nn.init.normal_(module.running_mean, std=0.2)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
-        if isinstance(module, ConvNorm | LinearNorm | NormLinear):  # torch's own rule would leave little of the images
+        if isinstance(module, ConvNorm | LinearNorm | NormLinear):  # torch's default would nearly erase the images
             nn.init.kaiming_normal_(module.linear.weight, nonlinearity="linear")
         if hasattr(module, "attention_biases"):
             nn.init.normal_(module.attention_biases, std=0.5)
@@ -41,7 +41,7 @@ def unlike_at_first(model: nn.Module) -> nn.Module:
 
 
 class TestLevit(HostContract):
-    """Tokens; a 3 x 3 map, of which 2 x 2 are left after the first stage."""
+    """Tokens; a 3 x 3 map, subsampled to 2 x 2 after the first stage."""
 
     layers = 3
     name: ClassVar = "levit_256d"
@@ -55,7 +55,7 @@ class TestLevit(HostContract):
 
 @pytest.mark.slow
 class TestLevitConv(TestLevit):
-    """Maps; with every graft in the slow tests."""
+    """Maps; the slow tests use every graft."""
 
     name = "levit_conv_256d"
     specs: ClassVar = ONE_PER_STAGE

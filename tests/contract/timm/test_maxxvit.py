@@ -1,4 +1,4 @@
-"""timm's MaxViT and CoAtNet under the contract."""
+"""Contract of timm's MaxViT and CoAtNet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 class TestCoAtNet(HostContract):
-    """A convolution, then attention over whole maps of 4 x 4 (pooled on the way in) and 4 x 4; q, k, v head by head."""
+    """A convolution, then attention over whole 4 x 4 maps, pooled before the first block; rows are q, k, v per head."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -34,7 +34,7 @@ class TestCoAtNet(HostContract):
 
 @pytest.mark.slow
 class TestCoAtNetByRole(TestCoAtNet):
-    """Rows of q, then k, then v; positions through a network; layer scale."""
+    """Rows of q, then k, then v; relative positions through an MLP; LayerScale."""
 
     attention: ClassVar = {"rel_pos_type": "mlp", "rel_pos_dim": 8, "head_first": False, "init_values": 0.5}
 
@@ -52,7 +52,7 @@ class TestMaxVit(TestCoAtNet):
 
 @pytest.mark.slow
 class TestMaxVitMaps(TestMaxVit):
-    """The same as maps."""
+    """MaxViT on channels-first maps."""
 
     attention: ClassVar = {"rel_pos_type": "bias", "use_nchw_attn": True}
 
@@ -66,4 +66,4 @@ class TestParallelMaxVit(TestMaxVit):
     refused: ClassVar = NO_CLASS_TOKEN
     specs: ClassVar = [spec.replace("cb(at=both)", "cb") for spec in TestMaxVit.specs]
     blocks: ClassVar = ("PM", "PM")
-    widths: ClassVar = (32, 64)  # in fewer channels the one hidden unit of `vertical` may be shut
+    widths: ClassVar = (32, 64)  # with fewer channels the only hidden unit of `vertical` may be inactive

@@ -1,4 +1,4 @@
-"""timm's MetaFormers under the contract."""
+"""Contract of timm's MetaFormers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 def metaformer(**parts: Any) -> nn.Module:
-    """As the factory makes it, for small images."""
+    """Return the factory's model for small images."""
     model = MetaFormer(num_classes=5, **parts)
     model.pretrained_cfg = {"input_size": (3, 64, 64), "classifier": "head.fc"}
     return model
 
 
 class TestCaFormer(HostContract):
-    """Two stages of convolutions, two of attention; no biases; MLPs of maps and of tokens."""
+    """Two convolutional stages, two attention stages; no biases; MLPs on maps and on tokens."""
 
     layers = 2
     mlps = 4
@@ -37,7 +37,7 @@ class TestCaFormer(HostContract):
 
 
 class TestPoolFormer(HostContract):
-    """No attention at all."""
+    """PoolFormer, which has no attention."""
 
     layers = 0
     mlps = 2

@@ -1,4 +1,4 @@
-"""timm's MLP-Mixer and ResMLP under the contract: MLP sites only."""
+"""Contract of timm's MLP-Mixer and ResMLP: MLP sites only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestMixer(HostContract):
 
     def make(self) -> nn.Module:
         model = off_zero(MlpMixer(**TINY, **self.parts))
-        nn.init.normal_(model.head.weight, std=0.2)  # starts at zero
+        nn.init.normal_(model.head.weight, std=0.2)  # initialized to zero
         return model
 
 

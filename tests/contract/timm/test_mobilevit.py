@@ -1,4 +1,4 @@
-"""timm's MobileViTs under the contract."""
+"""Contract of timm's MobileViTs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 def mobilevit(kind: str, **block: Any) -> nn.Module:
-    """Two stages of one block each, on maps of 8 x 8."""
+    """Return a model with two stages of one block each, on maps of 8 x 8."""
     made = ByoBlockCfg(type=kind, d=1, c=16, s=1, block_kwargs={"transformer_depth": 1, "patch_size": 2, **block})
     config = ByoModelCfg(
         blocks=(made, made), stem_chs=16, stem_type="3x3", stem_pool="", downsample="", act_layer="silu"
@@ -46,7 +46,7 @@ class TestMobileVitV2(HostContract):
         return mobilevit("mobilevit2", bottle_ratio=1.5)
 
     def test_recording_changes_nothing_and_sees_the_map(self, host: nn.Module, inputs: Any) -> None:  # type: ignore[override]
-        """There is no map."""
+        """There is no attention map."""
         with attngraft.record(host) as recording:
             host(*inputs)
         assert recording["stages.0.0.transformer.0.mlp"]["mlp.end"].shape == (2, 64, 24)

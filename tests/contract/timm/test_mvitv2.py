@@ -1,4 +1,4 @@
-"""timm's MViTv2 under the contract."""
+"""Contract of timm's MViTv2."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TestMViTv2(HostContract):
 
 @pytest.mark.slow
 class TestMViTv2ClassToken(TestMViTv2):
-    """A class token beside the maps; heads without the queries, no positions; stages widen in the MLPs that end them."""
+    """A class token, no residual pooling, no positions; the last MLP of a stage widens the tokens."""
 
     refused: ClassVar = NO_WINDOWS
     specs: ClassVar = [
@@ -59,7 +59,7 @@ class TestMViTv2ClassToken(TestMViTv2):
     }
 
     def test_recording_changes_nothing_and_sees_the_map(self, host: nn.Module, inputs: Any) -> None:  # type: ignore[override]
-        """An MLP that widens has no end to see."""
+        """An MLP that widens has no hook point `mlp.end`."""
         expected = host(*inputs)
         with attngraft.record(host) as recording:
             assert torch.equal(host(*inputs), expected)

@@ -1,4 +1,4 @@
-"""timm's NaFlexVit under the contract, and with dictionaries of patches."""
+"""Contract of timm's NaFlexVit, and dictionaries of patches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 class TestNaFlex(HostContract):
-    """Four registers, the mean of the patches."""
+    """Four registers, average pooling."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -30,7 +30,7 @@ class TestNaFlex(HostContract):
 
 @pytest.mark.slow
 class TestNaFlexRotary(TestNaFlex):
-    """Learned rotations, a class token, an attention that pools behind the blocks."""
+    """Learned rotations, a class token, attention pooling after the blocks."""
 
     refused: ClassVar = NO_WINDOWS
     specs: ClassVar = ONE_PER_STAGE[:2]
@@ -38,7 +38,7 @@ class TestNaFlexRotary(TestNaFlex):
 
 
 def images_as_patches(*, fill: float) -> dict[str, Tensor]:
-    """An image of 2 x 2 patches and one of 1 x 2, which is filled up with patches of this value."""
+    """Return an image of 2 x 2 patches and one of 1 x 2, padded with patches of this value."""
     patches = torch.randn(2, 4, 8 * 8 * 3, generator=torch.Generator().manual_seed(6))
     coordinates = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]]).repeat(2, 1, 1)
     valid = torch.tensor([[True] * 4, [True, True, False, False]])
@@ -48,7 +48,7 @@ def images_as_patches(*, fill: float) -> dict[str, Tensor]:
 
 @pytest.fixture(params=[TestNaFlex, TestNaFlexRotary])
 def host(request: pytest.FixtureRequest) -> nn.Module:
-    """With weights at which the blocks matter."""
+    """Return a model whose weights are large enough for the blocks to matter."""
     torch.manual_seed(1)
     model = request.param().make().eval()
     with torch.no_grad():

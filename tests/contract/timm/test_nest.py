@@ -1,4 +1,4 @@
-"""timm's NesT under the contract."""
+"""Contract of timm's NesT."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestNest(HostContract):
-    """A map of 8 x 8 in four blocks, then one of 4 x 4 in one."""
+    """A map of 8 x 8 in four blocks, then 4 x 4 in one block."""
 
     layers = 3
     puts_back = False

@@ -1,4 +1,4 @@
-"""timm's NextViT under the contract."""
+"""Contract of timm's NextViT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 @cache
 def _shell() -> nn.Module:
-    """The model without its parts, whose widths are fixed, and large."""
+    """Return a model without blocks, whose fixed widths are large."""
     with torch.device("meta"):
         model = NextViT(3, num_classes=5, depths=(1, 1, 5, 1))
     model.stem, model.stages = nn.Identity(), nn.Sequential()
@@ -26,7 +26,7 @@ def _shell() -> nn.Module:
 
 
 class TestNextViT(HostContract):
-    """A block of convolutions, one with pooled keys, then one with all keys."""
+    """A convolutional block, one with pooled keys, then one with all keys."""
 
     layers = 2
     mlps = 3
@@ -43,5 +43,5 @@ class TestNextViT(HostContract):
             NextStage(64, [64], [NextTransformerBlock], mix_block_ratio=0.5, **shared),
         )
         model.norm, model.head = nn.BatchNorm2d(64), ClassifierHead(64, 5)
-        model.pretrained_cfg = {"input_size": (3, 16, 16), "classifier": "head.fc"}  # it has no size of its own
+        model.pretrained_cfg = {"input_size": (3, 16, 16), "classifier": "head.fc"}  # no image size in the model
         return stir(model, lambda name, parameter: True, by=0.1, seed=7)

@@ -1,4 +1,4 @@
-"""timm's PiT under the contract."""
+"""Contract of timm's PiT."""
 
 from __future__ import annotations
 

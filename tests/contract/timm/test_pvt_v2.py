@@ -1,4 +1,4 @@
-"""timm's PVT v2 under the contract."""
+"""Contract of timm's PVT v2."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class TestPvtV2(HostContract):
 
     def make(self) -> nn.Module:
         model = off_zero(timm.create_model(self.name, **TINY))
-        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}  # it has no size of its own
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, 32, 32)}  # no image size in the model
         return model
 
 
 @pytest.mark.slow
 class TestPvtV2Linear(TestPvtV2):
-    """Every block has 7 x 7 pooled keys."""
+    """PVT v2 linear: every block has 7 x 7 pooled keys."""
 
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN | {"bisa(learned=true, norm=true)": "key side has fewer tokens"}
     name = "pvt_v2_b2_li"

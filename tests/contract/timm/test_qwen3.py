@@ -1,4 +1,4 @@
-"""timm's Qwen3-ViT under the contract."""
+"""Contract of timm's Qwen3-ViT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth
 
 
 class TestQwen3(HostContract):
-    """Rotations in halves and learned positions; the mean of what the blocks put out, classified."""
+    """Half rotation and learned positions; a classifier on the mean of the output tokens."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -28,7 +28,7 @@ class TestQwen3(HostContract):
 
 @pytest.mark.slow
 class TestQwen3Encoder(TestQwen3):
-    """The encoder alone, with the projector that a language model reads."""
+    """The encoder alone, with the projector for a language model."""
 
     specs: ClassVar = ONE_PER_STAGE[:2]
 

@@ -1,4 +1,4 @@
-"""timm's ViTs with relative positions under the contract."""
+"""Contract of timm's ViTs with relative positions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS, TINY
 
 
 def without_chance(model: nn.Module) -> nn.Module:
-    """No dropout in the network of positions, which has some of its own."""
+    """Disable the dropout in the position MLP."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -22,7 +22,7 @@ def without_chance(model: nn.Module) -> nn.Module:
 
 
 class TestRelPos(HostContract):
-    """A network of log-spaced positions in each block; no class token."""
+    """An MLP of log-spaced positions in each block; no class token."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -36,7 +36,7 @@ class TestRelPos(HostContract):
 
 @pytest.mark.slow
 class TestRelPosTable(TestRelPos):
-    """A table in each block, a class token, norms behind the branches."""
+    """A table in each block, a class token, post-norm."""
 
     name = "vit_srelpos_small_patch16_224"
     extras: ClassVar = {"shared_rel_pos": False, "rel_pos_type": "bias", "rel_pos_dim": None}
@@ -44,6 +44,6 @@ class TestRelPosTable(TestRelPos):
 
 @pytest.mark.slow
 class TestSharedRelPos(TestRelPos):
-    """One network for all blocks."""
+    """One position MLP shared by all blocks."""
 
     name = "vit_srelpos_small_patch16_224"

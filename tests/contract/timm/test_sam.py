@@ -1,4 +1,4 @@
-"""timm's SAM image encoder under the contract."""
+"""Contract of timm's SAM image encoder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestSam(HostContract):
-    """Windows of 2 x 2 in a map of 3 x 3, which zeros fill up, then a block of the whole map; relative positions."""
+    """Zero-padded windows of 2 x 2 on a map of 3 x 3, then a global block; relative positions."""
 
     layers = 2
     refused: ClassVar = NO_CLASS_TOKEN
@@ -38,12 +38,12 @@ class TestSam(HostContract):
             neck_chans=8,
             **self.extras,
         )
-        return stir(model, lambda name, _: "rel_pos" in name)  # positions start at zero
+        return stir(model, lambda name, _: "rel_pos" in name)  # positions are initialized to zero
 
 
 @pytest.mark.slow
 class TestSamScaled(TestSam):
-    """No relative positions, layer scale, norms of queries and keys."""
+    """No relative positions; LayerScale; norms of queries and keys."""
 
     puts_back = False
     specs: ClassVar = ONE_PER_STAGE[:2]

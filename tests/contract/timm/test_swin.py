@@ -1,4 +1,4 @@
-"""timm's SwinTransformer under the contract."""
+"""Contract of timm's SwinTransformer."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class TestSwin(HostContract):
 
 @pytest.mark.slow
 class TestSwinWithEveryGraft(TestSwin):
-    """Windows again."""
+    """Swin with every graft."""
 
     specs: ClassVar = GRAFTS
     space: ClassVar = [*SPACE, *SPACE_FORMS]
 
 
 class TestSwinV2(HostContract):
-    """Cosines, a network of positions, norms behind the branches, the same padding."""
+    """Swin V2: cosine scores, position MLP, post-norm, the same padding."""
 
     layers = 3
     refused: ClassVar = NO_CLASS_TOKEN
@@ -54,16 +54,16 @@ class TestSwinV2(HostContract):
     name: ClassVar = "swinv2_tiny_window8_256"
 
     def make(self) -> nn.Module:
-        size = 28 if Version(timm.__version__) > Version("1.0.26") else 32  # that release cannot fill windows up
+        size = 28 if Version(timm.__version__) > Version("1.0.26") else 32  # that release cannot pad windows
         model = timm.create_model(self.name, img_size=size, **TINY)
         for module in model.modules():
             if isinstance(module, nn.LayerNorm) and module.weight.device.type != "meta":
-                nn.init.uniform_(module.weight, 0.5, 1.5)  # norms behind branches start at zero
+                nn.init.uniform_(module.weight, 0.5, 1.5)  # post-norms are initialized to zero
         return off_zero(without_chance(model))
 
 
 @pytest.mark.slow
 class TestSwinV2Cr(TestSwinV2):
-    """Another network of positions; a temperature in one dimension."""
+    """Swin V2-CR: another position MLP; a one-dimensional temperature."""
 
     name = "swinv2_cr_tiny_ns_224"

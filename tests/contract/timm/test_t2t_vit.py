@@ -1,4 +1,4 @@
-"""T2T-ViT under the contract."""
+"""Contract of T2T-ViT."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TINY |= {"embed_dim": 24, "num_heads": 3, "depth": 2, "token_drop_rate": 0.0}
 
 
 class TestT2TViT(HostContract):
-    """A performer in the tokens-to-token module, whose two attentions are places that take nothing."""
+    """A performer in the tokens-to-token module, whose two attentions have no hook points."""
 
     layers = 2 + 2
     mlps = 2
     refused: ClassVar = NO_WINDOWS
     specs: ClassVar = ONE_PER_STAGE
-    #: of the factory, beside `TINY`
+    #: arguments of the factory besides `TINY`
     extras: ClassVar[dict[str, Any]] = {}
 
     def make(self) -> nn.Module:
@@ -36,7 +36,7 @@ class TestT2TViT(HostContract):
 
 @pytest.mark.slow
 class TestT2TViTTransformer(TestT2TViT):
-    """Softmax attention in the tokens-to-token module, scores scaled as in the published weights, class token not used."""
+    """Softmax attention in the tokens-to-token module, scores scaled as in the published weights, unused class token."""
 
     specs: ClassVar = ONE_PER_STAGE[:2]
     extras: ClassVar = {"token_attention": "transformer", "qk_scale": 384**-0.5, "global_pool": "avg"}

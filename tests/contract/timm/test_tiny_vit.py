@@ -1,4 +1,4 @@
-"""timm's TinyViT under the contract."""
+"""Contract of timm's TinyViT."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 
 class TestTinyViT(HostContract):
-    """Convolutions, a map of 6 x 6 in windows of 4 (filled up), then one of 3 x 3 in one."""
+    """Convolutions, a map of 6 x 6 in padded windows of 4, then 3 x 3 in one window."""
 
     layers = 2
     refused: ClassVar = NO_CLASS_TOKEN
@@ -33,7 +33,7 @@ class TestTinyViT(HostContract):
             drop_path_rate=0.0,
             num_classes=5,
         )
-        model.pretrained_cfg = {"input_size": (3, 48, 48), "classifier": "head.fc"}  # it has no size of its own
+        model.pretrained_cfg = {"input_size": (3, 48, 48), "classifier": "head.fc"}  # no image size in the model
         model = off_zero(unlike_at_first(model))
         if model.head.fc.weight.device.type != "meta":
             nn.init.normal_(model.head.fc.weight, std=0.3)
@@ -49,11 +49,12 @@ def test_zeros_that_fill_up_windows_take_no_part_in_the_inverse_branch() -> None
     shown[:, :6, :6] = 1
     windows, present = (window_partition(each, (4, 4)).flatten(1, 2) for each in (maps, shown))
     whole = window_reverse(block.attn(windows, present.squeeze(-1) > 0).unflatten(1, (4, 4)), (4, 4), 8, 8)
-    torch.testing.assert_close(block.branch(maps[:, :6, :6], (4, 4)), whole[:, :6, :6])  # whatever the others are
+    # independent of the other windows
+    torch.testing.assert_close(block.branch(maps[:, :6, :6], (4, 4)), whole[:, :6, :6])
 
 
 def test_what_an_evaluation_keeps_is_no_obstacle() -> None:
-    """timm gathers the biases once in evaluation mode, with their graph, which cannot be copied."""
+    """timm caches the biases in evaluation mode with their graph, which cannot be copied."""
     model = TestTinyViT().make().eval()
     images = torch.randn(1, 3, 48, 48)
     before = model(images)

@@ -1,4 +1,4 @@
-"""timm's TNT under the contract."""
+"""Contract of timm's TNT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.contract.timm.test_vit import NO_WINDOWS
 
 
 class TestTnt(HostContract):
-    """4 patches of 4 pixels each, two transformers in a block."""
+    """4 patches of 4 pixels each, two transformers per block."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS
@@ -39,7 +39,7 @@ class TestTnt(HostContract):
 
 @pytest.mark.slow
 class TestLegacyTnt(TestTnt):
-    """The order of norm and unfolding that older weights have; nothing else differs."""
+    """The order of norm and unfolding in older weights."""
 
     specs: ClassVar = ONE_PER_STAGE[:1]
     extras: ClassVar = {"legacy": True}

@@ -1,4 +1,4 @@
-"""timm's Twins under the contract."""
+"""Contract of timm's Twins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 
 
 class TestTwinsSVT(HostContract):
-    """10 x 10 patches in windows of 4 (filled up), then asking 2 x 2 keys; 5 x 5 in windows of 4, then asking all."""
+    """10 x 10 patches in padded windows of 4, then with 2 x 2 keys; 5 x 5 in windows of 4, then with all keys."""
 
     layers = 4
     refused: ClassVar = NO_CLASS_TOKEN
@@ -40,7 +40,7 @@ class TestTwinsSVT(HostContract):
 
 @pytest.mark.slow
 class TestTwinsPCPVT(TestTwinsSVT):
-    """No windows."""
+    """Twins-PCPVT, without windows."""
 
     refused: ClassVar = NO_CLASS_TOKEN | {"cb(at=attention, scope=window)": "no windows"}
     specs: ClassVar = ONE_PER_STAGE
@@ -65,5 +65,5 @@ def test_zeros_that_fill_up_windows_take_no_part_in_the_inverse_branch() -> None
     alone = attn(tokens.unflatten(1, (10, 10))[:, 8:, 8:].flatten(1, 2), (2, 2))
     within = attn(tokens, (10, 10)).unflatten(1, (10, 10))[:, 8:, 8:].flatten(1, 2)
     torch.testing.assert_close(within, alone)
-    attn.ws = 2  # the same four tokens, and nothing to fill up
+    attn.ws = 2  # the same four tokens without padding
     torch.testing.assert_close(attn(tokens.unflatten(1, (10, 10))[:, 8:, 8:].flatten(1, 2), (2, 2)), alone)

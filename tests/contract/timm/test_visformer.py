@@ -1,4 +1,4 @@
-"""timm's Visformer under the contract."""
+"""Contract of timm's Visformer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 
 
 class TestVisformer(HostContract):
-    """A stage of convolutions, then two of attention on maps of 4 x 4 and 2 x 2."""
+    """A convolutional stage, then two attention stages on maps of 4 x 4 and 2 x 2."""
 
     layers = 2
     mlps = 3

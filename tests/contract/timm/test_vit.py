@@ -1,4 +1,4 @@
-"""timm's VisionTransformer and DeiT under the contract."""
+"""Contract of timm's VisionTransformer and DeiT."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TINY = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads
 
 
 class TestViT(HostContract):
-    """Class token, as DeiT has it."""
+    """ViT with a class token, as in DeiT."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS
-    where: ClassVar = {"ghost": "blocks.0"}  # of the last block only the class token is used, which is on no grid
+    where: ClassVar = {"ghost": "blocks.0"}  # only the class token of the last block is used, and it is not on the grid
 
     def make(self) -> nn.Module:
         return timm.create_model("vit_tiny_patch16_224", **TINY)
@@ -32,7 +32,7 @@ class TestViT(HostContract):
 
 @pytest.mark.slow
 class TestViTWithRegisters(HostContract):
-    """No class token, registers, qk-norm, output norm, layer scale, average pooling; every graft in the slow tests."""
+    """No class token, registers, qk-norm, output norm, LayerScale, average pooling; the slow tests use every graft."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -44,7 +44,7 @@ class TestViTWithRegisters(HostContract):
 
 
 class TestDistilledDeiT(HostContract):
-    """Class and distillation token; every graft in the slow tests."""
+    """Class and distillation token; the slow tests use every graft."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS

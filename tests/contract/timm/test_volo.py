@@ -1,4 +1,4 @@
-"""timm's VOLO under the contract."""
+"""Contract of timm's VOLO."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TINY: dict[str, Any] = {
 
 
 class TestVolo(HostContract):
-    """An outlook on 6 x 6 patches, two blocks on the 3 x 3 left, two of class attention; a second head."""
+    """Outlook attention on 6 x 6 patches, two blocks on 3 x 3, two class-attention blocks; a second head."""
 
     layers = 5
     refused: ClassVar = {"cb(at=attention, scope=window)": "neighborhoods overlap"}
@@ -39,10 +39,10 @@ class TestVolo(HostContract):
 
 @pytest.mark.product
 class TestVoloWithEveryGraft(TestVolo):
-    """VOLO again: only the last two blocks have a class token, with keys of all tokens."""
+    """VOLO with every graft; only the last two blocks have a class token, with keys of all tokens."""
 
     specs: ClassVar = GRAFTS
-    # in the last two blocks, to which it comes alone, a class token broadcast is itself
+    # the last two blocks output only the class token, so its mean is itself
     refused: ClassVar = {**TestVolo.refused, "cb(context=class)": "no class token to broadcast"}
     space: ClassVar = [f"{spec}@network" for spec in (*SPACE, *SPACE_FORMS)]
     where: ClassVar = {
@@ -75,5 +75,5 @@ def test_horizontal_in_an_outlook_weighs_the_sums_over_neighborhoods() -> None:
     with attngraft.record(model, sites="network.0") as grafted:
         model(images)
     site = "network.0.0.attn"
-    alpha = grafted[site]["horizontal.alpha"].transpose(1, 2).unsqueeze(-1)  # (B, N, H), a weight of each head
+    alpha = grafted[site]["horizontal.alpha"].transpose(1, 2).unsqueeze(-1)  # (B, N, H), one weight per head
     torch.testing.assert_close(grafted[site]["heads"], alpha * plain[site]["heads"])

@@ -1,4 +1,4 @@
-"""timm's XCiT under the contract."""
+"""Contract of timm's XCiT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TINY: dict[str, Any] = {"img_size": 32, "embed_dim": 16, "num_heads": 2, "depth"
 
 
 class TestXcit(HostContract):
-    """Two blocks of attention between channels on 4 x 4 patches, then two of class attention."""
+    """Two cross-covariance blocks on 4 x 4 patches, then two class-attention blocks."""
 
     layers = 4
     refused: ClassVar = {

@@ -1,4 +1,4 @@
-"""torch's own transformer modules under the contract."""
+"""Contract of torch's own transformer modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Contract(HostContract):
 
 
 class TestEncoder(_Contract):
-    """A stack of layers, batches first, norms behind."""
+    """An encoder: batch first, post-norm."""
 
     layers = 2
     specs: ClassVar = [*ONE_PER_STAGE, "identity", "cb(at=attention, scope=window)"]
@@ -37,7 +37,7 @@ class TestEncoder(_Contract):
 
 
 class TestLayerOfSequences(_Contract):
-    """A lone layer, sequences first, norms in front, no biases."""
+    """A single layer: sequence first, pre-norm, no biases."""
 
     layers = 1
     specs: ClassVar = ONE_PER_STAGE
@@ -48,7 +48,7 @@ class TestLayerOfSequences(_Contract):
 
 
 class TestDecoder(_Contract):
-    """Self and cross attention: what mixes tokens is refused."""
+    """Self and cross attention, both causal: grafts that mix tokens are refused."""
 
     layers = 4
     mlps = 2
@@ -64,7 +64,7 @@ class TestDecoder(_Contract):
 
 
 class Attending(nn.Module):
-    """A user's model with torch's attention and nothing else that an adapter reads."""
+    """A user-defined model whose only supported module is torch's attention."""
 
     def __init__(self, attention: nn.MultiheadAttention) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Attending(nn.Module):
         if self.mine._qkv_same_embed_dim:
             key = value = query
         attended, weights = self.mine(query, key, value)
-        asked = weights.sum((1, 2), keepdim=True)  # of each sample
+        asked = weights.sum((1, 2), keepdim=True)  # for each sample
         return query + attended + (asked if self.mine.batch_first else asked.transpose(0, 1))
 
 
@@ -86,7 +86,7 @@ def _alone(host: nn.Module, *, batch: int = 2) -> tuple[Tensor, ...]:
 
 
 class TestAttention(_Contract):
-    """An attention in a user's model, with requested weights."""
+    """Attention in a user-defined model, with requested weights."""
 
     layers = 1
     mlps = 0
@@ -108,7 +108,7 @@ class TestAttention(_Contract):
 
 
 class TestAttentionOfOtherKeys(TestAttention):
-    """Keys and values of other widths, and learned ones, sequences first: the map is not recorded."""
+    """Keys and values of other widths, a learned key, sequence first: the map is not recorded."""
 
     batch_axis: ClassVar = 1
     refused: ClassVar = {"misa": "a learned key.*belongs to no token", "uniform_heads": "a learned key"}

@@ -1,4 +1,4 @@
-"""torchvision's SwinTransformer, V1 and V2, under the contract."""
+"""Contract of torchvision's SwinTransformer, V1 and V2,."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL: dict[str, Any] = {
 
 
 class TestSwin(HostContract):
-    """Windows that shift, a table of positions."""
+    """Swin: shifted windows, a table of positions."""
 
     layers = 3
     specs: ClassVar = [*ONE_PER_STAGE, "uniform_heads", "cb(at=attention, scope=window)", "cb_gate"]
@@ -35,7 +35,7 @@ class TestSwin(HostContract):
 
 @pytest.mark.slow
 class TestSwinV2(TestSwin):
-    """Cosines, a network of positions, norms behind the branches."""
+    """Swin V2: cosine scores, position MLP, post-norm."""
 
     def make(self) -> nn.Module:
         return SwinTransformer(**SMALL, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)

@@ -1,4 +1,4 @@
-"""torchvision's VisionTransformer under the contract."""
+"""Contract of torchvision's VisionTransformer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.contract.tester import ONE_PER_STAGE, HostContract
 
 
 class TestViT(HostContract):
-    """Class token, a head in two layers."""
+    """ViT with a class token and a two-layer head."""
 
     layers = 2
     specs: ClassVar = [*ONE_PER_STAGE, "cb_gate(tokens=patches)", "cb(at=attention, scope=window)"]
@@ -23,5 +23,5 @@ class TestViT(HostContract):
             image_size=16, patch_size=8, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=24, num_classes=5
         )
         if model.class_token.device.type != "meta":
-            nn.init.normal_(model.heads.head.weight)  # it starts at zero
+            nn.init.normal_(model.heads.head.weight)  # initialized to zero
         return model

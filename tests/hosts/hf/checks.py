@@ -1,4 +1,4 @@
-"""What holds of one model of transformers as of the next."""
+"""Checks that several models of transformers share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.seeding import seed
 
 
 def check_dropout_is_the_hosts(model: Any, inputs: Tensor, stages: Sequence[str]) -> None:
-    """In training mode, with a graft at each of `stages` that changes nothing: it drops what it dropped."""
+    """Check that grafts at `stages` that change nothing leave the dropout masks unchanged in training mode."""
 
     def logits() -> Tensor:
         seed(1)
@@ -27,7 +27,7 @@ def check_dropout_is_the_hosts(model: Any, inputs: Tensor, stages: Sequence[str]
 
 
 def check_a_mask_is_refused(model: Any, inputs: Tensor, mask: Tensor, spec: str) -> None:
-    """While `spec` is on the model, and not a mask that hides nothing."""
+    """Check that a padding mask is refused while `spec` is grafted, but not a mask that hides nothing."""
     plain = {name: type(module) for name, module in model.named_modules()}
     attngraft.graft(model, spec)
     with pytest.raises(attngraft.AttngraftError, match="does not support this call with a padding mask"):

@@ -1,4 +1,4 @@
-"""What users do with an encoder-decoder of transformers, they do with a grafted one."""
+"""Generation and training with grafted encoder-decoders of transformers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tests.hosts.hf.trainer import trained
 IDS = torch.randint(3, 30, (3, 9), generator=torch.Generator().manual_seed(0))
 MASK = (torch.arange(9) < torch.tensor([[9], [6], [4]])).long()
 WRITTEN = torch.randint(3, 30, (3, 7), generator=torch.Generator().manual_seed(1))
-#: what mixes no tokens, and what sees a mask; what mixes tokens, in the encoder
+#: grafts that mix no tokens, and one that gets a mask; grafts that mix tokens, in the encoder
 CAUSAL = ["horizontal + vertical", "toy_flatten + toy_scale(start=0.5, stage='attn.end')", "bisa@encoder + horizontal"]
 
 
 class Generates:
     """Subclass with `made`; the model has two layers on each side and a vocabulary of 30."""
 
-    implementations: ClassVar[tuple[str, ...]] = ("sdpa", "eager")  #: none: it has no choice
-    dropping: ClassVar[dict[str, float]]  #: what configures all of its dropouts
+    implementations: ClassVar[tuple[str, ...]] = ("sdpa", "eager")  #: empty: the attention function is fixed
+    dropping: ClassVar[dict[str, float]]  #: configuration keys of all its dropouts
     paths: ClassVar[dict[str, str]]  #: of the attentions in the first layers: encoder, decoder, cross
 
     def made(self, *, head: bool, **config: Any) -> Any:
-        """The model with the head that writes, or without."""
+        """Return the model with or without its language-modeling head."""
         raise NotImplementedError
 
     def model(self, implementation: str = "sdpa", *, head: bool = True, **config: Any) -> Any:
@@ -76,7 +76,7 @@ class Generates:
     @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
     @torch.no_grad()
     def test_a_cache_of_fixed_size_is_the_hosts(self, implementation: str) -> None:
-        """It is longer than what was written, and counts in place."""
+        """The cache is longer than the sequence, and updates its length in place."""
         model = self.model(implementation, head=False)
         config = model.config.get_text_config(decoder=True)
 
@@ -92,7 +92,7 @@ class Generates:
         plain = steps()
         with attngraft.record(model, ["heads"]):
             found = steps()
-        if Version(transformers.__version__) < Version("5.14"):  # which gave the kernel the empty part, too
+        if Version(transformers.__version__) < Version("5.14"):  # which passed the empty part to the kernel too
             torch.testing.assert_close(found, plain)
         else:
             assert torch.equal(found, plain)
@@ -216,10 +216,10 @@ class Generates:
             model(input_ids=IDS, decoder_input_ids=WRITTEN)
         assert len(recording) == {"attn.end": 6, "mlp.end": 4}[stage]
         for place in recording.values():
-            assert 0.3 < (place[stage] == 0).float().mean() < 0.7  # what was dropped
+            assert 0.3 < (place[stage] == 0).float().mean() < 0.7  # dropped entries
 
     def test_a_hidden_start_leaves_numbers(self) -> None:
-        """Texts of unequal length end together: some queries see nothing."""
+        """With padding on the left, some queries have no visible key."""
         model = self.model(head=False)
         attngraft.graft(model, "toy_flatten@*.*.0 + horizontal")
         late = (torch.arange(7) >= torch.tensor([[0], [2], [4]])).long()
@@ -288,11 +288,11 @@ class Generates:
         for name in ("encoder", "decoder"):
             assert any(f"{name}." in parameter and ".grafts.horizontal." in parameter for parameter in moved)
         assert any(".grafts.bisa." in parameter for parameter in moved)
-        assert written(model.eval()).sequences.shape == (len(IDS), 1 + 6)  # and writes: a start and six tokens
+        assert written(model.eval()).sequences.shape == (len(IDS), 1 + 6)  # generates a start token and six more
 
 
 def written(model: Any, beams: int = 1, **options: Any) -> Any:
-    """What the model writes: 6 tokens, with padding in its encoder's batch, and the logits on the way."""
+    """Generate 6 tokens for a padded batch; return the tokens and the logits of each step."""
     settings = {"max_new_tokens": 6, "min_new_tokens": 6, "num_beams": beams, "do_sample": False, **options}
     settings |= {"return_dict_in_generate": True, "output_logits": True}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What users of transformers do with BERT and its kin, they do with grafted ones."""
+"""Masks, caches, chunking and training of grafted BERT, RoBERTa, ELECTRA and DistilBERT."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MLP = {"Bert": "encoder.layer.{}.intermediate", "DistilBert": "transformer.layer
 
 
 def made(name: str, implementation: str = "sdpa", **changes: Any) -> Any:
-    """A model by the name of its class, at tiny size."""
+    """Return a tiny model of the class with this name."""
     torch.manual_seed(0)
     kind = getattr(transformers, name)
     sizes = DISTIL if name.startswith("Distil") else TINY_TEXT

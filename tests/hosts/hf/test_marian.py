@@ -1,4 +1,4 @@
-"""Marian and BART: what is written with grafts, with a cache and without."""
+"""Generation with grafted Marian and BART, with and without a cache."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TestMarian(Generates):
         layer.self_attn.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         layer.self_attn_layer_norm.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         model(input_ids=IDS, decoder_input_ids=WRITTEN)
-        assert (seen[1] - seen[0] == 0).float().mean() < 0.1  # what was dropped moved to the mean of what was not
+        assert (seen[1] - seen[0] == 0).float().mean() < 0.1  # dropped entries moved to the mean of the others
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def test_a_mask_that_is_an_input_is_refused_as_in_a_call(implementation: str, fr
 
 
 def test_a_mask_that_only_its_size_ties_to_the_inputs_is_not() -> None:
-    """transformers puts masks that hide nothing into programs; theirs is as long as the batch."""
+    """Exported programs contain masks that hide nothing, which depend only on the batch size."""
     model = grafted("cb_s(init=1)", "sdpa")
     program = exported(model, IMAGES)
     for images in (IMAGES, IMAGES[:1]):

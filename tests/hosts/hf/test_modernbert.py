@@ -1,4 +1,4 @@
-"""ModernBERT: what is hidden because it is far, and what because it is padding."""
+"""ModernBERT: tokens hidden by distance and tokens hidden by padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`output_attentions=True` shows what it shows without us: the maps of every family of transformers that is read."""
+"""`output_attentions=True` returns the host's maps, for every supported family of transformers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.contract.everyone import contracts
 from tests.contract.hf import test_swin as swin
 from tests.contract.hf.hosts import TransformersContract
 
-#: one of each class of models, also of those whose contract is slow; the other contracts differ in what is grafted
+#: one contract per model class, slow ones included; the other contracts differ only in their grafts
 FAMILIES = [
     pytest.param(contract, marks=[mark for mark in getattr(contract, "pytestmark", []) if mark.name == "skipif"])
     for contract in contracts(hf)
     if "made" in vars(contract)
 ]
-#: what shows fewer maps than it has: the last of each stage
+#: models that return only the last map of each stage
 SHOWN = {swin.TestSwin: 2}
 KINDS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
 
 
 def eager(contract: type[TransformersContract]) -> tuple[Any, tuple[Tensor, ...]]:
-    """The model that spells its attention out, and what it takes."""
+    """Return the model with eager attention, and its inputs."""
     host: Any = contract().make_again()
     host.model.set_attn_implementation("eager")
     return host.model, contract().given(host)
@@ -36,7 +36,7 @@ def eager(contract: type[TransformersContract]) -> tuple[Any, tuple[Tensor, ...]
 
 @torch.no_grad()
 def maps(model: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, tuple[Tensor, ...]]]:
-    """The tokens that it puts out, and the maps of each kind that it has."""
+    """Return the output tokens, and the maps by kind."""
     outputs = model(*inputs, output_attentions=True)
     return outputs.last_hidden_state, {kind: outputs[kind] for kind in KINDS if outputs.get(kind)}
 
@@ -49,7 +49,7 @@ def assert_same(found: dict[str, tuple[Tensor, ...]], expected: dict[str, tuple[
 
 @pytest.mark.parametrize("contract", FAMILIES)
 def test_maps_are_the_hosts(contract: type[TransformersContract]) -> None:
-    """Bit for bit: of the patched classes alone, and with a graft that starts as the identity."""
+    """The maps match bit for bit, with patched classes alone and with a graft that starts as the identity."""
     model, inputs = eager(contract)
     _, expected = maps(model, inputs)
     layers = [layer for kind in expected.values() for layer in kind]
@@ -67,7 +67,7 @@ def test_maps_are_the_hosts(contract: type[TransformersContract]) -> None:
 
 @pytest.mark.parametrize("contract", FAMILIES)
 def test_a_graft_behind_the_maps_changes_none(contract: type[TransformersContract]) -> None:
-    """The last attention's heads are mixed behind its softmax: the tokens are others, every map is the host's."""
+    """A graft at the heads of the last attention changes the tokens but no map."""
     model, inputs = eager(contract)
     tokens, expected = maps(model, inputs)
     attngraft.graft(model, "horizontal@last:1")

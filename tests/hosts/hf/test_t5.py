@@ -1,4 +1,4 @@
-"""T5 and mT5: what is written with grafts, with a cache and without."""
+"""Generation with grafted T5 and mT5, with and without a cache."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestT5(Generates):
         assert {each.dtype for each in last.DenseReluDense.parameters()} == {torch.float16, torch.float32}
         assert {each.dtype for each in last.grafts.parameters()} == {torch.float16}
         torch.testing.assert_close(self.states(half).float(), self.states(model), rtol=0.05, atol=0.05)
-        last.DenseReluDense.wo.weight.data.mul_(1e8)  # more than half precision has numbers for
+        last.DenseReluDense.wo.weight.data.mul_(1e8)  # exceeds the range of half precision
         seen = []
         last.register_forward_hook(lambda module, inputs, output: seen.append(output))
         self.states(half)

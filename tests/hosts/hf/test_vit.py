@@ -1,4 +1,4 @@
-"""What users of transformers do with a model, they do with a grafted one."""
+"""Masks, saving and training of grafted ViTs of transformers."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def test_attentions_are_those_of_the_recording(spec: str, asked: str) -> None:
     with attngraft.record(model, ["weights"]) as recording:
         model(IMAGES)
     assert len(outputs.attentions) == 2
-    if spec != "misa":  # which has no self-attention: what is shown is what the host's own would be
+    if spec != "misa":  # it has no self-attention: the returned map is that of the host's own
         assert torch.equal(outputs.attentions[0], recording["layers.0.attention"]["weights"])
     assert torch.equal(outputs.attentions[0], expected[0]) == (spec != "toy_flatten")
-    assert not torch.equal(outputs.attentions[1], expected[1])  # of tokens that the graft changed
+    assert not torch.equal(outputs.attentions[1], expected[1])  # for tokens that the graft changed
 
 
 def test_attentions_of_a_fused_kernel_are_none_as_the_hosts() -> None:
@@ -84,8 +84,8 @@ def test_the_ends_stand_behind_the_layers_dropout() -> None:
     for site, stage in (("attention", "attn.end"), ("mlp", "mlp.end")):
         plain, mixed = recording[f"layers.1.{site}"], recording[f"layers.0.{site}"]
         assert set(plain) == set(mixed) == {stage}
-        assert 0.3 < (plain[stage] == 0).float().mean() < 0.7  # what was dropped
-        assert (mixed[stage] == 0).float().mean() < 0.1  # and moved to the mean of what was not
+        assert 0.3 < (plain[stage] == 0).float().mean() < 0.7  # dropped entries
+        assert (mixed[stage] == 0).float().mean() < 0.1  # moved to the mean of the others
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

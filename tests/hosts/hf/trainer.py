@@ -1,4 +1,4 @@
-"""A grafted model under transformers' Trainer, as its users train it."""
+"""Train a grafted model with transformers' Trainer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.contract.hf.hosts import transformers
 
 
 def trained(model: Any, data: list[dict[str, Any]], folder: Path, *, steps: int = 1) -> set[str]:
-    """Trains `model` with checkpointed gradients, all of `data` in each step: the names of what moved."""
+    """Train `model` on all of `data` in each step, with gradient checkpointing; return the names of changed parameters."""
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),

@@ -1,4 +1,4 @@
-"""`features_only` of timm's families: sites with the hosts' own paths, grafts, the plain features back."""
+"""Models created with `features_only`: canonical site paths, grafts, and exact undo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What LeViT has and other hosts have not: maps, rows by head, subsampling, caches."""
+"""Peculiarities of LeViT: maps, rows by head, subsampling, cached biases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_geometry_of_levit_128s() -> None:
 
 @pytest.mark.parametrize("name", ["levit_256d", "levit_conv_256d"])
 def test_rows_of_a_head_make_its_queries_keys_and_values(name: str) -> None:
-    """Rows set to zero are zeros of that head alone."""
+    """Rows set to zero affect their own head alone."""
     for site in find_host(make(name)).sites:
         geometry = site.geometry
         if not isinstance(geometry, AttentionGeometry):
@@ -100,7 +100,7 @@ def test_features_only_has_the_hosts_own_paths(name: str, arguments: dict[str, A
 
 
 def test_grafted_attention_keeps_no_biases_of_before() -> None:
-    """timm's keeps those gathered in evaluation mode, with their graph: a second backward, or a copy, would fail."""
+    """timm caches biases in evaluation mode with their graph, so a second backward or a copy would fail."""
     model, images = make(), torch.randn(1, 3, 48, 48)
     attngraft.graft(model, "identity + identity(stage=heads)")
     model(images).sum().backward()
@@ -114,7 +114,7 @@ def test_grafted_attention_keeps_no_biases_of_before() -> None:
 
 
 def test_an_average_of_weights_is_evaluated_with_its_own_biases() -> None:
-    """It is never in training mode, the only one in which older timm drops what it kept."""
+    """An averaged model is never in training mode, where older timm clears its cache."""
     model, images = make(), torch.randn(1, 3, 48, 48)
     with torch.no_grad():
         before = model(images)

@@ -10,7 +10,7 @@ from attngraft.hosts import find_host
 
 
 def silent(name: str, size: int) -> nn.Module:
-    """As timm 1.0.26 makes it."""
+    """Create a model that does not store its image size, as in timm 1.0.26."""
     model = timm.create_model(name, img_size=size)
     if hasattr(model, "img_size"):
         del model.img_size

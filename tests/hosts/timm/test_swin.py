@@ -1,4 +1,4 @@
-"""What Swin has and other hosts have not: windows, a mask for those that were shifted, zeros that fill them up."""
+"""Peculiarities of Swin: windows, the shift mask, zero padding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SPECS = ["bisa", "misa", "bisa(norm=true)", "bisa(transform=mlp)", "misa(norm=tr
 
 
 def make(size: int = 28, **changes: Any) -> nn.Module:
-    """Stage 0 has two blocks, the second shifted by 2, on a map of `size` / 4 in windows of 4."""
+    """Create a Swin with two blocks, the second shifted by 2, on a map of `size` / 4 in windows of 4."""
     torch.manual_seed(1)
     sizes = {"img_size": size, "window_size": 4, "depths": (2,), "embed_dim": 16, "num_heads": (2,), "num_classes": 5}
     return timm.create_model("swin_tiny_patch4_window7_224", **(sizes | changes)).eval()
 
 
 def unlike_at_first(model: nn.Module) -> nn.Module:
-    """Position bias and biases of a size that is felt: a fill of zeros is then a key and a value like any other."""
+    """Enlarge the biases, so that window padding produces keys and values as large as any other."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -36,9 +36,9 @@ def unlike_at_first(model: nn.Module) -> nn.Module:
 
 
 def spelled_out(block: Any, graft: str, x: Tensor, *, fill_takes_part: bool = False) -> Tensor:
-    """The attention branch of a block on a map (B, H, W, C) by the equations, window by window, no batched window at all.
+    """Compute the attention branch of a block on a map (B, H, W, C) by the equations, one window at a time.
 
-    S has the relative position bias and the shift's mask. Self-attention sees the fill as keys, as the host does.
+    S includes the relative position bias and the shift mask. Self-attention attends to the padding, as in the host.
     """
     attention, mixer = block.attn, block.attn.grafts[graft]
     (height, width), (high, wide) = x.shape[1:3], block.window_size
@@ -91,7 +91,7 @@ def spelled_out(block: Any, graft: str, x: Tensor, *, fill_takes_part: bool = Fa
 
 
 def normalized(heads: Tensor, there: Tensor) -> Tensor:
-    """(B, H, N, dv) by mean and deviation of the tokens that are there."""
+    """Normalize (B, H, N, dv) by mean and deviation of the tokens that are not padding."""
     deviation, mean = torch.var_mean(heads[:, :, there], 2, keepdim=True, correction=0)
     return (heads - mean) / (deviation + 1e-5).sqrt()
 
@@ -99,7 +99,7 @@ def normalized(heads: Tensor, there: Tensor) -> Tensor:
 @pytest.mark.parametrize("size", [28, 32])
 @pytest.mark.parametrize("spec", SPECS)
 def test_bi_directional_attention_is_the_equation(spec: str, size: int) -> None:
-    """On a map of 7 x 7, filled up to windows of 4, and on one of 8 x 8; shifted or not."""
+    """Checks maps of 7 x 7 (padded to windows of 4) and 8 x 8, shifted or not."""
     model = make(size)
     attngraft.graft(model, spec)
     unlike_at_first(model).double()
@@ -154,7 +154,7 @@ def test_self_attention_stays_the_hosts_where_windows_are_filled_up() -> None:
 
 
 def test_the_block_serves_its_attention_as_long_as_it_must() -> None:
-    """Grafts come and go; the block keeps telling which tokens fill up windows, and is the host's own in the end."""
+    """The block stays patched while a graft needs its padding mask, and then gets its own class back."""
     model, images = unlike_at_first(make()), torch.randn(2, 3, 28, 28)
     plain = [type(module) for module in model.modules()]
     torch.manual_seed(2)
@@ -180,7 +180,7 @@ def test_plan_names_the_sites_whose_windows_are_filled_up() -> None:
 
 
 def test_another_size_of_image_is_filled_up_by_its_own_map() -> None:
-    """With `strict_img_size=False` the map is whatever comes in."""
+    """With `strict_img_size=False` the input determines the size of the map."""
     model = make(32, strict_img_size=False)
     attngraft.graft(model, "bisa")
     unlike_at_first(model).double()
@@ -200,7 +200,7 @@ def test_timms_own_way_to_another_size_of_image_goes_on_working(name: str, spec:
     attngraft.save_grafts(model, tmp_path / "grafts.safetensors")
     try:
         plain.set_input_size(img_size=(48, 48), window_size=(6, 6))
-    except RuntimeError as error:  # 1.0.26 keeps V2-CR's buffer of the old size
+    except RuntimeError as error:  # timm 1.0.26 does not resize V2-CR's buffer
         pytest.skip(f"timm {timm.__version__} does not do it with its own {name}: {error}")
     model.set_input_size(img_size=(48, 48), window_size=(6, 6))
     attngraft.load_grafts(plain, tmp_path / "grafts.safetensors")

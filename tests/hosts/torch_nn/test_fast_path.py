@@ -1,4 +1,4 @@
-"""torch's kernels for a whole layer: hosts without grafts keep them, grafts are never gone past."""
+"""torch's fused layer kernels run in hosts without grafts and never bypass a graft."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def case(request: pytest.FixtureRequest) -> tuple[nn.Module, Callable[[nn.Module
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of torch's kernels ran."""
+    """Record which of torch's kernels run."""
     found: list[str] = []
 
     def watch(name: str) -> Callable[..., Any]:
@@ -148,7 +148,7 @@ def test_nested_tensors_are_refused() -> None:
 
 def test_a_layer_that_inherits_the_kernel_is_refused() -> None:
     class Mine(nn.TransformerEncoderLayer):
-        """May do anything, and may go past its attention."""
+        """A user-defined layer that may bypass its attention."""
 
     with pytest.raises(attngraft.HostError, match="is in a Mine, which inherits torch's fast path"):
         attngraft.graft(nn.TransformerEncoder(Mine(16, 4, batch_first=True), 1), "horizontal")

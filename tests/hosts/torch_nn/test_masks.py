@@ -1,4 +1,4 @@
-"""Masks, padding, weights on request, keys of other tokens: carried as torch does, or refused with the reason."""
+"""Masks, padding, requested weights and other keys: handled as in torch, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_causal_hint_is_carried() -> None:
 
 @pytest.mark.parametrize("given", [{"attn_mask": torch.zeros(5, N)}, {"key_padding_mask": torch.zeros(5, 3) > 0}])
 def test_a_mask_of_another_shape_is_refused_as_the_host_does(given: dict[str, Tensor]) -> None:
-    """Turned over, it has as many entries as it should have."""
+    """A transposed mask has the right number of entries but the wrong shape."""
     host = _attention().eval()
     with pytest.raises((RuntimeError, AssertionError)):
         host(X, MEMORY, MEMORY, **given)
@@ -126,7 +126,7 @@ def test_and_keys_of_other_tokens() -> None:
     with pytest.raises(UsageError, match="keys or values from tokens other.*choose self-attention sites"):
         host(X, MEMORY, MEMORY)
     attngraft.ungraft(host)
-    expected = host(X, X + 1, X)[0]  # as detectors do it: positions in queries and keys, not in values
+    expected = host(X, X + 1, X)[0]  # as in detectors: positions in queries and keys, not in values
     attngraft.graft(host, "horizontal(identity=true)")
     torch.testing.assert_close(host(X, X + 1, X)[0], expected)
 
@@ -169,7 +169,7 @@ def test_padding_changes_nothing_for_what_stays_in_its_token(norm_first: bool, b
 
 
 def test_a_context_is_over_tokens_whatever_the_order_of_axes() -> None:
-    """Sequences first: the mean is over tokens, not over the batch."""
+    """With sequence-first tensors too, the mean is over tokens, not over the batch."""
     torch.manual_seed(0)
     first = nn.TransformerEncoderLayer(E, H, 24, batch_first=True).eval()
     second = nn.TransformerEncoderLayer(E, H, 24).eval()
@@ -179,12 +179,12 @@ def test_a_context_is_over_tokens_whatever_the_order_of_axes() -> None:
     second.load_state_dict(first.state_dict())
     expected = first(X)
     torch.testing.assert_close(second(X.transpose(0, 1)).transpose(0, 1), expected)
-    torch.testing.assert_close(second(X[0]), expected[0])  # no batch at all
+    torch.testing.assert_close(second(X[0]), expected[0])  # without a batch axis
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_dropout_draws_as_the_host_does(batch_first: bool) -> None:
-    """The layer passes its dropout to the attention if grafts may follow."""
+    """The layer passes its dropout to patched attention; the random draws are the host's."""
     torch.manual_seed(0)
     host = nn.TransformerDecoderLayer(E, H, 24, 0.3, batch_first=batch_first)
     x, memory = _turned(X, batch_first), _turned(MEMORY, batch_first)
@@ -242,7 +242,7 @@ def test_a_decoder_refuses_what_mixes_tokens(spec: str) -> None:
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("added", [{"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 8, "vdim": 8}], ids=str)
 def test_a_map_that_takes_no_graft_is_recorded(added: dict[str, Any], need_weights: bool) -> None:
-    """Keys of other tokens, and one that belongs to no token."""
+    """Covers keys from other tokens, and a key that belongs to no token."""
     host = _attention(**added).eval()
     memory = MEMORY[..., : added.get("kdim", E)].contiguous()
     given = {"attn_mask": torch.randn(N, 5, generator=generator), "average_attn_weights": False}

@@ -16,7 +16,7 @@ from attngraft.models.examine import examine
 
 
 class Block(nn.Module):
-    """As many write it."""
+    """A common form of user-defined block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Attentions of torch's in blocks of its own, layers of torch's, and a stack of them."""
+    """A model with torch's attention in its own blocks, torch's layers, and an encoder."""
 
     def __init__(self) -> None:
         super().__init__()

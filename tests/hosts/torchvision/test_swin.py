@@ -13,7 +13,7 @@ from attngraft.export.fold import fold
 from tests.contract.tester import outputs_and_gradients, randomize
 from tests.contract.torchvision.test_swin import SMALL
 
-#: maps of 8 x 5 and 4 x 3 in windows of 3: filled up at both sides, or at one
+#: maps of 8 x 5 and 4 x 3 in windows of 3, padded on both axes or on one
 IMAGES = torch.randn(2, 3, 16, 10, generator=torch.Generator().manual_seed(1))
 
 
@@ -53,7 +53,7 @@ def test_spelled_out_it_is_the_host(swin: SwinTransformer) -> None:
 
 
 def test_tokens_that_fill_up_take_no_part_in_the_inverse(swin: SwinTransformer) -> None:
-    """A fill-up token holds zeros until the projections add their biases: these must not matter."""
+    """The projections add biases to padding tokens, which the inverse must ignore."""
     attngraft.graft(swin.eval(), "misa")
     randomize(swin)
     seen = []
@@ -120,7 +120,7 @@ def test_what_is_constant_folds(swin: SwinTransformer, spec: str) -> None:
 
 def test_another_block_is_refused() -> None:
     class Mine(SwinTransformerBlockV2):
-        """May do anything."""
+        """A user-defined subclass."""
 
     with pytest.raises(attngraft.HostError, match=r"features\.1\.0 is a Mine"):
         attngraft.graft(SwinTransformer(**SMALL, block=Mine), "horizontal")

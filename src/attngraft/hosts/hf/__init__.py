@@ -1,1 +1,1 @@
-"""Adapters of Hugging Face's `transformers`, imported only for its models: one file per family, or one row of `families`."""
+"""Adapters of Hugging Face's `transformers`, imported only for its models: all are rows of the table in `families`."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
@@ -88,7 +88,7 @@ class ProjectedSite(AttentionSite):
     projections: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")  #: names of the q, k and v projections
     out: ClassVar[str | None] = "o_proj"  #: name of the output projection; None: another module has it
     width: ClassVar[str] = "head_dim"  #: name of the attribute with the head width
-    rate: ClassVar[str] = "attention_dropout"  #: name of the attribute with the dropout rate of the weights
+    rate: ClassVar[str] = "attention_dropout"  #: name of the dropout of the weights: a rate or a module
     precise: ClassVar[bool] = True  #: whether softmax is computed in float32
     config: Any
     is_causal: bool
@@ -194,7 +194,9 @@ class ProjectedSite(AttentionSite):
         return F.softmax(scores, dim=-1, dtype=torch.float32).to(scores.dtype)
 
     def dropped(self) -> float:
-        return float(getattr(self, self.rate)) if self.training else 0.0
+        dropout = getattr(self, self.rate)
+        rate = dropout.p if isinstance(dropout, nn.Dropout) else float(dropout)
+        return rate if self.training else 0.0
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         weights = F.dropout(weights, p=self.dropped(), training=self.training)

@@ -29,11 +29,10 @@ class BertSelfAttention(CachingSite):
     """Attention up to the heads; returns (concatenated heads, weights) as the host does."""
 
     projections = ("query", "key", "value")
-    out, width = None, "attention_head_size"
+    out, width, rate = None, "attention_head_size", "dropout"
     precise = False
     ends = ()
     crosses: ClassVar[bool] = False
-    dropout: nn.Dropout
 
     def project(  # type: ignore[override]
         self,
@@ -68,9 +67,6 @@ class BertSelfAttention(CachingSite):
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         return heads.transpose(1, 2).contiguous().flatten(2)
-
-    def dropped(self) -> float:
-        return self.dropout.p if self.training else 0.0
 
     def output_layer(self) -> LinearLayer | None:
         return None
@@ -127,9 +123,9 @@ class BertAttention(GraftedModule):
         return self.output.LayerNorm(tokens + hidden_states), weights
 
     def between(self, hook_point: HookPoint) -> str | None:
-        adding = next((mixer for mixer in self._mixers() if getattr(mixer, "adds_after", False)), None)
-        if adding is not None:
-            return f"{cast(Any, adding).kind} adds its own output after the host's output projection"
+        inner = self._inner()
+        if isinstance(inner, GraftedModule) and (reason := inner.between(hook_point)):
+            return reason
         if hook_point == "attn.end" and self.grafts_at("tokens"):
             return "another graft lies between it and the host's output projection"
         return None

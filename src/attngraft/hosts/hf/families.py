@@ -1,18 +1,22 @@
-"""Table of `transformers` families whose modules are all patched with shared templates."""
+"""Table of the `transformers` families, and templates that only one of them uses."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.models.dinov3_vit import modeling_dinov3_vit
 
 from attngraft.attention import CLASS, GraftedModule, MlpEnds, MlpGeometry, prefix_names
 from attngraft.errors import HostError
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.family import Family, ShapeProbe, Sites, family_table, patched_by_name
-from attngraft.hosts.hf.attention import ProjectedSite, ScalingSite, attention_site
+from attngraft.hosts.hf import marian, modernbert, swin, t5
+from attngraft.hosts.hf.attention import ProjectedSite, RotarySite, ScalingSite, attention_site
 from attngraft.hosts.hf.bert_layers import TEMPLATES, bert_sites
+from attngraft.hosts.hf.decoder import SequenceFamily
 from attngraft.hosts.hf.family import ImageFamily, TextFamily, image_tokens
-from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, missing_in_chunks, mlp_site
+from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, UpDownMlp, missing_in_chunks, mlp_site
 
 
 class LayerWithDropout(MaskedLayer):
@@ -49,10 +53,6 @@ def _vit(layer: Any, path: str, shapes: ShapeProbe, *, distillation: bool = Fals
     yield mlp_site(layer.mlp, f"{path}.mlp", end=path, layer=path, **fields)
 
 
-def _deit(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
-    return _vit(layer, path, shapes, distillation=True)
-
-
 def _dinov2(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     if not hasattr(layer.attention, "o_proj"):
         raise HostError(
@@ -65,15 +65,18 @@ def _dinov2(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     yield mlp_site(layer.mlp, f"{path}.mlp", layer=path, **fields)
 
 
-def _clip(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
-    return _tower(layer, path, prefix=CLASS)
+class Dinov3Attention(RotarySite, ScalingSite):
+    rotary, rate, precise = modeling_dinov3_vit, "dropout", False
 
 
-def _siglip(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
-    return _tower(layer, path, prefix=(), init="xavier_uniform")
+def _dinov3(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    config = layer.attention.config
+    fields = image_tokens(config, prefix=prefix_names(registers=config.num_register_tokens))
+    yield attention_site(layer.attention, f"{path}.attention", arguments=("position_embeddings",), **fields)
+    yield mlp_site(layer.mlp, f"{path}.mlp", **fields)
 
 
-def _tower(layer: Any, path: str, *, prefix: tuple[str, ...], **init: Any) -> Sites:
+def _tower(layer: Any, path: str, shapes: ShapeProbe, *, prefix: tuple[str, ...] = (), **init: Any) -> Sites:
     fields = image_tokens(layer.self_attn.config, prefix=prefix) | init
     yield attention_site(layer.self_attn, f"{path}.self_attn", ClipAttention, **fields)
     yield mlp_site(layer.mlp, f"{path}.mlp", **fields)
@@ -81,24 +84,16 @@ def _tower(layer: Any, path: str, *, prefix: tuple[str, ...], **init: Any) -> Si
 
 class DistilBertAttention(ScalingSite):
     projections = ("q_lin", "k_lin", "v_lin")
-    out, width = "out_lin", "attention_head_size"
+    out, width, rate = "out_lin", "attention_head_size", "dropout"
     precise = False
-    dropout: nn.Dropout
-
-    def dropped(self) -> float:
-        return self.dropout.p if self.training else 0.0
 
 
 class DistilBertMlp(PlainMlp):
     linear_names = ("lin1", "lin2")
-    activation_name = "activation"
-    dropout: nn.Dropout
+    before_mid, after_mid = ("lin1", "activation"), ("lin2", "dropout")
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input)
-
-    def out(self, x: Tensor) -> Tensor:
-        return self.dropout(super().out(x))
 
 
 class DistilBertLayer(MaskedLayer):
@@ -132,7 +127,7 @@ FAMILIES = family_table(
             *("Model", "ForImageClassification", "ForMaskedImageModeling"),
             "deit.DeiTForImageClassificationWithTeacher",
         ),
-        blocks={"vit.ViTLayer": _vit, "deit.DeiTLayer": _deit},
+        blocks={"vit.ViTLayer": _vit, "deit.DeiTLayer": partial(_vit, distillation=True)},
         templates={"Attention": ScalingSite, "MLP": PlainMlp, "Layer": LayerWithDropout},
         members={"base_names": ("vit", "deit")},
     ),
@@ -146,13 +141,35 @@ FAMILIES = family_table(
         members={"base_names": ("dinov2", "dinov2_with_registers")},
     ),
     Family(
+        name="hf.dinov3",
+        summary="transformers DINOv3 ViTs, including backbones",
+        prefixes=("dinov3_vit.DINOv3ViT",),
+        models=("Model", "Backbone"),
+        blocks={"Layer": _dinov3},
+        templates={"Attention": Dinov3Attention, "MLP": UpDownMlp, "GatedMLP": MlpEnds},
+        members={"base_names": ("model",)},
+    ),
+    Family(
         name="hf.clip",
         summary="the vision towers of transformers CLIP and SigLIP",
         prefixes=("clip.CLIP", "siglip.Siglip"),
         models=("VisionModel", "clip.CLIPVisionModelWithProjection", "ForImageClassification"),
-        blocks={"clip.CLIPEncoderLayer": _clip, "siglip.SiglipEncoderLayer": _siglip},
+        blocks={
+            "clip.CLIPEncoderLayer": partial(_tower, prefix=CLASS),
+            "siglip.SiglipEncoderLayer": partial(_tower, init="xavier_uniform"),
+        },
         templates={"Attention": ClipAttention, "MLP": PlainMlp},
         members={"base_names": ("vision_model",)},
+    ),
+    Family(
+        name="hf.swin",
+        summary="transformers Swin, including backbones",
+        prefixes=("swin.Swin",),
+        models=("Model", "ForImageClassification", "ForMaskedImageModeling", "Backbone"),
+        blocks={"Layer": swin.swin_sites},
+        templates={"MLP": PlainMlp},
+        patched=swin.PATCHED,
+        members={"base_names": ("swin",)},
     ),
     Family(
         name="hf.bert",
@@ -209,6 +226,50 @@ FAMILIES = family_table(
                 *("pre_classifier", "vocab_transform", "vocab_layer_norm", "vocab_projector"),
             ),
         },
+    ),
+    Family(
+        name="hf.modernbert",
+        summary="transformers ModernBERT (without a head, or with any of its heads)",
+        base=TextFamily,
+        prefixes=("modernbert.ModernBert",),
+        models=("Model", *_TASKS),
+        blocks={"EncoderLayer": modernbert.modernbert_sites},
+        templates={
+            "Attention": modernbert.ModernBertAttention,
+            "MLP": modernbert.ModernBertMlp,
+            "EncoderLayer": modernbert.ModernBertLayer,
+        },
+        members={"base_names": ("model",), "head_names": (*TextFamily.head_names, "head", "decoder")},
+    ),
+    Family(
+        name="hf.marian",
+        summary="transformers Marian and BART: encoder, decoder and cross attention",
+        base=SequenceFamily,
+        prefixes=("marian.Marian", "bart.Bart"),
+        models=(
+            *("Model", "marian.MarianMTModel", "bart.BartForConditionalGeneration"),
+            *("bart.BartForSequenceClassification", "bart.BartForQuestionAnswering"),
+        ),
+        blocks={"EncoderLayer": marian.encoder_sites, "DecoderLayer": marian.decoder_sites},
+        templates={
+            "Attention": marian.Attention,
+            "EncoderLayer": marian.EncoderLayer,
+            "DecoderLayer": marian.DecoderLayer,
+        },
+        members={"base_names": ("model",)},
+    ),
+    Family(
+        name="hf.t5",
+        summary="transformers T5 and mT5: encoder, decoder and cross attention, or the encoder alone",
+        base=SequenceFamily,
+        prefixes=("t5.T5", "mt5.MT5"),
+        models=(
+            *("Model", "ForConditionalGeneration", "EncoderModel"),
+            *("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification"),
+        ),
+        blocks={"Block": t5.t5_sites},
+        templates=t5.TEMPLATES,
+        members={"base_names": ("transformer",)},
     ),
 )
 

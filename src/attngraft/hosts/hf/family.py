@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attngraft.hosts.adapter import random_images
 from attngraft.hosts.family import BlockFamily
+from attngraft.hosts.sites import map_fields
 
 _LENGTH = 12  #: tokens of an example text
 
@@ -68,9 +69,4 @@ def image_tokens(config: Any, *, prefix: tuple[str, ...]) -> dict[str, Any]:
     """Return the geometry fields of a model with one sequence of prefix tokens and patches."""
     sizes = zip(pair(config.image_size), pair(config.patch_size), strict=True)
     rows, columns = (side // patch for side, patch in sizes)
-    return {
-        "dim": config.hidden_size,
-        "tokens": len(prefix) + rows * columns,
-        "prefix": prefix,
-        "grid": (rows, columns),
-    }
+    return map_fields(config.hidden_size, rows, columns, prefix=prefix)

@@ -2,20 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.models.bart import modeling_bart as bart
-from transformers.models.marian import modeling_marian as marian
 
 from attngraft.attention import GraftedModule, MlpGeometry, MlpSite
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import attention_site, hides_tokens
-from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_cache
-from attngraft.hosts.patched import TwoLinearEnds, check_call, patch_classes
+from attngraft.hosts.hf.decoder import CACHE, CachingSite, pop_cache
+from attngraft.hosts.patched import TwoLinearEnds, check_call, has_grafts
 from attngraft.hosts.sites import mlp_site
 
 
@@ -55,7 +53,7 @@ class Layer(TwoLinearEnds, MlpSite):
 
     @property
     def in_use(self) -> bool:
-        return any(isinstance(each, GraftedModule) and bool(each.grafts) for each in cast(nn.Module, self).modules())
+        return has_grafts(cast(nn.Module, self))
 
     def hidden(self, x: Tensor) -> Tensor:
         return F.dropout(self.activation_fn(self.fc1(x)), p=self.activation_dropout, training=self.training)
@@ -120,13 +118,15 @@ _CHILDREN = ("self_attn", "self_attn_layer_norm", "activation_fn", "fc1", "fc2",
 _ARGUMENTS = ("hidden_states", "attention_mask", "kwargs")
 
 
-def _encoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+def encoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    """Yield the sites `self_attn` and `fc1` (the MLP) of an encoder layer."""
     check_known(layer, path, arguments=_ARGUMENTS, children=_CHILDREN)
     yield _attention_site(layer, path, "self_attn")
     yield _mlp_site(layer, path)
 
 
-def _decoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+def decoder_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    """Yield the sites `self_attn`, `encoder_attn` and `fc1` (the MLP) of a decoder layer."""
     arguments = (*_ARGUMENTS, "encoder_hidden_states", "encoder_attention_mask", CACHE, "use_cache")
     check_known(layer, path, arguments=arguments, children=(*_CHILDREN, "encoder_attn", "encoder_attn_layer_norm"))
     yield _attention_site(layer, path, "self_attn", causal=True)
@@ -149,30 +149,3 @@ def _attention_site(layer: Any, path: str, name: str, **fields: Any) -> Site:
 def _mlp_site(layer: Any, path: str, **fields: Any) -> Site:
     geometry = MlpGeometry(dim=layer.embed_dim, hidden=layer.fc1.out_features, **fields)
     return replace(mlp_site(path, geometry), path=f"{path}.fc1")
-
-
-class TransformersMarian(SequenceFamily):
-    """Sites `encoder.layers.<i>.self_attn` and `.fc1` (the MLP), the same in `decoder`, and its `.encoder_attn`."""
-
-    name = "hf.marian"
-    summary = "transformers Marian and BART: encoder, decoder and cross attention"
-    patched: ClassVar = {
-        **patch_classes(Attention, marian.MarianAttention, bart.BartAttention, module=__name__),
-        **patch_classes(EncoderLayer, marian.MarianEncoderLayer, bart.BartEncoderLayer, module=__name__),
-        **patch_classes(DecoderLayer, marian.MarianDecoderLayer, bart.BartDecoderLayer, module=__name__),
-    }
-    models = (
-        marian.MarianModel,
-        marian.MarianMTModel,
-        bart.BartModel,
-        bart.BartForConditionalGeneration,
-        bart.BartForSequenceClassification,
-        bart.BartForQuestionAnswering,
-    )
-    blocks: ClassVar = {
-        marian.MarianEncoderLayer: _encoder_sites,
-        marian.MarianDecoderLayer: _decoder_sites,
-        bart.BartEncoderLayer: _encoder_sites,
-        bart.BartDecoderLayer: _decoder_sites,
-    }
-    base_names = ("model",)

@@ -1,35 +1,29 @@
 """MLP templates of `transformers`, and layers that check the attention mask for their MLP."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from attngraft.attention import HookPoint, MlpGeometry, MlpSite
+from attngraft.attention import HookPoint, MlpGeometry
 from attngraft.hosts import sites
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.hf.attention import hides_tokens
-from attngraft.hosts.patched import MaskedParts, TwoLinearEnds, check_call
+from attngraft.hosts.patched import MaskedParts, StepMlp, TwoLinearEnds, check_call
 
 
-class PlainMlp(TwoLinearEnds, MlpSite):
+class PlainMlp(TwoLinearEnds, StepMlp):
     """Two linear layers with an activation between them."""
 
-    activation_name: ClassVar[str] = "activation_fn"
-
-    def hidden(self, x: Tensor) -> Tensor:
-        act = cast(Callable[[Tensor], Tensor], getattr(self, self.activation_name))
-        return act(getattr(self, self.linear_names[0])(x))
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, getattr(self, self.linear_names[1])(x))
+    before_mid = ("fc1", "activation_fn")
+    after_mid: ClassVar[tuple[str, ...]] = ("fc2",)
 
 
 class UpDownMlp(PlainMlp):
     """`PlainMlp` with the linear layers `up_proj` and `down_proj`."""
 
     linear_names = ("up_proj", "down_proj")
-    activation_name = "act_fn"
+    before_mid, after_mid = ("up_proj", "act_fn"), ("down_proj",)
 
 
 class MaskedLayer(MaskedParts):

@@ -1,6 +1,6 @@
 """Hugging Face's ModernBERT: a fused qkv projection, rotary positions, and layers with local attention."""
 
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,21 +16,23 @@ from attngraft.attention import (
     MlpEnds,
     MlpGeometry,
 )
-from attngraft.hosts.adapter import check_known, fused_rows
+from attngraft.hosts.adapter import check_known
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import RotarySite, unsupported, visible_in
-from attngraft.hosts.hf.family import TextFamily
 from attngraft.hosts.hf.mlp import MaskedLayer
 from attngraft.hosts.patched import as_linear
-from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, global_site, mlp_site
+from attngraft.hosts.sites import GLOBAL, NO_MIDDLE, fused_heads, global_site, mlp_site
 
 
-class GraftedModernBertAttention(RotarySite, modernbert.ModernBertAttention):
-    """`transformers.models.modernbert.modeling_modernbert.ModernBertAttention`."""
+class ModernBertAttention(RotarySite):
+    """`ModernBertAttention`: a fused projection, and dropout after the output projection."""
 
     rotary = modernbert
     out = "Wo"
+    Wqkv: nn.Module
     out_drop: nn.Module
+    head_dim: int
+    sliding_window: int | None
 
     @property
     def scale(self) -> float:  # type: ignore[override]
@@ -56,17 +58,20 @@ class GraftedModernBertAttention(RotarySite, modernbert.ModernBertAttention):
         return cast(Tensor, self.out_drop(tokens))
 
 
-class GraftedModernBertMLP(MlpEnds, modernbert.ModernBertMLP):
-    """`transformers.models.modernbert.modeling_modernbert.ModernBertMLP`."""
+class ModernBertMlp(MlpEnds):
+    """`ModernBertMLP`: gated."""
+
+    Wo: nn.Module
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
         return as_linear(self.Wo) if hook_point == "mlp.end" else None
 
 
-class GraftedModernBertEncoderLayer(MaskedLayer, modernbert.ModernBertEncoderLayer):
-    """`transformers.models.modernbert.modeling_modernbert.ModernBertEncoderLayer`."""
+class ModernBertLayer(MaskedLayer):
+    """`ModernBertEncoderLayer`: the mask of a layer with local attention also hides distant tokens."""
 
     attention_type: str
+    mlp: nn.Module
 
     def check_mask(self, mask: Tensor | None, *, causal: bool | None = None) -> None:
         super().check_mask(padding_of(mask, self.attention_type == "sliding_attention", self.mlp), causal=causal)
@@ -85,7 +90,8 @@ def padding_of(mask: Tensor | None, local: bool, module: Any) -> Tensor | None:
     return None if bool(visible_in(mask).flatten(1, -2).any(dim=1).all()) else mask
 
 
-def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+def modernbert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    """Yield the sites `attn` and `mlp` of a layer."""
     arguments = ("hidden_states", "attention_mask", "position_embeddings", "kwargs")
     attn, mlp = layer.attn, layer.mlp
     check_known(layer, path, arguments=arguments, children=("attn_norm", "attn", "mlp_norm", "mlp"))
@@ -93,36 +99,7 @@ def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(mlp, f"{path}.mlp", arguments=("hidden_states",), children=("Wi", "act", "drop", "Wo"))
     fields: dict[str, Any] = {"dim": attn.Wqkv.in_features, "prefix": CLASS}
     heads = attn.Wqkv.in_features // attn.head_dim
-    geometry = AttentionGeometry(
-        **fields,
-        heads=heads,
-        key_width=attn.head_dim,
-        value_width=attn.head_dim,
-        rows=fused_rows(attn, "Wqkv", heads=heads),
-    )
+    geometry = AttentionGeometry(**fields, **fused_heads(attn, "Wqkv", heads=heads))
     refusal = unsupported(attn.config._attn_implementation)
     yield global_site(f"{path}.attn", geometry, dict.fromkeys(GLOBAL, refusal) if refusal else {})
     yield mlp_site(f"{path}.mlp", MlpGeometry(**fields, hidden=mlp.Wo.in_features), NO_MIDDLE, layer=path)
-
-
-class TransformersModernbert(TextFamily):
-    """Sites `layers.<i>.attn` and `layers.<i>.mlp`."""
-
-    name = "hf.modernbert"
-    summary = "transformers ModernBERT (without a head, or with any of its heads)"
-    patched: ClassVar = {
-        modernbert.ModernBertAttention: GraftedModernBertAttention,
-        modernbert.ModernBertMLP: GraftedModernBertMLP,
-        modernbert.ModernBertEncoderLayer: GraftedModernBertEncoderLayer,
-    }
-    models = (
-        modernbert.ModernBertModel,
-        modernbert.ModernBertForMaskedLM,
-        modernbert.ModernBertForSequenceClassification,
-        modernbert.ModernBertForTokenClassification,
-        modernbert.ModernBertForQuestionAnswering,
-        modernbert.ModernBertForMultipleChoice,
-    )
-    blocks: ClassVar = {modernbert.ModernBertEncoderLayer: _sites}
-    base_names = ("model",)
-    head_names = (*TextFamily.head_names, "head", "decoder")

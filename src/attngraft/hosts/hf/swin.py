@@ -1,20 +1,20 @@
 """Hugging Face's Swin: the layer partitions, shifts and merges windows, with dropout at the end of both branches."""
 
 import re
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.models.swin import modeling_swin as swin
 
 from attngraft.attention import GraftedModule, Projected, record_coordinates
 from attngraft.hosts.adapter import check_known, own_parameters
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import ScalingSite, attention_site
-from attngraft.hosts.hf.family import ImageFamily, pair
-from attngraft.hosts.hf.mlp import PlainMlp, mlp_site
-from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.sites import windowed
+from attngraft.hosts.hf.family import pair
+from attngraft.hosts.hf.mlp import mlp_site
+from attngraft.hosts.sites import map_fields, windowed
 
 
 class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
@@ -88,7 +88,8 @@ class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
         return cast(Tensor, swin.window_partition(self.cyclic_shift(maps), self.window_size)).flatten(1, 2)
 
 
-def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+def swin_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
+    """Yield the sites `attention` and `mlp` of a layer."""
     check_known(
         layer,
         path,
@@ -112,24 +113,10 @@ def _sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
         query_key_parameters=table,
         score_columns=table,
     )
-    yield mlp_site(layer.mlp, f"{path}.mlp", end=path, dim=dim, tokens=rows * columns, grid=(rows, columns))
+    yield mlp_site(layer.mlp, f"{path}.mlp", end=path, **map_fields(dim, rows, columns))
 
 
-class TransformersSwin(ImageFamily):
-    """Sites `encoder.layers.<i>.blocks.<j>.attention` and `.mlp`."""
-
-    name = "hf.swin"
-    summary = "transformers Swin, including backbones"
-    patched: ClassVar = {
-        swin.SwinAttention: GraftedSwinAttention,
-        swin.SwinLayer: GraftedSwinLayer,
-        **patch_classes(PlainMlp, swin.SwinMLP, module=__name__),
-    }
-    models = (
-        swin.SwinModel,
-        swin.SwinForImageClassification,
-        swin.SwinForMaskedImageModeling,
-        swin.SwinBackbone,
-    )
-    blocks: ClassVar = {swin.SwinLayer: _sites}
-    base_names = ("swin",)
+PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {
+    swin.SwinAttention: GraftedSwinAttention,
+    swin.SwinLayer: GraftedSwinLayer,
+}

@@ -2,11 +2,10 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.models.mt5 import modeling_mt5 as mt5
 from transformers.models.t5 import modeling_t5 as t5
 
 from attngraft.attention import (
@@ -15,15 +14,15 @@ from attngraft.attention import (
     LinearLayer,
     MlpEnds,
     MlpGeometry,
-    MlpSite,
     Projected,
     Projection,
 )
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.hf.attention import attention_site, hides_tokens
-from attngraft.hosts.hf.decoder import CACHE, CachingSite, SequenceFamily, pop_cache
-from attngraft.hosts.patched import TwoLinearEnds, as_linear, check_call, patch_classes
+from attngraft.hosts.hf.decoder import CACHE, CachingSite, pop_cache
+from attngraft.hosts.hf.mlp import MaskedLayer
+from attngraft.hosts.patched import StepMlp, TwoLinearEnds, as_linear, check_call
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
 #: before transformers 5.15, attention was always explicit, regardless of the configuration; it added the mask to the
@@ -149,17 +148,12 @@ class CrossAttentionLayer(AttentionLayer):
         return self.run_branch(self.EncDecAttention, hidden_states, mask=attention_mask, **given)
 
 
-class DenseMlp(TwoLinearEnds, MlpSite):
+class DenseMlp(TwoLinearEnds, StepMlp):
     """`T5DenseActDense`: two linear layers without biases; the second may be float32 in a half-precision model."""
 
     linear_names = ("wi", "wo")
-    wi: nn.Linear
+    before_mid = ("wi", "act", "dropout")
     wo: nn.Linear
-    act: nn.Module
-    dropout: nn.Module
-
-    def hidden(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout(self.act(self.wi(x))))
 
     def out(self, x: Tensor) -> Tensor:
         kind = self.wo.weight.dtype
@@ -192,34 +186,17 @@ class MlpLayer(GraftedModule):
         return as_linear(self.DenseReluDense.wo) if hook_point == "mlp.end" else None
 
 
-class Block(GraftedModule):
+class Block(MaskedLayer):
     """`T5Block`: checks the encoder's mask for the MLP's grafts, because the MLP does not receive it."""
 
     layer: nn.ModuleList
 
-    @property
-    def in_use(self) -> bool:
-        return any(each.grafts for each in self._mlp_modules())
-
-    def _mlp_modules(self) -> list[GraftedModule]:
+    def grafted_parts(self) -> list[GraftedModule]:
         return [each for each in self.layer[-1].modules() if isinstance(each, GraftedModule)]
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> tuple[Any, ...]:
-        """Run the block.
 
-        Raises:
-            UsageError: the mask hides tokens, or the call is causal, and a graft of the MLP averages over all tokens.
-        """
-        for part in self._mlp_modules():
-            check_call(part, padded=hides_tokens(attention_mask), causal=bool(kwargs.get("is_causal")))
-        outputs = super().forward(hidden_states, attention_mask, *args, **kwargs)  # type: ignore[misc]
-        return cast(tuple[Any, ...], outputs)
-
-
-#: `T5...` and `MT5...` class -> its template
-_TEMPLATES: dict[str, type[GraftedModule]] = {
+#: class name without the model's prefix -> template
+TEMPLATES: dict[str, type[GraftedModule]] = {
     "Attention": Attention,
     "LayerSelfAttention": SelfAttentionLayer,
     "LayerCrossAttention": CrossAttentionLayer,
@@ -228,17 +205,14 @@ _TEMPLATES: dict[str, type[GraftedModule]] = {
     "LayerFF": MlpLayer,
     "Block": Block,
 }
-_MODELS = (
-    *("Model", "ForConditionalGeneration", "EncoderModel"),
-    *("ForQuestionAnswering", "ForSequenceClassification", "ForTokenClassification"),
-)
 _LAYER_ARGUMENTS = (
     *("hidden_states", "attention_mask", "position_bias", CACHE, "kwargs"),
     *("use_cache", "output_attentions", "return_dict"),  # of older transformers
 )
 
 
-def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+def t5_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
+    """Yield the sites of a block: `layer.0.SelfAttention`, `layer.1.EncDecAttention` (in decoders), and the MLP."""
     causal = block.is_decoder
     yield _attention_site(block.layer[0], f"{path}.layer.0", "SelfAttention", causal=causal)
     if causal:
@@ -271,23 +245,3 @@ def _attention_site(layer: Any, path: str, name: str, **fields: Any) -> Site:
         projection=Projection(bias=False),
         **fields,
     )
-
-
-class TransformersT5(SequenceFamily):
-    """Sites `encoder.block.<i>.layer.0.SelfAttention` and `.layer.1.DenseReluDense`.
-
-    In `decoder`, layer 1 is `EncDecAttention`, and the MLP is in layer 2.
-    """
-
-    name = "hf.t5"
-    summary = "transformers T5 and mT5: encoder, decoder and cross attention, or the encoder alone"
-    patched: ClassVar = {
-        host: kind
-        for name, template in _TEMPLATES.items()
-        for host, kind in patch_classes(
-            template, getattr(t5, f"T5{name}"), getattr(mt5, f"MT5{name}"), module=__name__
-        ).items()
-    }
-    models = tuple(getattr(module, prefix + name) for module, prefix in ((t5, "T5"), (mt5, "MT5")) for name in _MODELS)
-    blocks: ClassVar = {t5.T5Block: _sites, mt5.MT5Block: _sites}
-    base_names = ("transformer",)

@@ -80,7 +80,8 @@ class ScaledProducts(SelfAttention):
     """Attention that scales the products q k^T instead of the queries, which rounds differently."""
 
     def scores(self, projected: Projected) -> Tensor:
-        return (projected.q @ projected.k.transpose(-2, -1)) * self.scale
+        scores = (projected.q @ projected.k.transpose(-2, -1)) * self.scale
+        return scores if projected.bias is None else scores + projected.bias
 
 
 class PlainMerge(SelfAttention):
@@ -114,12 +115,16 @@ class HeadwiseQkv(NoDropout):
     attention_bias_idxs: Tensor
 
     def get_attention_biases(self, device: torch.device) -> Tensor:
-        """Return the biases (H, N, N) without the host's evaluation cache, which may hold stale values and graphs."""
+        """Return the biases (H, Nq, Nk) without the host's evaluation cache, which may hold stale values and graphs."""
         return self.attention_biases[:, self.attention_bias_idxs]
 
+    def split(self, projection: nn.Module, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Project tokens (B, N, C) and split each head's rows: (B, H, N, width) each."""
+        parts = projection(x).unflatten(-1, (self.num_heads, -1)).split(widths, dim=3)
+        return tuple(part.permute(0, 2, 1, 3) for part in parts)
+
     def project(self, x: Tensor, present: Tensor | None = None) -> Projected:
-        parts = self.qkv(x).unflatten(-1, (self.num_heads, -1)).split((self.key_dim, self.key_dim, self.val_dim), dim=3)
-        q, k, v = (part.permute(0, 2, 1, 3) for part in parts)
+        q, k, v = self.split(self.qkv, x, (self.key_dim, self.key_dim, self.val_dim))
         return Projected(q, k, v, x, bias=self.get_attention_biases(x.device), present=present)
 
 
@@ -168,6 +173,16 @@ class ConvAttention(SelfAttention):
 
     `project` takes the map's size as `grid` and stores it in `rest`.
     """
+
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        """Split the output of the fused projection (B, 3 H d, N) into q, k and v, (B, H, d, N) each."""
+        return qkv.unflatten(1, (3, self.num_heads, -1)).unbind(1)
+
+    def project(self, x: Tensor, *, grid: tuple[int, int]) -> Projected:
+        q, k, v = (part.transpose(-1, -2) for part in self.split(self.qkv(tokens_to_map(x, grid)).flatten(2)))
+        if self.fused_attn:
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        return Projected(q, k, v, x, rest=grid)
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         grid = (x.shape[-2], x.shape[-1])

@@ -9,13 +9,13 @@ from attngraft.attention import CLASS, Projected, plain_class
 from attngraft.hosts.adapter import own_parameters
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.sites import fused_heads, global_site
+from attngraft.hosts.sites import fused_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ClassAttention, FusedQkv
 from attngraft.hosts.timm.family import (
     CHILDREN,
     TimmFamily,
-    attention_geometry,
+    checked_site,
     class_attention_site,
     map_fields,
     unread_site,
@@ -54,9 +54,10 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         heads = fused_heads(module)
         heads["rows"] = {"v": heads["rows"]["v"]}  # q and k of each head serve all heads
         mixing = own_parameters(module, "proj_l")
-        geometry = attention_geometry(
+        yield checked_site(
             module,
             attn,
+            {"mix": _TALKING},
             children=(*CHILDREN, "proj_l", "proj_w"),
             heads=heads,
             talking=True,
@@ -64,15 +65,13 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
             score_rows=mixing,
             **fields,
         )
-        yield global_site(attn, geometry, {"mix": _TALKING})
     else:
         yield unread_site(module, attn, **fields)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size)
-    fields["tokens"] += 1
+    fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size, prefix=CLASS)
     known = plain_class(block.attn) is ClassAttn
     yield (class_attention_site if known else unread_site)(block.attn, f"{path}.attn", **fields)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)

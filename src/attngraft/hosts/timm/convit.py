@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from attngraft.attention import CLASS, Projected, plain_class
 from attngraft.hosts.adapter import own_parameters
-from attngraft.hosts.sites import fused_heads, global_site, projected_heads
+from attngraft.hosts.sites import fused_heads, projected_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import FusedQkv, ScaledProducts, split_heads, split_qkv
-from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry
+from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, checked_site
 
 _GATED = (
     "its map is a mixture of the softmax and a map of positions, with one gate per head; choose the later blocks, or "
@@ -56,16 +56,16 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     else:
         heads = fused_heads(module)
     positions = own_parameters(module, "pos_proj", "gating_param")
-    geometry = attention_geometry(
+    yield checked_site(
         module,
         f"{path}.attn",
+        {"mix": _GATED} if gated else {},
         children=(*CHILDREN, "qk", "v", "pos_proj"),
         heads=heads,
         query_key_parameters=positions,
         score_rows=positions,
         **tokens,
     )
-    yield global_site(f"{path}.attn", geometry, {"mix": _GATED} if gated else {})
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from attngraft.attention import CLASS
 from attngraft.hosts.sites import projected_heads
 from attngraft.hosts.timm.attention import PATCHED, ClassAttention, ScaledProducts, split_heads
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, block_sites, class_attention_site
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, block_sites, class_attention_site, map_fields
 
 
 class GraftedCrossAttention(ClassAttention, ScaledProducts, CrossAttention):
@@ -23,21 +23,16 @@ class GraftedCrossAttention(ClassAttention, ScaledProducts, CrossAttention):
 
 
 def _block_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    _, tokens, dim = shapes.input_shape(path)
-    grid = _grid(shapes.model, int(path.split(".")[3]))
-    return block_sites(block, path, dim=dim, tokens=tokens, prefix=CLASS, grid=grid)
+    dim = shapes.input_shape(path)[-1]
+    return block_sites(block, path, **map_fields(dim, *_grid(shapes.model, int(path.split(".")[3])), prefix=CLASS))
 
 
 def _fusion_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    _, tokens, dim = shapes.input_shape(path)
-    module = block.attn
+    dim, module = shapes.input_shape(path)[-1], block.attn
     other = (int(path.split(".")[3]) + 1) % shapes.model.num_branches  # the branch of the keys, whose width is `dim`
     heads = projected_heads(module, {"q": "wq", "k": "wk", "v": "wv"}, width=dim // module.num_heads)
-    grid = _grid(shapes.model, other)
-    children = ("wq", "wk", "wv")
-    yield class_attention_site(
-        module, f"{path}.attn", children=children, heads=heads, dim=dim, tokens=tokens, grid=grid
-    )
+    fields = map_fields(dim, *_grid(shapes.model, other), prefix=CLASS)
+    yield class_attention_site(module, f"{path}.attn", children=("wq", "wk", "wv"), heads=heads, **fields)
 
 
 def _grid(model: Any, branch: int) -> tuple[int, int]:

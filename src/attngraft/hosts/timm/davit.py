@@ -5,12 +5,12 @@ from typing import Any, ClassVar, cast
 from timm.models.davit import ChannelBlock, DaVit, SpatialBlock, WindowAttention
 from torch import Tensor
 
-from attngraft.attention import Projected
+from attngraft.attention import Projected, plain_class
 from attngraft.hosts.adapter import check_known
-from attngraft.hosts.sites import window_site, windowed
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, map_to_tokens, split_qkv, tokens_to_map
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, channel_site, map_fields
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, channel_site, checked_site, map_fields
 from attngraft.hosts.timm.windows import FixedWindowBlock
 
 _BLOCK = ("cpe1", "norm1", "attn", "drop_path1", "cpe2", "norm2", "mlp", "drop_path2")
@@ -38,25 +38,18 @@ class GraftedSpatialBlock(FixedWindowBlock, SpatialBlock):
         return tokens_to_map(tokens + host.drop_path2(host.mlp(host.norm2(tokens))), grid)
 
 
-def _spatial_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    check_known(block, path, arguments=("x",), children=_BLOCK)
+def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(path)
-    window = windowed((rows, columns), tuple(block.window_size))
-    geometry = attention_geometry(block.attn, f"{path}.attn", children=("qkv", "proj", "softmax"), dim=dim, **window)
-    yield window_site(f"{path}.attn", geometry, block=path, fills=True)
-    yield from _mlp_sites(block, path, shapes)
-
-
-def _channel_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    _, dim, rows, columns = shapes.input_shape(path)
-    yield channel_site(f"{path}.attn", instead="choose blocks with windows", **map_fields(dim, rows, columns))
-    yield from _mlp_sites(block, path, shapes)
-
-
-def _mlp_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    _, dim, rows, columns = shapes.input_shape(path)
+    attn, fields = f"{path}.attn", map_fields(dim, rows, columns)
+    if plain_class(block) is SpatialBlock:
+        check_known(block, path, arguments=("x",), children=_BLOCK)
+        window = windowed((rows, columns), tuple(block.window_size))
+        children = ("qkv", "proj", "softmax")
+        yield checked_site(block.attn, attn, children=children, block=path, fills=True, dim=dim, **window)
+    else:
+        yield channel_site(attn, instead="choose blocks with windows", **fields)
     if block.mlp is not None:
-        yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
+        yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 class TimmDaVit(TimmFamily):
@@ -70,4 +63,4 @@ class TimmDaVit(TimmFamily):
         **mlp.PATCHED,
     }
     models = (DaVit,)
-    blocks: ClassVar = {SpatialBlock: _spatial_sites, ChannelBlock: _channel_sites}
+    blocks: ClassVar = {SpatialBlock: _sites, ChannelBlock: _sites}

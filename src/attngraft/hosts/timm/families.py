@@ -8,17 +8,17 @@ from torch import Tensor, nn
 from attngraft.attention import CLASS, HOOK_POINTS, GraftedModule, MlpGeometry, Projection, plain_class, prefix_names
 from attngraft.hosts.adapter import Site, check_known, random_images
 from attngraft.hosts.family import Family, ShapeProbe, Sites, family_table, patched_by_name
-from attngraft.hosts.sites import GLOBAL, global_site, refused_site
+from attngraft.hosts.sites import GLOBAL, refused_site
 from attngraft.hosts.timm import mlp, rotary
 from attngraft.hosts.timm.attention import PATCHED, ClassAttention, FusedQkv, ScaledProducts
 from attngraft.hosts.timm.family import (
     FEATURE_NETS,
     PairMaskEvaBlock,
     TimmFamily,
-    attention_geometry,
     attention_site,
     block_sites,
     channel_site,
+    checked_site,
     class_attention_site,
     image_size,
     linear_site,
@@ -87,10 +87,10 @@ class _MobileVit(TimmFamily):
         )
 
 
-def _xcit_fields(model: Any) -> dict[str, Any]:
+def _xcit_fields(model: Any, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
     embed = model.patch_embed
     rows, columns = (side // embed.patch_size for side in embed.img_size)
-    return map_fields(model.embed_dim, rows, columns)
+    return map_fields(model.embed_dim, rows, columns, prefix=prefix)
 
 
 def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
@@ -102,8 +102,7 @@ def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _xcit_class(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    fields = _xcit_fields(shapes.model)
-    fields["tokens"] += 1
+    fields = _xcit_fields(shapes.model, prefix=CLASS)
     known = plain_class(block.attn) in shapes.adapter.patched
     yield (class_attention_site if known else unread_site)(block.attn, f"{path}.attn", **fields)
     yield from mlp_sites(block.mlp, f"{path}.mlp", dim=fields["dim"], tokens=1, prefix=CLASS)
@@ -119,8 +118,7 @@ def _metaformer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, _, rows, columns = shapes.output_shape(path.rpartition(".blocks.")[0])
     fields, missing = map_fields(block.mlp.fc1.weight.shape[1], rows, columns), {}
     if plain_class(mixer) in shapes.adapter.patched:
-        projection = Projection(bias=mixer.proj.bias is not None)
-        yield global_site(token_mixer, attention_geometry(mixer, token_mixer, projection=projection, **fields))
+        yield checked_site(mixer, token_mixer, projection=Projection(bias=mixer.proj.bias is not None), **fields)
     else:
         why = f"this block mixes tokens by {type(mixer).__name__}, not by attention; choose other blocks or MLP grafts"
         missing = dict.fromkeys(GLOBAL, why)
@@ -133,7 +131,7 @@ def _coat_serial(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x", "size"), children=children)
     stage = int(path.partition(".")[0].removeprefix("serial_blocks"))
     rows, columns = getattr(shapes.model, f"patch_embed{stage}").grid_size
-    fields = {**map_fields(block.mlp.fc1.in_features, rows, columns), "tokens": 1 + rows * columns, "prefix": CLASS}
+    fields = map_fields(block.mlp.fc1.in_features, rows, columns, prefix=CLASS)
     yield linear_site(f"{path}.factoratt_crpe", **fields)
     yield from mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
@@ -142,12 +140,11 @@ def _coat_parallel(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     """Yield the sites of a parallel block: one attention for each of three maps; `mlp2` processes all three in turn."""
     parts = [f"{name}{branch}" for branch in (2, 3, 4) for name in ("norm1", "norm2", "factoratt_crpe", "mlp")]
     check_known(block, path, arguments=("x1", "x2", "x3", "x4", "sizes"), children=("drop_path", *parts))
-    fields: dict[str, Any] = {"dim": block.mlp2.fc1.in_features, "prefix": CLASS}
+    dim = block.mlp2.fc1.in_features
     for branch in (2, 3, 4):
         rows, columns = getattr(shapes.model, f"patch_embed{branch}").grid_size
-        tokens = 1 + rows * columns
-        yield linear_site(f"{path}.factoratt_crpe{branch}", tokens=tokens, grid=(rows, columns), **fields)
-    yield from mlp_sites(block.mlp2, f"{path}.mlp2", **fields)
+        yield linear_site(f"{path}.factoratt_crpe{branch}", **map_fields(dim, rows, columns, prefix=CLASS))
+    yield from mlp_sites(block.mlp2, f"{path}.mlp2", dim=dim, prefix=CLASS)
 
 
 def _csatv2(block: Any, path: str, shapes: ShapeProbe) -> Sites:

@@ -1,22 +1,25 @@
 """Base class of timm's adapters, and sites of attention classes that several families share."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, cast
 
 from timm.layers import Attention, RelPosBias, RelPosBiasTf, RelPosMlp
 from timm.models._features import FeatureDictNet, FeatureListNet
 from torch import Tensor, nn
 
-from attngraft.attention import CLASS, AttentionGeometry, plain_class, prefix_names
+from attngraft.attention import AttentionGeometry, HookPoint, plain_class, prefix_names
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, norm_state, own_parameters, own_state, random_images
 from attngraft.hosts.family import BlockFamily
 from attngraft.hosts.family import ShapeProbe as ShapeProbe
 from attngraft.hosts.family import Sites as Sites
 from attngraft.hosts.patched import MaskedParts
-from attngraft.hosts.sites import fused_heads, global_site, projected_heads, refused_site
+from attngraft.hosts.sites import fused_heads, global_site, projected_heads, refused_site, window_site
+from attngraft.hosts.sites import map_fields as map_fields
 from attngraft.hosts.timm.mlp import mlp_sites
 from attngraft.hosts.unread import reason_of
 
@@ -75,44 +78,53 @@ ARGUMENTS = ("x", "args", "kwargs")
 CHILDREN = ("qkv", "attn_drop", "proj", "proj_drop")
 
 
-def attention_geometry(
+def checked_site(
     module: Any,
     path: str,
+    missing: Mapping[HookPoint, str] = MappingProxyType({}),
     *,
     arguments: tuple[str, ...] = ARGUMENTS,
     children: tuple[str, ...] = CHILDREN,
     heads: dict[str, Any] | None = None,
+    on_maps: bool = False,
+    block: str | None = None,
+    fills: bool = False,
+    space: str | None = None,
     **fields: Any,
-) -> AttentionGeometry:
-    """Return the geometry of an attention module.
+) -> Site:
+    """Return the site of an attention module: a `window_site` if its geometry has windows, else a `global_site`.
 
     Args:
         arguments: known arguments of its forward.
         children: names of its known children.
         heads: head fields of the geometry; None: those of a fused `qkv`.
+        missing, on_maps: as in `global_site`.
+        block, fills, space: as in `window_site`; ignored without windows.
         fields: other fields of the geometry.
 
     Raises:
         HostError: the module has an unknown argument or child.
     """
     check_known(module, path, arguments=arguments, children=children)
-    return AttentionGeometry(**(fused_heads(module) if heads is None else heads), **fields)
+    geometry = AttentionGeometry(**(fused_heads(module) if heads is None else heads), **fields)
+    if geometry.window is None:
+        return global_site(path, geometry, missing, on_maps=on_maps)
+    return window_site(path, geometry, missing=missing, block=block, fills=fills, space=space)
 
 
-def headwise_geometry(module: Any, path: str, *, children: tuple[str, ...], **fields: Any) -> AttentionGeometry:
-    """Return the geometry of a `HeadwiseQkv` module; arguments as in `attention_geometry`."""
+def headwise_site(module: Any, path: str, **fields: Any) -> Site:
+    """Return the site of a `HeadwiseQkv` module; `fields` are arguments of `checked_site`."""
     key, value, biases = module.key_dim, module.val_dim, ("attention_biases",)
     starts = {"q": ("qkv", 0), "k": ("qkv", key), "v": ("qkv", 2 * key)}
     heads = projected_heads(module, starts, width=key, value_width=value, step=2 * key + value)
-    fields |= {"query_key_parameters": biases, "score_rows": biases}
-    return attention_geometry(module, path, children=children, heads=heads, **fields)
+    return checked_site(module, path, heads=heads, query_key_parameters=biases, score_rows=biases, **fields)
 
 
 def attention_site(module: Any, path: str, **tokens: Any) -> Site:
     """Return the site of timm's shared `Attention`; `tokens` are the geometry fields that the model determines."""
     if plain_class(module) is not Attention:
         return unread_site(module, path, **tokens)
-    geometry = attention_geometry(
+    return checked_site(
         module,
         path,
         arguments=("x", "attn_mask", "is_causal", "args", "kwargs"),
@@ -120,7 +132,6 @@ def attention_site(module: Any, path: str, **tokens: Any) -> Site:
         query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
         **tokens,
     )
-    return global_site(path, geometry)
 
 
 def block_sites(block: Any, path: str, **tokens: Any) -> Sites:
@@ -141,8 +152,7 @@ def class_attention_site(
     width = module.proj.in_features // module.num_heads
     heads = heads or projected_heads(module, {"q": "q", "k": "k", "v": "v"}, width=width)
     children = (*children, "attn_drop", "proj", "proj_drop")
-    geometry = attention_geometry(module, path, children=children, heads=heads, query_tokens=1, prefix=CLASS, **tokens)
-    return global_site(path, geometry)
+    return checked_site(module, path, children=children, heads=heads, query_tokens=1, **tokens)
 
 
 def subsampled_site(module: Any, path: str, shapes: ShapeProbe, *, argument: str, **tokens: Any) -> Site:
@@ -152,18 +162,16 @@ def subsampled_site(module: Any, path: str, shapes: ShapeProbe, *, argument: str
         argument: name of the argument with the map's size.
         tokens: geometry fields of the query side.
     """
-    rows, columns = (None, None) if module.sr is None else shapes.output_shape(f"{path}.sr")[-2:]
     width, dim = module.proj.in_features // module.num_heads, module.proj.in_features
-    geometry = attention_geometry(
+    return checked_site(
         module,
         path,
         arguments=("x", argument, "args", "kwargs"),
         children=("q", "kv", "sr", "norm", "pool", "act", "attn_drop", "proj", "proj_drop"),
         heads=projected_heads(module, {"q": "q", "k": "kv", "v": ("kv", dim)}, width=width),
-        key_tokens=None if rows is None or columns is None else rows * columns,
+        key_tokens=None if module.sr is None else math.prod(shapes.output_shape(f"{path}.sr")[-2:]),
         **tokens,
     )
-    return global_site(path, geometry)
 
 
 def unread_site(module: Any, path: str, **tokens: Any) -> Site:
@@ -222,17 +230,7 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
             f"{len(prefix)} of them ({', '.join(prefix)})"
         )
     cells = model.patch_embed.grid_size
-    return {
-        "dim": dim,
-        "tokens": None if cells is None else len(prefix) + cells[0] * cells[1],
-        "prefix": prefix,
-        "grid": None if cells is None else tuple(cells),
-    }
-
-
-def map_fields(dim: int, rows: int, columns: int) -> dict[str, Any]:
-    """Return the geometry fields of a map whose tokens form one sequence."""
-    return {"dim": dim, "tokens": rows * columns, "grid": (rows, columns)}
+    return {"dim": dim, "prefix": prefix} if cells is None else map_fields(dim, *cells, prefix=prefix)
 
 
 class PairMaskVitBlock(MaskedParts):

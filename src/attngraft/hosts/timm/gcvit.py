@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from attngraft.attention import HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import random_images
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.sites import fused_heads, projected_heads, window_site, windowed
+from attngraft.hosts.sites import fused_heads, projected_heads, windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention, split_heads, split_qkv
-from attngraft.hosts.timm.family import CHILDREN, TimmFamily, attention_geometry, image_size, map_fields, rel_pos_fields
+from attngraft.hosts.timm.family import CHILDREN, TimmFamily, checked_site, image_size, map_fields, rel_pos_fields
 from attngraft.hosts.timm.windows import WindowMerger
 
 #: older timm (1.0.26) gave a window the queries of another image of the batch
@@ -46,14 +46,15 @@ class GraftedGlobalContextVitBlock(WindowMerger, gcvit.GlobalContextVitBlock):
 
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
-    module, attn, window = block.attn, f"{path}.attn", block.window_size
+    module, window = block.attn, block.window_size
     if module.use_global:
         heads = projected_heads(module, {"k": "qkv", "v": ("qkv", dim)}, width=module.head_dim)
     else:
         heads = fused_heads(module)
-    geometry = attention_geometry(
+    yield checked_site(
         module,
-        attn,
+        f"{path}.attn",
+        block=path,
         arguments=("x", "q_global", "args", "kwargs"),
         children=("rel_pos", *CHILDREN),
         heads=heads,
@@ -62,7 +63,6 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         cross=module.use_global,
         **rel_pos_fields(module),
     )
-    yield window_site(attn, geometry, block=path)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 
 

@@ -9,9 +9,9 @@ from attngraft.attention import LinearLayer, MlpEnds, MlpGeometry, Projected
 from attngraft.hosts.adapter import check_known, own_parameters, random_images
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.sites import NO_MIDDLE, global_site, mlp_site, projected_heads
+from attngraft.hosts.sites import NO_MIDDLE, mlp_site, projected_heads
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import PaddingMaskBlock, TimmFamily, attention_geometry, map_fields, with_padding_mask
+from attngraft.hosts.timm.family import PaddingMaskBlock, TimmFamily, checked_site, map_fields, with_padding_mask
 
 
 class GraftedAttention(SelfAttention, gemma4.Gemma4Attention):
@@ -52,7 +52,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     module, mlp = block.attn, block.mlp
     # heads that share keys and values have no separate rows
     projections = {} if module.num_kv_groups > 1 else {role: f"{role}_proj.linear" for role in ("q", "k", "v")}
-    geometry = attention_geometry(
+    site = checked_site(
         module,
         f"{path}.attn",
         arguments=("x", "rope_cos", "rope_sin", "attn_mask", "args", "kwargs"),
@@ -61,7 +61,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         query_key_parameters=own_parameters(module, "q_norm", "k_norm"),
         **fields,
     )
-    yield with_padding_mask(global_site(f"{path}.attn", geometry), path)
+    yield with_padding_mask(site, path)
     check_known(mlp, f"{path}.mlp", arguments=("x",), children=("gate_proj", "up_proj", "down_proj", "act", "drop"))
     site = mlp_site(f"{path}.mlp", MlpGeometry(**fields, hidden=mlp.down_proj.linear.in_features), NO_MIDDLE)
     yield with_padding_mask(site, path)

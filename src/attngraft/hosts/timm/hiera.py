@@ -6,8 +6,8 @@ from timm.models.hiera import Hiera, HieraBlock, MaskUnitAttention
 from torch import Tensor, nn
 
 from attngraft.attention import AttentionGeometry, Projected
-from attngraft.hosts.adapter import check_known, fused_rows, random_images
-from attngraft.hosts.sites import global_site, window_site
+from attngraft.hosts.adapter import check_known, random_images
+from attngraft.hosts.sites import fused_heads, global_site, window_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, split_qkv
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
@@ -72,10 +72,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         sequences=units,
         query_tokens=None if module.q_stride == 1 else tokens // units // module.q_stride,
         out_dim=None if module.dim_out == module.dim else module.dim_out,
-        heads=module.heads,
-        key_width=module.head_dim,
-        value_width=module.head_dim,
-        rows=fused_rows(module, "qkv", heads=module.heads),
+        **fused_heads(module, heads=module.heads),
     )
     yield window_site(attn, geometry) if module.use_mask_unit_attn else global_site(attn, geometry)
     _, tokens, dim = shapes.input_shape(f"{path}.mlp")

@@ -2,17 +2,16 @@
 
 from typing import Any, ClassVar, cast
 
-import torch.nn.functional as F
 from timm.models import hieradet_sam2 as hieradet
 from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import check_known
-from attngraft.hosts.sites import global_site, window_site, windowed
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, split_heads, split_qkv
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
-from attngraft.hosts.timm.windows import PaddedWindows
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, map_fields
+from attngraft.hosts.timm.windows import PaddedWindows, pad_to_windows, partition, present_tokens
 
 _BLOCK = ("proj", "pool", "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
 
@@ -62,15 +61,10 @@ class GraftedMultiScaleBlock(PaddedWindows, hieradet.MultiScaleBlock):
         if not self.is_windowed:
             return self.attn(x)
         window = self.window_size
-        short = [-side % each for side, each in zip(grid, window, strict=True)]
-        padding = (0, 0, 0, short[1], 0, short[0])
-        record_coordinates(self, x, lambda maps: hieradet.window_partition(F.pad(maps, padding), window))
-        windows = hieradet.window_partition(F.pad(x, padding), window)
-        if any(short) and self.mixes:
-            ones = hieradet.window_partition(F.pad(x.new_ones(1, *grid, 1), padding), window)
-            windows = self.attn(windows, ones.flatten(1) > 0)
-        else:
-            windows = self.attn(windows)
+        record_coordinates(self, x, lambda maps: partition(pad_to_windows(maps, window), window))
+        present = present_tokens(x, window, grid) if self.mixes else None
+        windows = hieradet.window_partition(pad_to_windows(x, window), window)
+        windows = self.attn(windows) if present is None else self.attn(windows, present)
         rows, columns = (side // each for side, each in zip(grid, self.q_stride or (1, 1), strict=True))
         small = (windows.shape[1], windows.shape[2])
         padded = (rows + -rows % small[0], columns + -columns % small[1])
@@ -84,14 +78,16 @@ def _stride(pool: Any) -> tuple[int, int]:
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     check_known(block, path, arguments=("x",), children=_BLOCK)
     _, rows, columns, dim = shapes.input_shape(path)
-    module, attn = block.attn, f"{path}.attn"
+    module = block.attn
     window = windowed((rows, columns), tuple(block.window_size) if block.is_windowed else None)
     stride = _stride(module.q_pool)
     if pooled := module.q_pool is not None:  # the output map is smaller
         window["grid"] = None
-    geometry = attention_geometry(
+    yield checked_site(
         module,
-        attn,
+        f"{path}.attn",
+        block=path,
+        fills=True,
         arguments=("x", "present"),
         children=("q_pool", "qkv", "proj"),
         dim=dim,
@@ -99,7 +95,6 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         query_tokens=window["tokens"] // (stride[0] * stride[1]) if pooled else None,
         out_dim=None if module.dim_out == dim else module.dim_out,
     )
-    yield window_site(attn, geometry, block=path, fills=True) if block.is_windowed else global_site(attn, geometry)
     _, rows, columns, dim = shapes.input_shape(f"{path}.mlp")
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 

@@ -22,26 +22,27 @@ from attngraft.attention import (
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, head_rows, norm_state, own_state, random_images
 from attngraft.hosts.patched import TwoLinearEnds, as_linear
-from attngraft.hosts.sites import global_site, mlp_site
-from attngraft.hosts.timm.attention import NoDropout, map_to_tokens, match_memory_format, tokens_to_map
+from attngraft.hosts.sites import global_site, mlp_site, projected_heads
+from attngraft.hosts.timm.attention import (
+    HeadwiseQkv,
+    ScaledProducts,
+    map_to_tokens,
+    match_memory_format,
+    tokens_to_map,
+)
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.mlp import MapMlpSite
 
 _ACTIVATIONS = ("hard_swish", "silu", "gelu", "relu", "relu6", "leaky_relu", "elu", "mish", "tanh", "sigmoid")
 
 
-class LevitSite(NoDropout):
+class LevitSite(ScaledProducts, HeadwiseQkv):
     """LeViT's attention on tokens (B, N, C), also where the host has maps (`use_conv`)."""
 
     ends: tuple[HookPoint, ...] = ("attn.end",)
     fused_attn = False
     use_conv: bool
     resolution: tuple[int, int]
-    num_heads: int
-    key_dim: int
-    val_dim: int
-    attention_biases: Tensor
-    attention_bias_idxs: Tensor
     proj: nn.Sequential
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,20 +54,12 @@ class LevitSite(NoDropout):
         """Return (rows, columns) of the output map."""
         return self.resolution
 
-    def get_attention_biases(self, device: torch.device) -> Tensor:
-        """Return the biases (H, Nq, Nk) without the host's evaluation cache, which may hold stale values and graphs."""
-        return self.attention_biases[:, self.attention_bias_idxs]
-
     def split(self, projection: nn.Module, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Project tokens (B, N, C) and split each head's rows: (B, H, N, width) each, in the host's memory order."""
-        if self.use_conv:
-            y = projection(tokens_to_map(x, self.resolution)).flatten(2).unflatten(1, (self.num_heads, -1))
-            return tuple(part.transpose(-2, -1) for part in y.split(widths, dim=2))
-        y = projection(x).unflatten(-1, (self.num_heads, -1))
-        return tuple(part.permute(0, 2, 1, 3) for part in y.split(widths, dim=3))
-
-    def scores(self, projected: Projected) -> Tensor:
-        return projected.q @ projected.k.transpose(-2, -1) * self.scale + cast(Tensor, projected.bias)
+        if not self.use_conv:
+            return super().split(projection, x, widths)
+        y = projection(tokens_to_map(x, self.resolution)).flatten(2).unflatten(1, (self.num_heads, -1))
+        return tuple(part.transpose(-2, -1) for part in y.split(widths, dim=2))
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         if self.use_conv:
@@ -89,10 +82,6 @@ class LevitSite(NoDropout):
 class GraftedAttention(LevitSite, levit.Attention):
     """`timm.models.levit.Attention`: the rows of the projection are q, k, v of head 0, then of head 1, and so on."""
 
-    def project(self, x: Tensor) -> Projected:
-        q, k, v = self.split(self.qkv, x, (self.key_dim, self.key_dim, self.val_dim))
-        return Projected(q, k, v, x, bias=self.get_attention_biases(x.device))
-
 
 class GraftedAttentionDownsample(LevitSite, levit.AttentionDownsample):
     """`timm.models.levit.AttentionDownsample`: queries are every second row and column, keys are all tokens."""
@@ -101,7 +90,7 @@ class GraftedAttentionDownsample(LevitSite, levit.AttentionDownsample):
         rows, columns = (-(-side // self.stride) for side in self.resolution)
         return rows, columns
 
-    def project(self, x: Tensor) -> Projected:
+    def project(self, x: Tensor, present: Tensor | None = None) -> Projected:
         k, v = self.split(self.kv, x, (self.key_dim, self.val_dim))
         if self.use_conv:
             down = self.q.down(tokens_to_map(x, self.resolution))
@@ -117,12 +106,7 @@ class GraftedLevitMlp(TwoLinearEnds, MapMlpSite, levit.LevitMlp):
     """`timm.models.levit.LevitMlp`, on tokens or maps."""
 
     linear_names = ("ln1", "ln2")
-
-    def hidden(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.drop(self.act(self.ln1(x))))
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.ln2(x))
+    before_mid, after_mid = ("ln1", "act", "drop"), ("ln2",)
 
 
 def _block_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
@@ -141,10 +125,14 @@ def _attention_site(module: Any, path: str) -> Site:
     check_known(module, path, arguments=("x",), children=(*(("qkv",) if plain else ("q", "kv")), "proj"))
     rows, columns = module.resolution
     key, value = module.key_dim, module.val_dim
-    starts = {"q": ("q", 0), "k": ("kv", 0), "v": ("kv", key)}
     if plain:
-        starts = {"q": ("qkv", 0), "k": ("qkv", key), "v": ("qkv", 2 * key)}
-    steps = {"qkv": 2 * key + value, "q": key, "kv": key + value}
+        projections, step = {"q": ("qkv", 0), "k": ("qkv", key), "v": ("qkv", 2 * key)}, 2 * key + value
+    else:
+        projections, step = {"k": ("kv", 0), "v": ("kv", key)}, key + value
+    # without running statistics, which track the images even in unused rows
+    heads = projected_heads(module, projections, width=key, value_width=value, step=step)
+    if not plain:
+        heads["rows"]["q"] = head_rows(module, "q", start=0, width=key, step=key)
     out, last = _shape(module.proj.ln)[0], module.proj.ln
     dim = _shape(module.qkv if plain else module.kv)[1]
     normed = not isinstance(last, nn.Linear | nn.Conv2d)
@@ -153,18 +141,12 @@ def _attention_site(module: Any, path: str) -> Site:
         tokens=rows * columns,
         grid=(rows, columns),
         init="torch",
-        heads=module.num_heads,
-        key_width=key,
-        value_width=value,
+        **heads,
         query_tokens=None if plain else module.attention_bias_idxs.shape[0],
         out_dim=None if out == dim else out,
         projection=Projection(
             bias=not normed, norm="batch" if normed else None, activation=_activation(module.proj.act, path)
         ),
-        rows={  # without running statistics, which track the images even in unused rows
-            role: head_rows(module, name, start=start, width=value if role == "v" else key, step=steps[name])
-            for role, (name, start) in starts.items()
-        },
         query_key_parameters=("attention_biases",),
         score_rows=("attention_biases",),
     )

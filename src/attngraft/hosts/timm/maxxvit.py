@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from attngraft.attention import HookPoint, Projected, plain_class, record_coordinates
 from attngraft.hosts.adapter import Site, random_images
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.sites import fused_heads, global_site, projected_heads, window_site, windowed
+from attngraft.hosts.sites import fused_heads, projected_heads, windowed
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import ConvAttention, SelfAttention, tokens_to_map
-from attngraft.hosts.timm.family import CHILDREN, TimmFamily, attention_geometry, image_size, map_fields, rel_pos_fields
+from attngraft.hosts.timm.attention import ConvAttention, SelfAttention
+from attngraft.hosts.timm.family import CHILDREN, TimmFamily, checked_site, image_size, map_fields, rel_pos_fields
 from attngraft.hosts.timm.windows import WindowMerger
 
 _PARTITIONED = (maxxvit.PartitionAttentionCl, maxxvit.PartitionAttention2d, maxxvit.ParallelPartitionAttention)
@@ -47,16 +47,11 @@ class GraftedAttentionCl(RelativeAttention, maxxvit.AttentionCl):
 class GraftedAttention2d(ConvAttention, RelativeAttention, maxxvit.Attention2d):
     """`timm.models.maxxvit.Attention2d`."""
 
+    def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
+        return qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2) if self.head_first else super().split(qkv)
+
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None, *, grid: tuple[int, int]) -> Projected:
-        qkv = self.qkv(tokens_to_map(x, grid)).flatten(2)
-        if self.head_first:
-            parts = qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2)
-        else:
-            parts = qkv.unflatten(1, (3, self.num_heads, self.dim_head)).unbind(1)
-        q, k, v = (part.transpose(-1, -2) for part in parts)
-        if self.fused_attn:
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        return Projected(q, k, v, x, bias=self.bias(shared_rel_pos), rest=grid)
+        return super().project(x, grid=grid)._replace(bias=self.bias(shared_rel_pos))
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         """Multiply in the order of the host, for identical rounding."""
@@ -112,9 +107,11 @@ def _attention_site(block: Any, name: str, path: str, shapes: ShapeProbe) -> Sit
         heads = projected_heads(module, starts, width=width, step=3 * width)
     else:
         heads = fused_heads(module)
-    geometry = attention_geometry(
+    return checked_site(
         module,
         attn,
+        _TOGETHER if kind is maxxvit.ParallelPartitionAttention else {},
+        block=path,
         arguments=("x", "shared_rel_pos", "args", "kwargs"),
         children=(*CHILDREN, "rel_pos"),
         heads=heads,
@@ -122,11 +119,6 @@ def _attention_site(block: Any, name: str, path: str, shapes: ShapeProbe) -> Sit
         out_dim=None if out == dim else out,
         **fields,
         **rel_pos_fields(module),
-    )
-    if kind is maxxvit.TransformerBlock2d:
-        return global_site(attn, geometry)
-    return window_site(
-        attn, geometry, block=path, missing=_TOGETHER if kind is maxxvit.ParallelPartitionAttention else {}
     )
 
 

@@ -1,22 +1,23 @@
 """timm's MLPs."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any
 
 from timm.layers import ConvMlp, GluMlp, Mlp, SwiGLU
 from timm.models.vitamin import GeGluMlp
 from torch import Tensor, nn
 
-from attngraft.attention import GraftedModule, HookPoint, MlpEnds, MlpGeometry, MlpSite, plain_class
-from attngraft.hosts.adapter import check_known
+from attngraft.attention import GraftedModule, HookPoint, MlpEnds, MlpGeometry, plain_class
+from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.family import Sites
-from attngraft.hosts.patched import TwoLinearEnds, patch_classes
+from attngraft.hosts.patched import StepMlp, TwoLinearEnds, patch_classes
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
 _CHILDREN = ("fc1", "fc1_g", "fc1_x", "w0", "w1", "w2", "act", "drop", "drop1", "norm", "fc2", "drop2")
 
 
-class MapMlpSite(MlpSite):
+class MapMlpSite(StepMlp):
     """An MLP on maps (B, C, rows, columns) or tokens; grafts get tokens."""
 
     @property
@@ -36,25 +37,17 @@ class MapMlpSite(MlpSite):
 class GraftedMlp(TwoLinearEnds, MapMlpSite, Mlp):
     """`timm.layers.Mlp`: fc1, activation, dropout, optional norm, fc2, dropout; linear layers or convolutions."""
 
+    before_mid = ("fc1", "act", "drop1", "norm")
+
     @property
     def takes_maps(self) -> bool:
         return isinstance(self.fc1, nn.Conv2d)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.norm(self.drop1(self.act(self.fc1(x)))))
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.drop2(self.fc2(x)))
 
 
 class GraftedConvMlp(TwoLinearEnds, MapMlpSite, ConvMlp):
     """`timm.layers.ConvMlp`: fc1, optional norm, activation, dropout, fc2, as 1x1 convolutions."""
 
-    def hidden(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.drop(self.act(self.norm(self.fc1(x)))))
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.fc2(x))
+    before_mid, after_mid = ("fc1", "norm", "act", "drop"), ("fc2",)
 
 
 class GraftedGeGluMlp(GraftedModule, GeGluMlp):
@@ -75,6 +68,28 @@ PATCHED: Mapping[type[nn.Module], type[GraftedModule]] = {
     **patch_classes(MlpEnds, GluMlp, SwiGLU, module=__name__),
     GeGluMlp: GraftedGeGluMlp,
 }
+
+
+def step_mlp_site(
+    module: Any,
+    path: str,
+    template: type[StepMlp],
+    missing: Mapping[HookPoint, str] = MappingProxyType({}),
+    *,
+    children: tuple[str, ...] = (),
+    **geometry: Any,
+) -> Site:
+    """Return the site of an MLP that only one family has.
+
+    Args:
+        template: its patched class.
+        missing: as in `mlp_site`.
+        children: children besides those that the template runs one after another.
+    """
+    steps = (*template.before_mid, *template.after_mid)
+    check_known(module, path, arguments=("x",), children=(*children, *steps))
+    hidden = module.get_submodule(template.after_mid[0]).weight.shape[1]
+    return mlp_site(path, MlpGeometry(hidden=hidden, **geometry), missing)
 
 
 def mlp_sites(module: Any, path: str, **geometry: Any) -> Sites:

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from attngraft.attention import CLASS, HookPoint, Mixed, MlpGeometry, Projected, plain_class
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known, own_parameters, random_images
-from attngraft.hosts.sites import fused_heads, global_site, mlp_site
+from attngraft.hosts.sites import fused_heads, mlp_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import NoDropout, PlainMerge, split_qkv
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, unread_site
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, unread_site
 
 _POOLS = ("pool_q", "pool_k", "pool_v", "norm_q", "norm_k", "norm_v")
 _BLOCK = (
@@ -116,7 +116,7 @@ def _attention_site(module: Any, path: str, shapes: ShapeProbe, **tokens: Any) -
         del heads["rows"]["q"]
     else:
         scored += ["pool_q", "norm_q"]
-    geometry = attention_geometry(
+    return checked_site(
         module,
         path,
         arguments=("x", "feat_size"),
@@ -128,7 +128,6 @@ def _attention_site(module: Any, path: str, shapes: ShapeProbe, **tokens: Any) -
         query_key_parameters=own_parameters(module, *scored),
         **tokens,
     )
-    return global_site(path, geometry)
 
 
 def _pooled_tokens(pool: nn.Module | None, path: str, shapes: ShapeProbe, prefix: int) -> int | None:

@@ -10,7 +10,15 @@ from torch import Tensor
 from attngraft.attention import plain_class, prefix_names
 from attngraft.hosts.adapter import random_images
 from attngraft.hosts.timm import attention, rotary
-from attngraft.hosts.timm.family import PaddingMaskBlock, ShapeProbe, Sites, TimmFamily, block_sites, with_padding_mask
+from attngraft.hosts.timm.family import (
+    PaddingMaskBlock,
+    ShapeProbe,
+    Sites,
+    TimmFamily,
+    block_sites,
+    map_fields,
+    with_padding_mask,
+)
 
 
 class GraftedBlock(PaddingMaskBlock, Block):
@@ -33,12 +41,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     model = shapes.model
     grid = model.embeds.dynamic_feat_size(_image_size(model))
     prefix = prefix_names(class_token=model.has_class_token, registers=model.num_reg_tokens)
-    tokens: dict[str, Any] = {
-        "dim": model.embed_dim,
-        "tokens": len(prefix) + grid[0] * grid[1],
-        "prefix": prefix,
-        "grid": tuple(grid),
-    }
+    tokens = map_fields(model.embed_dim, *grid, prefix=prefix)
     read = rotary.rotary_block_sites if plain_class(block) is EvaBlock else block_sites
     return (with_padding_mask(site, path) for site in read(block, path, **tokens))
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from attngraft.attention import Projected, Recordable, record_coordinates
 from attngraft.attention.recorder import BLOCK_COORDINATES
-from attngraft.hosts.sites import window_site, windowed
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import split_qkv
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, map_fields
 from attngraft.hosts.timm.windows import WindowAxisSite
 
 
@@ -53,7 +53,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     side = math.isqrt(tokens)
     rows = math.isqrt(blocks) * side
     window = windowed((rows, rows), (side, side))
-    yield window_site(f"{path}.attn", attention_geometry(block.attn, f"{path}.attn", dim=dim, **window))
+    yield checked_site(block.attn, f"{path}.attn", dim=dim, **window)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, rows))
 
 

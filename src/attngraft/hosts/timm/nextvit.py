@@ -6,10 +6,10 @@ from timm.models.nextvit import EfficientAttention, NextConvBlock, NextTransform
 from torch import Tensor
 
 from attngraft.attention import Projected, plain_class
-from attngraft.hosts.sites import global_site, projected_heads
+from attngraft.hosts.sites import projected_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import PlainMerge, split_heads
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, map_fields
 
 
 class GraftedEfficientAttention(PlainMerge, EfficientAttention):
@@ -25,20 +25,18 @@ class GraftedEfficientAttention(PlainMerge, EfficientAttention):
 
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(f"{path}.mlp")
-    fields: dict[str, Any] = {"tokens": rows * columns, "grid": (rows, columns)}
+    fields = map_fields(dim, rows, columns)
     if plain_class(block) is NextTransformerBlock:
         module, attn = block.e_mhsa, f"{path}.e_mhsa"
-        geometry = attention_geometry(
+        yield checked_site(
             module,
             attn,
             children=("q", "k", "v", "proj", "attn_drop", "proj_drop", "sr", "norm"),
             heads=projected_heads(module, {"q": "q", "k": "k", "v": "v"}, width=module.head_dim),
-            dim=module.dim,
             key_tokens=None if module.sr is None else shapes.output_shape(f"{attn}.sr")[-1],
-            **fields,
+            **{**fields, "dim": module.dim},
         )
-        yield global_site(attn, geometry)
-    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, **fields)
+    yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 class TimmNextViT(TimmFamily):

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from attngraft.attention import Projected
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.sites import global_site
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention, split_qkv
-from attngraft.hosts.timm.family import CHILDREN, TimmFamily, attention_geometry, prefixed_grid, rel_pos_fields
+from attngraft.hosts.timm.family import CHILDREN, TimmFamily, checked_site, prefixed_grid, rel_pos_fields
 
 
 class GraftedRelPosAttention(SelfAttention, relpos.RelPosAttention):
@@ -24,7 +23,7 @@ class GraftedRelPosAttention(SelfAttention, relpos.RelPosAttention):
 
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     module, tokens = block.attn, prefixed_grid(shapes.model)
-    geometry = attention_geometry(
+    yield checked_site(
         module,
         f"{path}.attn",
         arguments=("x", "shared_rel_pos", "args", "kwargs"),
@@ -32,7 +31,6 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         **rel_pos_fields(module, "q_norm", "k_norm"),
         **tokens,
     )
-    yield global_site(f"{path}.attn", geometry)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 
 

@@ -14,16 +14,16 @@ from attngraft.attention import GraftedModule, Projected, plain_class
 from attngraft.hosts.adapter import Site, own_parameters
 from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.sites import fused_heads, global_site, projected_heads
+from attngraft.hosts.sites import fused_heads, projected_heads
 from attngraft.hosts.timm.attention import SelfAttention, checked_mask, output_gate, split_qkv
-from attngraft.hosts.timm.family import attention_geometry, unread_site
+from attngraft.hosts.timm.family import checked_site, unread_site
 from attngraft.hosts.timm.mlp import PATCHED as MLPS
 from attngraft.hosts.timm.mlp import mlp_sites
 
 
 def fused_qkv(module: Any, x: Tensor) -> Tensor:
-    """Apply a fused projection with separate q and v biases and a zero k bias: (B, N, 3 H d)."""
-    if module.q_bias is None:
+    """Apply a fused projection, which may have separate q and v biases and a zero k bias: (B, N, 3 H d)."""
+    if getattr(module, "q_bias", None) is None:
         return cast(Tensor, module.qkv(x))
     bias = torch.cat((module.q_bias, module.k_bias, module.v_bias))
     if module.qkv_bias_separate:
@@ -56,12 +56,9 @@ class RotarySite(SelfAttention):
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return q, k and v, (B, H, N, d) each."""
         if self.qkv is not None:
-            return split_qkv(self.fused(x), self.num_heads)
+            return split_qkv(fused_qkv(self, x), self.num_heads)
         projections = cast(tuple[nn.Module, ...], (self.q_proj, self.k_proj, self.v_proj))
         return tuple(project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in projections)
-
-    def fused(self, x: Tensor) -> Tensor:
-        return cast(Tensor, cast(nn.Module, self.qkv)(x))
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
         prefix, half = self.num_prefix_tokens, getattr(self, "rotate_half", False)
@@ -73,13 +70,6 @@ class RotarySite(SelfAttention):
         return x.repeat_interleave(groups, dim=1) if groups > 1 else x
 
 
-class GraftedEvaAttention(RotarySite, EvaAttention):
-    """`timm.models.eva.EvaAttention`."""
-
-    def fused(self, x: Tensor) -> Tensor:
-        return fused_qkv(self, x)
-
-
 class GraftedBeitAttention(SelfAttention, BeitAttention):
     """`timm.models.beit.Attention`: a table of relative positions, per block or for the whole model."""
 
@@ -89,13 +79,12 @@ class GraftedBeitAttention(SelfAttention, BeitAttention):
         if self.relative_position_bias_table is not None:
             own = self._get_rel_pos_bias()
             bias = own if bias is None else own + bias
-        return Projected(q, k, v, x, bias=bias, rest=None)
+        return Projected(q, k, v, x, bias=bias)
 
 
 _ATTENTION: Mapping[type[nn.Module], type[GraftedModule]] = {
-    EvaAttention: GraftedEvaAttention,
     BeitAttention: GraftedBeitAttention,
-    **patch_classes(RotarySite, AttentionRope, module=__name__),
+    **patch_classes(RotarySite, EvaAttention, AttentionRope, module=__name__),
 }
 PATCHED = {**_ATTENTION, **MLPS}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -116,7 +105,7 @@ def _rotary_site(module: Any, path: str, **tokens: Any) -> Site:
         rows = {} if getattr(module, "num_kv_groups", 1) > 1 else dict(zip("qkv", _PROJECTIONS, strict=True))
         width = module.proj.in_features // module.num_heads
         heads = projected_heads(module, rows, width=width)
-    geometry = attention_geometry(
+    return checked_site(
         module,
         path,
         arguments=("x", "rope", "attn_mask", "is_causal", "shared_rel_pos_bias", "args", "kwargs"),
@@ -126,4 +115,3 @@ def _rotary_site(module: Any, path: str, **tokens: Any) -> Site:
         score_columns=own_parameters(module, "relative_position_bias_table"),
         **tokens,
     )
-    return global_site(path, geometry)

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from attngraft.attention import HookPoint, Projected, record_coordinates
 from attngraft.hosts.adapter import own_parameters
-from attngraft.hosts.sites import global_site, window_site, windowed
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SelfAttention
-from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
+from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, checked_site, map_fields
 from attngraft.hosts.timm.windows import PaddedWindows
 
 
@@ -72,17 +72,18 @@ class GraftedBlock(PaddedWindows, sam.Block):
 
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
-    module, attn, side = block.attn, f"{path}.attn", block.window_size
-    geometry = attention_geometry(
+    module, side = block.attn, block.window_size
+    yield checked_site(
         module,
-        attn,
+        f"{path}.attn",
+        block=path,
+        fills=True,
         arguments=("x", "present"),
         children=(*CHILDREN, "q_norm", "k_norm", "rope"),
         dim=module.qkv.in_features,
         **windowed((rows, columns), (side, side) if side else None),
         query_key_parameters=own_parameters(module, "q_norm", "k_norm", "rel_pos_h", "rel_pos_w"),
     )
-    yield window_site(attn, geometry, block=path, fills=True) if side else global_site(attn, geometry)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(dim, rows, columns))
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from attngraft.attention import plain_class
 from attngraft.hosts.adapter import own_parameters
-from attngraft.hosts.sites import window_site, windowed
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import split_qkv
-from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
+from attngraft.hosts.timm.family import CHILDREN, ShapeProbe, Sites, TimmFamily, checked_site, map_fields
 from attngraft.hosts.timm.rotary import fused_qkv
 from attngraft.hosts.timm.windows import CosineWindowSite, ShiftedWindowBlock, WindowSite
 
@@ -87,11 +87,14 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     # `input_resolution` of the block rounds odd maps down in older timm (1.0.26)
     stage = int(shapes.adapter.canonical(path).split(".")[1])
     rows, columns = (-(-side // 2**stage) for side in shapes.model.patch_embed.grid_size)
-    module, attn = block.attn, f"{path}.attn"
+    module = block.attn
     positions, score_rows, score_columns = _POSITIONS[plain_class(module)]
-    geometry = attention_geometry(
+    yield checked_site(
         module,
-        attn,
+        f"{path}.attn",
+        block=path,
+        fills=True,
+        space=path,
         arguments=("x", "mask", "args", "kwargs"),
         children=(*CHILDREN, "softmax", "cpb_mlp", "meta_mlp"),
         dim=module.qkv.in_features,
@@ -100,7 +103,6 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         score_rows=own_parameters(module, *score_rows),
         score_columns=own_parameters(module, *score_columns),
     )
-    yield window_site(attn, geometry, block=path, fills=True, space=path)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **map_fields(block.dim, rows, columns))
 
 

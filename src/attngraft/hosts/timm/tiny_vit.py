@@ -5,12 +5,13 @@ from typing import Any, ClassVar, cast
 from timm.models.tiny_vit import Attention, NormMlp, TinyVit, TinyVitBlock
 from torch import Tensor
 
-from attngraft.attention import MlpGeometry, MlpSite, Projected
+from attngraft.attention import Projected
 from attngraft.hosts.adapter import check_known
-from attngraft.hosts.patched import TwoLinearEnds
-from attngraft.hosts.sites import mlp_site, window_site, windowed
+from attngraft.hosts.patched import StepMlp, TwoLinearEnds
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm.attention import HeadwiseQkv, PlainMerge, map_to_tokens
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, headwise_geometry, map_fields
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, headwise_site, map_fields
+from attngraft.hosts.timm.mlp import step_mlp_site
 from attngraft.hosts.timm.windows import FixedWindowBlock
 
 
@@ -31,29 +32,22 @@ class GraftedBlock(FixedWindowBlock, TinyVitBlock):
         return cast(Tensor, x + self.drop_path2(self.mlp(x))).unflatten(1, grid)
 
 
-class GraftedNormMlp(TwoLinearEnds, MlpSite, NormMlp):
+class GraftedNormMlp(TwoLinearEnds, StepMlp, NormMlp):
     """`timm.models.tiny_vit.NormMlp`: `mlp.front` is after its norm."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(self.norm(x))
 
-    def hidden(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.drop1(self.act(self.fc1(x))))
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.drop2(self.fc2(x)))
-
 
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
-    module, attn, mlp = block.attn, f"{path}.attn", block.mlp
+    attn = f"{path}.attn"
     check_known(block, path, arguments=("x",), children=("attn", "drop_path1", "mlp", "drop_path2", "local_conv"))
     window = windowed((rows, columns), (block.window_size, block.window_size))
-    geometry = headwise_geometry(module, attn, children=("norm", "qkv", "proj"), dim=dim, **window)
-    yield window_site(attn, geometry, block=path, fills=True)
-    children = ("norm", "fc1", "act", "drop1", "fc2", "drop2")
-    check_known(mlp, f"{path}.mlp", arguments=("x",), children=children)
-    yield mlp_site(f"{path}.mlp", MlpGeometry(hidden=mlp.fc2.in_features, **map_fields(dim, rows, columns)))
+    children = ("norm", "qkv", "proj")
+    yield headwise_site(block.attn, attn, children=children, block=path, fills=True, dim=dim, **window)
+    fields = map_fields(dim, rows, columns)
+    yield step_mlp_site(block.mlp, f"{path}.mlp", GraftedNormMlp, children=("norm",), **fields)
 
 
 class TimmTinyViT(TimmFamily):

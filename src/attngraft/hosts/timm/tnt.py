@@ -7,10 +7,10 @@ from torch import Tensor
 
 from attngraft.attention import CLASS, Projected
 from attngraft.hosts.adapter import Site
-from attngraft.hosts.sites import global_site, projected_heads
+from attngraft.hosts.sites import projected_heads
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import ScaledProducts, split_heads, split_qkv
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, map_fields
 
 
 class GraftedAttention(ScaledProducts, Attention):
@@ -28,9 +28,8 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     inside: dict[str, Any] = {"dim": inner, "tokens": pixels, "sequences": patches}
     yield _attention_site(block.attn_in, f"{path}.attn_in", **inside)
     yield from mlp.mlp_sites(block.mlp_in, f"{path}.mlp_in", **inside)
-    _, tokens, dim = shapes.input_shape(f"{path}.attn_out")
-    grid = tuple(shapes.model.pixel_embed.grid_size)
-    outside = {"dim": dim, "tokens": tokens, "prefix": CLASS, "grid": grid}
+    dim = shapes.input_shape(f"{path}.attn_out")[-1]
+    outside = map_fields(dim, *shapes.model.pixel_embed.grid_size, prefix=CLASS)
     yield _attention_site(block.attn_out, f"{path}.attn_out", **outside)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **outside)
 
@@ -40,7 +39,7 @@ def _attention_site(module: Any, path: str, **tokens: Any) -> Site:
     value_width = module.v.out_features // module.num_heads
     heads = projected_heads(module, projections, width=module.head_dim, value_width=value_width)
     children = ("qk", "v", "attn_drop", "proj", "proj_drop")
-    return global_site(path, attention_geometry(module, path, children=children, heads=heads, **tokens))
+    return checked_site(module, path, children=children, heads=heads, **tokens)
 
 
 class TimmTnt(TimmFamily):

@@ -8,10 +8,10 @@ from torch import Tensor
 from attngraft.attention import Projected, plain_class, record_coordinates
 from attngraft.hosts.family import ShapeProbe, Sites
 from attngraft.hosts.patched import patch_classes
-from attngraft.hosts.sites import window_site, windowed
+from attngraft.hosts.sites import windowed
 from attngraft.hosts.timm import mlp
 from attngraft.hosts.timm.attention import SubsampledKeys, split_qkv
-from attngraft.hosts.timm.family import TimmFamily, attention_geometry, map_fields, subsampled_site, unread_site
+from attngraft.hosts.timm.family import TimmFamily, checked_site, map_fields, subsampled_site, unread_site
 from attngraft.hosts.timm.windows import WindowAxisSite, merge_windows, pad_to_windows, partition, present_tokens
 
 
@@ -64,7 +64,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     fields, module, attn = map_fields(dim, *grid), block.attn, f"{path}.attn"
     if plain_class(module) is LocallyGroupedAttn:
         window = windowed(grid, (module.ws, module.ws))
-        yield window_site(attn, attention_geometry(module, attn, arguments=("x", "size"), dim=dim, **window))
+        yield checked_site(module, attn, arguments=("x", "size"), dim=dim, **window)
     elif plain_class(module) is GlobalSubSampleAttn:
         yield subsampled_site(module, attn, shapes, argument="size", **fields)
     else:

@@ -5,13 +5,12 @@ from typing import Any, ClassVar, cast
 from timm.models.visformer import Attention, Block, SpatialMlp, Visformer
 from torch import Tensor, nn
 
-from attngraft.attention import MlpGeometry, Projected, Projection
-from attngraft.hosts.adapter import check_known
+from attngraft.attention import Projection
 from attngraft.hosts.patched import TwoLinearEnds
-from attngraft.hosts.sites import GLOBAL, global_site, mlp_site
-from attngraft.hosts.timm.attention import ConvAttention, ScaledProducts, tokens_to_map
-from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, attention_geometry, map_fields
-from attngraft.hosts.timm.mlp import MapMlpSite
+from attngraft.hosts.sites import GLOBAL
+from attngraft.hosts.timm.attention import ConvAttention, ScaledProducts
+from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily, checked_site, map_fields
+from attngraft.hosts.timm.mlp import MapMlpSite, step_mlp_site
 
 _NO_ATTENTION = "this block has a convolution in its MLP instead of attention; choose later blocks"
 
@@ -19,36 +18,25 @@ _NO_ATTENTION = "this block has a convolution in its MLP instead of attention; c
 class GraftedAttention(ConvAttention, ScaledProducts, Attention):
     """`timm.models.visformer.Attention`."""
 
-    def project(self, x: Tensor, *, grid: tuple[int, int]) -> Projected:
-        qkv = self.qkv(tokens_to_map(x, grid)).flatten(2).unflatten(1, (3, self.num_heads, self.head_dim))
-        q, k, v = qkv.permute(1, 0, 2, 4, 3).unbind(0)
-        if self.fused_attn:
-            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        return Projected(q, k, v, x, rest=grid)
-
 
 class GraftedSpatialMlp(TwoLinearEnds, MapMlpSite, SpatialMlp):
     """`timm.models.visformer.SpatialMlp`: some blocks have another convolution before the last one."""
 
     linear_names = ("conv1", "conv3")
+    before_mid, after_mid = ("conv1", "act1", "drop1"), ("conv3", "drop3")
 
     def hidden(self, x: Tensor) -> Tensor:
-        x = self.drop1(self.act1(self.conv1(x)))
+        x = super().hidden(x)
         return x if self.conv2 is None else cast(nn.Module, self.act2)(self.conv2(x))
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.drop3(self.conv3(x)))
 
 
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, dim, rows, columns = shapes.input_shape(path)
-    attn, mlp, fields = f"{path}.attn", block.mlp, map_fields(dim, rows, columns)
+    fields, missing = map_fields(dim, rows, columns), dict.fromkeys(GLOBAL, _NO_ATTENTION)
     if block.attn is not None:
-        yield global_site(attn, attention_geometry(block.attn, attn, projection=Projection(bias=False), **fields))
-    children = ("conv1", "act1", "drop1", "conv2", "act2", "conv3", "drop3")
-    check_known(mlp, f"{path}.mlp", arguments=("x",), children=children)
-    missing = dict.fromkeys(GLOBAL, _NO_ATTENTION) if block.attn is None else {}
-    yield mlp_site(f"{path}.mlp", MlpGeometry(**fields, hidden=mlp.hidden_features), missing)
+        yield checked_site(block.attn, f"{path}.attn", projection=Projection(bias=False), **fields)
+        missing = {}
+    yield step_mlp_site(block.mlp, f"{path}.mlp", GraftedSpatialMlp, missing, children=("conv2", "act2"), **fields)
 
 
 class TimmVisformer(TimmFamily):

@@ -9,10 +9,10 @@ from torch import Tensor
 from attngraft.attention import CLASS, HookPoint, Projected, SpaceSite
 from attngraft.hosts.adapter import own_parameters, random_images
 from attngraft.hosts.family import ShapeProbe, Sites
-from attngraft.hosts.sites import global_site, projected_heads
+from attngraft.hosts.sites import projected_heads
 from attngraft.hosts.timm import mlp
-from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, SelfAttention, split_heads, split_qkv
-from attngraft.hosts.timm.family import TimmFamily, attention_geometry, class_attention_site, image_size, map_fields
+from attngraft.hosts.timm.attention import ClassAttention, FusedQkv, PlainMerge, split_heads, split_qkv
+from attngraft.hosts.timm.family import TimmFamily, checked_site, class_attention_site, image_size, map_fields
 
 _OUTLOOK: dict[HookPoint, str] = {
     "mix": "each position computes the weights of its neighborhood from its own token, without queries and keys",
@@ -21,7 +21,7 @@ _OUTLOOK: dict[HookPoint, str] = {
 }
 
 
-class MapSite(SpaceSite, SelfAttention):
+class MapSite(SpaceSite, PlainMerge):
     """Attention on maps (B, rows, columns, C); grafts inside get tokens."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -79,9 +79,6 @@ class GraftedOutlookAttention(MapSite, volo.OutlookAttention):
         )
         return summed.flatten(2).unflatten(1, (self.num_heads, -1)).transpose(2, 3)
 
-    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return super().merge(heads, projected._replace(rest=None))
-
 
 class GraftedClassAttention(ClassAttention, volo.ClassAttention):
     """`timm.models.volo.ClassAttention`: one projection of q, one of k and v."""
@@ -95,37 +92,35 @@ class GraftedClassAttention(ClassAttention, volo.ClassAttention):
 
 def _transformer_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
-    attn, fields = f"{path}.attn", map_fields(dim, rows, columns)
-    yield global_site(attn, attention_geometry(block.attn, attn, **fields), on_maps=True)
+    fields = map_fields(dim, rows, columns)
+    yield checked_site(block.attn, f"{path}.attn", on_maps=True, **fields)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, rows, columns, dim = shapes.input_shape(path)
-    module, attn, fields = block.attn, f"{path}.attn", map_fields(dim, rows, columns)
+    module, fields = block.attn, map_fields(dim, rows, columns)
     width = module.proj.in_features // module.num_heads
-    geometry = attention_geometry(
+    yield checked_site(
         module,
-        attn,
+        f"{path}.attn",
+        _OUTLOOK,
+        on_maps=True,
         children=("v", "attn", "attn_drop", "proj", "proj_drop", "unfold", "pool"),
         heads=projected_heads(module, {"v": "v"}, width=0, value_width=width),
         query_key_parameters=own_parameters(module, "attn"),
         **fields,
     )
-    yield global_site(attn, geometry, _OUTLOOK, on_maps=True)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", **fields)
 
 
 def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    module, (_, tokens, dim) = block.attn, shapes.input_shape(path)
-    _, rows, columns, _ = shapes.output_shape(
-        f"network.{len(shapes.model.network) - 1}"
-    )  # the class token is added there
+    module, last = block.attn, f"network.{len(shapes.model.network) - 1}"  # the class token is added after it
+    _, rows, columns, dim = shapes.output_shape(last)
     value_rows = ("kv", module.num_heads * module.head_dim)
     heads = projected_heads(module, {"q": "q", "k": "kv", "v": value_rows}, width=module.head_dim)
-    yield class_attention_site(
-        module, f"{path}.attn", children=("q", "kv"), heads=heads, dim=dim, tokens=tokens, grid=(rows, columns)
-    )
+    fields = map_fields(dim, rows, columns, prefix=CLASS)
+    yield class_attention_site(module, f"{path}.attn", children=("q", "kv"), heads=heads, **fields)
     yield from mlp.mlp_sites(block.mlp, f"{path}.mlp", dim=dim, tokens=1, prefix=CLASS)
 
 

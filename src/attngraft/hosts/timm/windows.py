@@ -6,10 +6,11 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from timm.models.swin_transformer import window_partition, window_reverse
-from torch import Tensor, nn
+from torch import Tensor
 
 from attngraft.attention import GraftedModule, HookPoint, LinearLayer, Projected, SpaceSite, record_coordinates
-from attngraft.hosts.timm.attention import SelfAttention, split_qkv
+from attngraft.hosts.patched import as_linear
+from attngraft.hosts.timm.attention import PlainMerge, SelfAttention, split_qkv
 
 
 def pad_to_windows(maps: Tensor, window: tuple[int, int]) -> Tensor:
@@ -44,7 +45,7 @@ class WindowState(NamedTuple):
     direction: Tensor | None = None  #: normalized queries (B, H, N, d), if a temperature multiplies the scores
 
 
-class WindowSite(SelfAttention):
+class WindowSite(PlainMerge):
     """Attention in shifted windows, as in Swin; B counts windows, image by image.
 
     Subclasses define `position_bias`. They override `split` if `qkv` does not return q, k and v, and `products` if the
@@ -64,9 +65,6 @@ class WindowSite(SelfAttention):
     def project(self, x: Tensor, mask: Tensor | None = None, present: Tensor | None = None) -> Projected:
         q, k, v = self.split(x)
         return Projected(q, k, v, x, bias=self.position_bias(), rest=WindowState(mask), present=present)
-
-    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return super().merge(heads, projected._replace(rest=None))
 
     def products(self, projected: Projected) -> Tensor:
         """Return the scores (B, H, N, N) before bias and mask."""
@@ -123,34 +121,15 @@ class CosineWindowSite(WindowSite):
         return cast(Tensor, projected.rest.direction @ projected.k.transpose(-2, -1)) * self.temperature()
 
 
-class WholeMapSite(SelfAttention):
-    """Attention that partitions and merges windows itself, so it has both `attn.window` and `attn.end`."""
+class WindowAxisSite(SelfAttention):
+    """Attention whose kernel has a separate axis for windows; `rest` is the number of windows per image."""
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
-
-    def between(self, hook_point: HookPoint) -> str | None:
-        if hook_point != "attn.end":
-            return super().between(hook_point)
-        if self.grafts_at("attn.window"):
-            return "another graft lies between it and the host's output projection"
-        return super().between("attn.window")
-
-    def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
-        if hook_point != "attn.end":
-            return super().linear_before(hook_point)
-        return None if self.between(hook_point) else self.output_layer()
-
-
-class WindowAxisSite(WholeMapSite):
-    """`WholeMapSite` whose kernel has a separate axis for windows; `rest` is the number of windows per image."""
 
     def kernel(self, projected: Projected) -> Tensor:
         """Add the windows axis: the kernel for this layout rounds differently."""
         q, k, v = (each.unflatten(0, (-1, projected.rest)) for each in projected[:3])
         return super().kernel(projected._replace(q=q, k=k, v=v)).flatten(0, 1)
-
-    def merge(self, heads: Tensor, projected: Projected) -> Tensor:
-        return super().merge(heads, projected._replace(rest=None))
 
 
 class WindowMerger(GraftedModule):
@@ -159,20 +138,14 @@ class WindowMerger(GraftedModule):
     attn: Any
 
     def between(self, hook_point: HookPoint) -> str | None:
-        module = self.attn
-        if hook_point != "attn.end" or not isinstance(module, SelfAttention):  # a plain attention has no grafts
-            return None
-        if module.grafts_at("attn.window"):
-            return "another graft lies between it and the host's output projection"
-        return module.between("attn.window")
+        grafted = hook_point == "attn.end" and isinstance(self.attn, SelfAttention)  # a plain attention has no grafts
+        return self.attn.between(hook_point) if grafted else None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
-        module = self.attn
         if hook_point != "attn.end" or self.between(hook_point):
             return None
-        if isinstance(module, SelfAttention):
-            return module.linear_before("attn.window")
-        return module.proj if isinstance(module.proj, nn.Linear | nn.Conv2d) else None
+        module = self.attn
+        return module.linear_before(hook_point) if isinstance(module, SelfAttention) else as_linear(module.proj)
 
 
 class PaddedWindows(WindowMerger):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -22,7 +23,7 @@ from attngraft.attention import (
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.patched import check_call
-from attngraft.hosts.sites import GLOBAL, NO_WINDOWS
+from attngraft.hosts.sites import global_site
 
 Output = tuple[Tensor, Tensor | None]
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -57,14 +58,9 @@ class _Call(NamedTuple):
     """State of one call."""
 
     weights: bool  #: whether the weights are requested; torch then computes them explicitly
-    maps: list[Tensor]  #: the map after dropout, once computed
-
-
-class _Mask(NamedTuple):
-    """The combined mask of a call."""
-
-    bias: Tensor | None  #: (1 or B, 1 or H, 1 or Nq, Nk), added to the scores
+    bias: Tensor | None  #: (1 or B, 1 or H, 1 or Nq, Nk), the combined masks, added to the scores
     causal: bool  #: whether the kernel's causal mask replaces the bias
+    maps: list[Tensor]  #: the map after dropout, once computed
 
 
 class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
@@ -127,17 +123,15 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         x = self._batch_first(query, batched)
         keys = None if same else self._batch_first(key, batched)
         values = None if same_kv else self._batch_first(value, batched)
-        mask = self._mask(x, x if keys is None else keys, key_padding_mask, attn_mask, need_weights, is_causal)
-        call = _Call(need_weights, [])
+        bias, causal = self._mask(x, x if keys is None else keys, key_padding_mask, attn_mask, need_weights, is_causal)
+        call = _Call(need_weights, bias, causal, [])
 
         def dropped(tokens: Tensor) -> Tensor:
             return self._batch_first(cast(Any, drop)(self._host_order(tokens, batched)), batched)
 
-        projected = self.project(x, keys, values, mask=mask, call=call)
+        projected = self.project(x, keys, values, call=call)
         tokens = self.forward_projected(
-            projected,
-            lambda tokens: self.project(tokens, mask=mask, call=call),
-            drop=None if drop is None else dropped,
+            projected, lambda tokens: self.project(tokens, call=call), drop=None if drop is None else dropped
         )
         weights = self._weights(projected, batched, average) if need_weights else None
         return self._host_order(tokens, batched), weights
@@ -162,8 +156,12 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         mask: Tensor | None,
         need_weights: bool,
         is_causal: bool,
-    ) -> _Mask:
-        """Combine the masks as the host does."""
+    ) -> tuple[Tensor | None, bool]:
+        """Combine the masks as the host does.
+
+        Returns:
+            The bias (1 or B, 1 or H, 1 or Nq, Nk), and whether the kernel's causal mask replaces it.
+        """
         canonical = cast(Any, F)._canonical_mask
         extra = (self.bias_k is not None) + bool(self.add_zero_attn)  # keys without a token
         batch, queries, number = x.shape[0], x.shape[1], keys.shape[1] + extra
@@ -175,7 +173,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
                 "(nn.Transformer.generate_square_subsequent_mask)"
             )
         if is_causal and padding is None and not need_weights:
-            return _Mask(None, causal=True)
+            return None, True
         if mask is not None:
             by_head = mask.dim() == 3
             _check_shape("attn_mask", mask, (*((batch * self.num_heads,) if by_head else ()), queries, keys.shape[1]))
@@ -187,11 +185,9 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
             padding = F.pad(padding, (0, extra)) if extra else padding
             padding = padding.view(batch, 1, 1, number).expand(-1, self.num_heads, -1, -1)
             mask = padding if mask is None else mask + padding
-        return _Mask(mask, causal=False)
+        return mask, False
 
-    def project(
-        self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, mask: _Mask, call: _Call
-    ) -> Projected:
+    def project(self, x: Tensor, keys: Tensor | None = None, values: Tensor | None = None, *, call: _Call) -> Projected:
         """Project (B, N, C); `keys` defaults to `x`, `values` to `keys`."""
         query = x.transpose(0, 1)
         key = query if keys is None else keys.transpose(0, 1)
@@ -210,7 +206,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         q, k, v = (self._heads(each, batch) for each in (q, k, v))
         if self.add_zero_attn:
             k, v = (torch.cat([each, each.new_zeros(*each.shape[:2], 1, each.shape[-1])], dim=2) for each in (k, v))
-        return Projected(q, k, v, x, bias=mask.bias, causal=mask.causal, keys=keys, rest=call)
+        return Projected(q, k, v, x, bias=call.bias, causal=call.causal, keys=keys, rest=call)
 
     def _heads(self, x: Tensor, batch: int) -> Tensor:
         """Reshape (N, B, H * d) to (B, H, N, d)."""
@@ -262,9 +258,8 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
 
     def _weights(self, projected: Projected, batched: bool, average: bool) -> Tensor:
         maps = projected.rest.maps
-        weights = cast(
-            Tensor, maps[-1] if maps else self.normalize(self.scores(projected))
-        )  # mix grafts compute no map
+        # mix grafts compute no map
+        weights: Tensor = maps[-1] if maps else self.normalize(self.scores(projected))
         weights = weights.mean(dim=1) if average else weights
         return weights if batched else weights.squeeze(0)
 
@@ -299,8 +294,7 @@ def attention_site(
     """
     target = path if target is None else target
     check_known(module, path, arguments=_ARGUMENTS, children=("out_proj",))
-    missing = {**NO_WINDOWS, **_missing(module)}
-    hook_points = tuple(hook_point for hook_point in GLOBAL if hook_point not in missing)
+    missing = _missing(module)
     same = module.kdim == module.vdim == module.embed_dim
     geometry = AttentionGeometry(
         **{"init": "xavier_uniform", "cross": not same, **fields},
@@ -312,19 +306,12 @@ def attention_site(
         rows={role: _rows(module, role, index) for index, role in enumerate(("q", "k", "v"))},
         query_key_parameters=() if module.bias_k is None else ("bias_k",),
     )
-    by_hook_point: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(hook_points, companions)
+    # a map without grafts can still be recorded
+    site = global_site(target, geometry, missing, record_tensors={"weights": target} if "weights" in missing else {})
+    by_hook_point: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(site.targets, companions)
     by_hook_point["attn.end"] = (*companions, *(() if dropout_block is None else (dropout_block,)))
-    return Site(
-        path=path,
-        kind="attention",
-        geometry=geometry,
-        targets=dict.fromkeys(hook_points, target),
-        missing=missing,
-        # a map without grafts can still be recorded
-        record_tensors={"weights": target} if "weights" in missing else {},
-        rounds=True,
-        companions={hook_point: paths for hook_point, paths in by_hook_point.items() if paths},
-    )
+    by_hook_point = {hook_point: paths for hook_point, paths in by_hook_point.items() if paths}
+    return replace(site, path=path, rounds=True, companions=by_hook_point)
 
 
 def _missing(module: Any) -> dict[HookPoint, str]:

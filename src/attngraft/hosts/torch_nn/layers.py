@@ -11,25 +11,18 @@ from attngraft.attention import GraftedModule, HookPoint, MlpGeometry, MlpSite, 
 from attngraft.errors import HostError, UsageError
 from attngraft.hosts.adapter import HostAdapter, Site, check_known
 from attngraft.hosts.family import Sites
-from attngraft.hosts.patched import TwoLinearEnds, check_call
+from attngraft.hosts.patched import StepMlp, TwoLinearEnds, check_call, has_grafts
 from attngraft.hosts.sites import MLP, refused_site
 from attngraft.hosts.torch_nn.attention import GraftedMultiheadAttention, attention_site, may_use_fast_path, plain_copy
 
 
-def has_grafts(module: nn.Module) -> bool:
-    """Return whether `module`, or a module in it, has grafts."""
-    return any(isinstance(each, GraftedModule) and bool(each.grafts) for each in module.modules())
-
-
-class _Layer(TwoLinearEnds, MlpSite):
+class _Layer(TwoLinearEnds, StepMlp):
     """Common parts of both layers: the MLP, and the dropout after each attention."""
 
     linear_names = ("linear1", "linear2")
+    before_mid = ("linear1", "activation", "dropout")
     self_attn: nn.MultiheadAttention
-    linear1: nn.Linear
-    linear2: nn.Linear
-    dropout: nn.Dropout
-    activation: Any
+    dropout1: nn.Dropout
 
     @property
     def in_use(self) -> bool:
@@ -43,8 +36,10 @@ class _Layer(TwoLinearEnds, MlpSite):
             return super().run(hook_point, value, *context)
         return super().run(hook_point, value.transpose(0, 1), *context).transpose(0, 1)
 
-    def hidden(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout(self.activation(self.linear1(x))))
+    def _sa_block(
+        self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool = False
+    ) -> Tensor:
+        return _attend(self.self_attn, self.dropout1, x, x, (attn_mask, key_padding_mask), is_causal)
 
     def _ff_block(self, x: Tensor) -> Tensor:
         return MlpSite.forward(self, x)
@@ -62,6 +57,8 @@ def _attend(
 
 class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
     """`torch.nn.TransformerEncoderLayer`; with grafts in it, it never uses torch's fast path."""
+
+    after_mid = ("linear2", "dropout2")
 
     def forward(
         self,
@@ -103,14 +100,6 @@ class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         x = self.norm1(x + self._sa_block(x, mask, padding, is_causal))
         return cast(Tensor, self.norm2(x + self._ff_block(x)))
 
-    def _sa_block(
-        self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool = False
-    ) -> Tensor:
-        return _attend(self.self_attn, self.dropout1, x, x, (attn_mask, key_padding_mask), is_causal)
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout2(self.linear2(x)))
-
 
 def _pad(nested: Tensor) -> tuple[Tensor, Tensor]:
     """Convert a nested tensor to a padded one, and return it with its padding mask."""
@@ -121,6 +110,8 @@ def _pad(nested: Tensor) -> tuple[Tensor, Tensor]:
 
 class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
     """`torch.nn.TransformerDecoderLayer`; only its attentions have a fast path."""
+
+    after_mid = ("linear2", "dropout3")
 
     def forward(  # type: ignore[override]
         self,
@@ -142,11 +133,6 @@ class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
         masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
         return nn.TransformerDecoderLayer.forward(self, tgt, memory, *masks, tgt_is_causal, memory_is_causal)
 
-    def _sa_block(
-        self, x: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool = False
-    ) -> Tensor:
-        return _attend(self.self_attn, self.dropout1, x, x, (attn_mask, key_padding_mask), is_causal)
-
     def _mha_block(
         self,
         x: Tensor,
@@ -156,9 +142,6 @@ class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
         is_causal: bool = False,
     ) -> Tensor:
         return _attend(self.multihead_attn, self.dropout2, x, mem, (attn_mask, key_padding_mask), is_causal)
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout3(self.linear2(x)))
 
 
 class GraftedEncoder(GraftedModule, nn.TransformerEncoder):

@@ -1,31 +1,22 @@
 """torchvision's MLP: a sequence of linear layer, activation, dropout, linear layer, dropout."""
 
-from typing import Any, cast
+from typing import Any
 
-from torch import Tensor
 from torchvision.models.vision_transformer import MLPBlock
 from torchvision.ops.misc import MLP
 
-from attngraft.attention import MlpGeometry, MlpSite, plain_class
+from attngraft.attention import MlpGeometry, plain_class
 from attngraft.hosts.adapter import check_known
 from attngraft.hosts.family import Sites
-from attngraft.hosts.patched import TwoLinearEnds, patch_classes
+from attngraft.hosts.patched import StepMlp, TwoLinearEnds, patch_classes
 from attngraft.hosts.sites import mlp_site
 
 
-class SequentialMlp(TwoLinearEnds, MlpSite):
+class SequentialMlp(TwoLinearEnds, StepMlp):
     """An MLP whose children are named by number."""
 
     linear_names = ("0", "3")
-
-    def __getitem__(self, index: int) -> Any:
-        return cast(Any, self)._modules[str(index)]
-
-    def hidden(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self[2](self[1](self[0](x))))
-
-    def out(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self[4](self[3](x)))
+    before_mid, after_mid = ("0", "1", "2"), ("3", "4")
 
 
 PATCHED = patch_classes(SequentialMlp, MLP, MLPBlock, module=__name__)

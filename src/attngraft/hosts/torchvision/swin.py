@@ -14,18 +14,11 @@ from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site, check_known, own_parameters, random_images
 from attngraft.hosts.sites import fused_heads, window_site, windowed
 from attngraft.hosts.timm.attention import split_qkv
-from attngraft.hosts.timm.windows import (
-    CosineWindowSite,
-    WholeMapSite,
-    WindowSite,
-    merge_windows,
-    pad_to_windows,
-    partition,
-)
+from attngraft.hosts.timm.windows import CosineWindowSite, WindowSite, merge_windows, pad_to_windows, partition
 from attngraft.hosts.torchvision import mlp
 
 
-class MapWindowSite(WholeMapSite, WindowSite):
+class MapWindowSite(WindowSite):
     """Attention on maps (B, H, W, C); grafts inside get windows."""
 
     window_size: list[int]

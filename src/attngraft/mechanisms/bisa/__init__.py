@@ -22,11 +22,14 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Eqs. 1-3, Alg. 
 """
 
 from attngraft.mechanisms.bisa.layer import BidirectionalAttention
-from attngraft.mechanisms.bisa.mix import Variant
+from attngraft.mechanisms.bisa.mix import MixVariant
 from attngraft.mechanisms.bisa.ops import hyper_transform, inverse_attention, inverse_attention_mlp, two_way_attention
+
+Variant = MixVariant  #: earlier name
 
 __all__ = [
     "BidirectionalAttention",
+    "MixVariant",
     "Variant",
     "hyper_transform",
     "inverse_attention",

@@ -44,7 +44,7 @@ class TokenProjection(nn.Module):
         return y if self.norm is None else self.norm(y.flatten(0, 1)).view_as(y)
 
     def absorb_norm(self) -> None:
-        """Fold the norm for inference: gamma (W x - mean) / std + beta is linear, with a bias. Only in evaluation mode."""
+        """Fold the norm into the linear map, in evaluation mode: gamma (W x - mean) / std + beta is linear in x."""
         if self.norm is not None:
             self.linear, self.norm = fuse_linear_bn_eval(self.linear, self.norm), None
 
@@ -130,12 +130,11 @@ class MlpTransform(nn.Module):
         return mlp.of_map(share, q_hat, v_hat, **self._layers())
 
     def _layers(self) -> dict[str, Any]:
-        expand, contract = self.expand, self.contract
         return {
-            "expand": expand.weight,
-            "expand_bias": expand.bias,
-            "contract": contract.weight,
-            "contract_bias": contract.bias,
+            "expand": self.expand.weight,
+            "expand_bias": self.expand.bias,
+            "contract": self.contract.weight,
+            "contract_bias": self.contract.bias,
         }
 
 
@@ -201,7 +200,7 @@ class SeparateProjections(nn.Module):
         out_dim: width of the output tokens.
         projection: the host's kind of projection; its activation comes before the output projection.
         zero: start with zero output, through the batch norm after the output projection, if there is one.
-        options: projection, init and factory of each map.
+        options: init and factory of each map.
     """
 
     def __init__(

@@ -34,6 +34,7 @@ from attngraft.dispatch.autograd import (
 from attngraft.mechanisms.bisa.hyper import hyper_transform
 from attngraft.mechanisms.bisa.scores import ALL, Scores, formula, large, shaped
 from attngraft.mechanisms.common import empty_heads
+from attngraft.mechanisms.running_softmax import RunningSoftmax, add_product, as_divisor, largest_score
 
 #: largest number of scores, over all score matrices, for which plain operations store them
 SMALL = 2**21
@@ -152,20 +153,20 @@ class _Tiled(torch.autograd.Function):
         of_queries = None if v is None else q.new_empty(*q.shape[:3], 1, dtype=dtype)
         of_keys = k.new_empty(*k.shape[:3], 2, dtype=dtype)
         for group in scores.groups:
-            queries, rows = scores.queries(group), _RunningSoftmax(scores)
+            queries, rows = scores.queries(group), RunningSoftmax(masked=scores.masked)
             received: Any = None
             for keys in scores.steps:
                 tile = scores.of(group, keys, queries, buffer)
                 if spare is not None:
-                    rows.add(tile, group.of(v[:, :, keys], dtype), spare)
-                largest = scores.largest(tile, -2)
+                    rows.add(tile, group.of(v[:, :, keys], dtype), buffer=shaped(spare, *tile.shape))
+                largest = largest_score(tile, -2, masked=scores.masked)
                 shares = tile.sub_(largest).exp_()
-                one_over = scores.positive(shares.sum(-2)).reciprocal_().unsqueeze(-1)
-                received = _add_product(received, shares, group.of(v_hat[:, :, keys], dtype) * one_over)
+                one_over = as_divisor(shares.sum(-2), masked=scores.masked).reciprocal_().unsqueeze(-1)
+                received = add_product(received, shares, group.of(v_hat[:, :, keys], dtype) * one_over)
                 group.put(of_keys[:, :, keys], torch.cat([largest.mT, one_over], -1))
             group.put(u, received)
             if attended is not None:
-                group.put(attended, rows.attended())
+                group.put(attended, rows.output())
             if of_queries is not None:
                 group.put(of_queries, rows.log_sums())
         ctx.save_for_backward(*inputs[:-1], attended, of_queries, of_keys)
@@ -213,49 +214,11 @@ class _Tiled(torch.autograd.Function):
                     to_scores.addcmul_(weights, torch.bmm(by_row_and_shift, right.mT, out=tile))
                 if to_bias is not None:
                     scores.add_bias_gradient(group, keys, to_scores, to_bias)
-                to_queries = _add_product(to_queries, to_scores, group.of(k[:, :, keys], dtype))
+                to_queries = add_product(to_queries, to_scores, group.of(k[:, :, keys], dtype))
                 group.put(to_k[:, :, keys], torch.bmm(to_scores.mT, queries))
             group.put(to_q, to_queries.mul_(ctx.scale))
         to_bias = None if to_bias is None else to_bias.to(bias.dtype)
         return to_q, to_k, to_v, to_v_hat, to_bias, None, None
-
-
-class _RunningSoftmax:
-    """The softmax over keys of a group, times the values, accumulated tile by tile."""
-
-    def __init__(self, scores: Scores) -> None:
-        self._scores = scores
-        self._largest: Any = None  # maximum over the tiles so far, (n, Nq, 1)
-        self._sums: Any = None  # sum of exp(S - largest), (n, Nq, 1)
-        self._attended: Any = None  # sum of exp(S - largest) times the values, (n, Nq, dv)
-
-    def add(self, tile: Tensor, values: Tensor, buffer: Tensor) -> None:
-        """Add the scores of some keys (n, Nq, keys) and their values (n, keys, dv)."""
-        largest, before = self._scores.largest(tile, -1), self._largest
-        self._largest = largest if before is None else torch.maximum(largest, before)
-        weights = torch.sub(tile, self._largest, out=shaped(buffer, *tile.shape)).exp_()
-        sums = weights.sum(-1, keepdim=True)
-        if before is None:
-            self._sums, self._attended = sums, torch.bmm(weights, values)
-            return
-        rescale = before.sub_(self._largest).exp_()
-        self._sums.mul_(rescale).add_(sums)
-        self._attended.mul_(rescale)
-        # not in place, because FLOP counters do not count the in-place form
-        torch.baddbmm(self._attended, weights, values, out=self._attended)
-
-    def attended(self) -> Tensor:
-        """Return the weighted values (n, Nq, dv)."""
-        return self._attended.div_(self._scores.positive(self._sums))
-
-    def log_sums(self) -> Tensor:
-        """Return log sum over keys of exp(S) (n, Nq, 1), finite for fully masked queries. Call `attended` first."""
-        return self._sums.log_().add_(self._largest)
-
-
-def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-    """Return total + left @ right, in place unless `total` is None."""
-    return torch.bmm(left, right) if total is None else torch.baddbmm(total, left, right, out=total)
 
 
 def _one(rows: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from attngraft.attention import AttentionGeometry, Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
+from attngraft.attention import Geometry, Graft, GraftType, HookPoint, LinearLayer, Unused
 from attngraft.mechanisms.bisa.branch import TokenProjection
-from attngraft.mechanisms.bisa.mix import BidirectionalMix, Transform, Variant
+from attngraft.mechanisms.bisa.mix import BidirectionalMix, MixVariant, Transform
 from attngraft.mechanisms.common import attention_geometry
 from attngraft.mechanisms.registry import register_graft
 
@@ -31,7 +31,7 @@ class BidirectionalGraft(BidirectionalMix, Graft):
 
 
 @dataclass(frozen=True)
-class BisaOptions(Variant):
+class BisaOptions(MixVariant):
     """Options of `bisa`."""
 
     def __post_init__(self) -> None:
@@ -39,7 +39,7 @@ class BisaOptions(Variant):
         if self.weight == 1:
             raise ValueError("weight=1 is the host's own attention without the inverse branch; choose a smaller weight")
 
-    def variant(self) -> Variant:
+    def variant(self) -> MixVariant:
         return self
 
 
@@ -50,22 +50,25 @@ class MisaOptions:
     norm: bool = False  #: the output is normalized over the tokens, channel by channel
     transform: Transform = "hyper"  #: of the query by a value: the hypernetwork, or an MLP of equal size (the ablation)
 
-    def variant(self) -> Variant:
+    def variant(self) -> MixVariant:
         """The equivalent variant of BiSA, with lambda = 0."""
-        return Variant(weight=0.0, norm=self.norm, transform=self.transform)
+        return MixVariant(weight=0.0, norm=self.norm, transform=self.transform)
 
 
-class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
+BranchOptions = BisaOptions | MisaOptions
+
+
+class BidirectionalType(GraftType[BranchOptions]):
     """Graft type of `bisa` and `misa`, which differ in their options."""
 
-    def __init__(self, name: str, summary: str, source: str, options: type[BisaOptions | MisaOptions]) -> None:
+    def __init__(self, name: str, summary: str, source: str, options: type[BranchOptions]) -> None:
         self.name, self.summary, self.Options = name, summary, options
         self.source = f"Bi-Directional Self-Attention for Vision Transformers, {source}"
 
-    def hook_points(self, options: BisaOptions | MisaOptions) -> tuple[HookPoint, ...]:
+    def hook_points(self, options: BranchOptions) -> tuple[HookPoint, ...]:
         return ("mix",)
 
-    def build(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> Graft:
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> Graft:
         site = attention_geometry(geometry)
         return BidirectionalGraft(
             site.dim,
@@ -78,7 +81,7 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
             init=site.init,
         )
 
-    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> str | None:
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> str | None:
         site, order = attention_geometry(geometry), options.variant().order
         if site.causal:
             return (
@@ -109,15 +112,15 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
             )
         return None
 
-    def starts_as_identity(self, options: BisaOptions | MisaOptions) -> bool:
+    def starts_as_identity(self, options: BranchOptions) -> bool:
         return options.variant().identity
 
-    def unused(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> Unused:
+    def unused(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> Unused:
         """Return the rows of the host's values, unused without self-attention."""
         site = attention_geometry(geometry)
         return Unused() if options.variant().attends else Unused(rows=site.head_rows("v", 0, site.heads))
 
-    def notes(self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions) -> tuple[str, ...]:
+    def notes(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> tuple[str, ...]:
         site, variant, notes = attention_geometry(geometry), options.variant(), [WHOLE_SET]
         grid, window = site.grid, site.window
         if (
@@ -148,24 +151,16 @@ class BidirectionalType(GraftType[BisaOptions | MisaOptions]):
             )
         return tuple(notes)
 
-    def inert_parameters(
-        self, geometry: Geometry, hook_point: HookPoint, options: BisaOptions | MisaOptions
-    ) -> frozenset[str]:
+    def inert_parameters(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> frozenset[str]:
         site, variant = attention_geometry(geometry), options.variant()
-        if site.tokens == 1 and variant.norm:  # a single token is its own mean
-            return frozenset(name for name, _ in self.build(geometry, hook_point, options).named_parameters())
+        if site.tokens == 1:
+            names = frozenset(name for name, _ in self.build(geometry, hook_point, options).named_parameters())
+            if variant.norm:  # a single token is its own mean
+                return names
+            return frozenset(name for name in names if name.startswith(("own.query.", "own.key.")))  # softmaxes are 1
         if not variant.separate:
             return frozenset()
-        if site.tokens == 1:  # both softmaxes are 1
-            return frozenset(f"own.{side}.{name}" for side in ("query", "key") for name in _projection_parameters(site))
         return frozenset({"own.query.norm.bias"} if site.projection.norm else {"own.query.linear.bias"})
-
-
-def _projection_parameters(site: AttentionGeometry) -> tuple[str, ...]:
-    """Return the parameter names of a `TokenProjection` with the host's kind of projection."""
-    bias = ("linear.bias",) if site.projection.bias else ()
-    norm = ("norm.weight", "norm.bias") if site.projection.norm else ()
-    return ("linear.weight", *bias, *norm)
 
 
 BISA = register_graft(

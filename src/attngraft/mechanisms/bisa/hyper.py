@@ -28,7 +28,7 @@ from attngraft.mechanisms.common import as_rows
 
 #: bytes of the buffer per thread: a core's share of the L3 cache of common processors
 BUFFER = 2**21
-#: rows below which the product with G is no longer at full speed
+#: number of rows below which the product with G is slower
 FEWEST_ROWS = 128
 
 
@@ -73,20 +73,24 @@ class _Hyper(torch.autograd.Function):
         u, q_hat, gradient = (as_rows(tensor).to(dtype) for tensor in (*inputs[:2], gradient))
         hyper = inputs[2].to(dtype)
         matrix = hyper.flatten(0, 1).t()
-        to_u, to_q_hat, to_matrix = torch.empty_like(u), torch.empty_like(q_hat), _SumOverRows(matrix)
+        to_u, to_q_hat = torch.empty_like(u), torch.empty_like(q_hat)
+        sums = matrix.new_zeros(_threads(u), *matrix.shape)  # each thread sums its part of the rows
         for rows, buffer in _chunks(u, matrix.shape[1]):
-            _multiply(gradient[rows], matrix, out=buffer)
+            # one part of the rows per thread, which is faster for many columns and short sums
+            by_part, buffer_by_part = _in_parts(gradient[rows]), _in_parts(buffer)
+            parts = len(by_part)
+            torch.bmm(by_part, matrix.expand(parts, -1, -1), out=buffer_by_part)
             square = buffer.view(-1, *hyper.shape[:2])
             torch.bmm(u[rows, None], square, out=to_q_hat[rows, None])
             # as a row times the transposed matrices: a batch of matrix-vector products runs at half the speed
             torch.bmm(q_hat[rows, None], square.transpose(1, 2), out=to_u[rows, None])
             _products(u[rows], q_hat[rows], buffer)
-            to_matrix.add(gradient[rows], buffer)
+            torch.baddbmm(sums[:parts], by_part.transpose(1, 2), buffer_by_part, out=sums[:parts])
         shape = (batch, tokens, heads, width)
         return (
             to_u.to(dtype_of_gradient).view(shape).transpose(1, 2),
             to_q_hat.to(dtype_of_gradient).view(shape).transpose(1, 2),
-            to_matrix.total().t().reshape(hyper.shape).to(dtype_of_gradient),
+            sums.sum(0).t().reshape(hyper.shape).to(dtype_of_gradient),
         )
 
 
@@ -95,35 +99,13 @@ def _products(u: Tensor, q_hat: Tensor, out: Tensor) -> None:
     torch.mul(u[:, :, None], q_hat[:, None], out=out.view(len(u), u.shape[1], q_hat.shape[1]))
 
 
-def _multiply(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
-    """Write rows @ matrix to `out`, one part of the rows per thread, which is faster for many columns and short sums."""
-    parts = _parts(rows)
-    torch.bmm(_in_parts(rows, parts), matrix.expand(parts, -1, -1), out=_in_parts(out, parts))
+def _threads(rows: Tensor) -> int:
+    return torch.get_num_threads() if rows.device.type == "cpu" else 1
 
 
-class _SumOverRows:
-    """The sum over all rows of a (x) b, of the shape of `like`: each thread sums its part of the rows."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.sums = like.new_zeros(torch.get_num_threads() if like.device.type == "cpu" else 1, *like.shape)
-
-    def add(self, a: Tensor, b: Tensor) -> None:
-        """Add the rows of `a` (rows, dv) and `b` (rows, s s)."""
-        parts = _parts(a)
-        sums = self.sums[:parts]
-        torch.baddbmm(sums, _in_parts(a, parts).transpose(1, 2), _in_parts(b, parts), out=sums)
-
-    def total(self) -> Tensor:
-        return self.sums.sum(0)
-
-
-def _parts(rows: Tensor) -> int:
-    """Return the number of parts: the number of threads if it divides the number of rows, otherwise 1."""
-    threads = torch.get_num_threads() if rows.device.type == "cpu" else 1
-    return threads if len(rows) % threads == 0 else 1
-
-
-def _in_parts(rows: Tensor, parts: int) -> Tensor:
+def _in_parts(rows: Tensor) -> Tensor:
+    """Return (rows, columns) as (parts, rows / parts, columns): one part per thread if that divides the rows, else one."""
+    parts = _threads(rows) if len(rows) % _threads(rows) == 0 else 1
     return rows.view(parts, len(rows) // parts, -1)
 
 

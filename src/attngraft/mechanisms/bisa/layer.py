@@ -9,14 +9,14 @@ from attngraft.attention.geometry import Projection
 from attngraft.attention.mixing import MixContext, Mixed
 from attngraft.errors import UsageError
 from attngraft.mechanisms.bisa.branch import LINEAR, TokenProjection, activation, split_heads
-from attngraft.mechanisms.bisa.mix import PAPER, BidirectionalMix, Variant
+from attngraft.mechanisms.bisa.mix import PAPER, BidirectionalMix, MixVariant
 from attngraft.mechanisms.bisa.ops import check_bias
 
 
 class BidirectionalAttention(AttentionSite, nn.Module):
     """Multi-head attention in both directions of one score matrix, from the projections to the output projection.
 
-    Without self-attention (`Variant(weight=0)`, MISA) the only value map is that of the inverse branch.
+    Without self-attention (`MixVariant(weight=0)`, MISA) the only value map is that of the inverse branch.
 
     Args:
         dim: C.
@@ -45,7 +45,7 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         key_dim: int | None = None,
         value_dim: int | None = None,
         hyper_dim: int | None = None,
-        variant: Variant = PAPER,
+        variant: MixVariant = PAPER,
         projection: Projection = LINEAR,
         scale: float | None = None,
         mlp_hidden: int | None = None,
@@ -118,6 +118,3 @@ class BidirectionalAttention(AttentionSite, nn.Module):
 
     def scores(self, projected: Projected) -> Tensor:
         return super().scores(projected._replace(bias=self.fused_bias(projected)))
-
-    def visible(self, projected: Projected) -> Tensor | None:
-        return super().visible(projected._replace(bias=self.fused_bias(projected)))

@@ -22,8 +22,8 @@ Order = Literal["parallel", "inverse_then_self", "self_then_inverse"]
 
 
 @dataclass(frozen=True)
-class Variant:
-    """Variants of the branches and their combination; the default is the paper's.
+class MixVariant:
+    """Variant of the two branches and their combination; the default is the paper's.
 
     Raises:
         ValueError: a lambda outside 0 to 1, an unknown name, or options that are mutually exclusive, with the reason.
@@ -52,9 +52,13 @@ class Variant:
         if self.identity and self.weight == 0:
             raise ValueError("identity starts from self-attention, which weight=0 omits; choose a larger weight")
         if self.identity and self.norm:
-            raise ValueError("identity and norm are mutually exclusive: normalized heads differ from the host's")
+            raise ValueError(
+                "identity and norm are mutually exclusive: normalized heads differ from the host's; omit one"
+            )
         if self.separate and self.weight == 0:
-            raise ValueError("separate with weight=0 leaves nothing of the host's attention in use")
+            raise ValueError(
+                "separate with weight=0 leaves nothing of the host's attention in use; choose a larger weight"
+            )
         if self.order != "parallel":
             mixing = [name for name in ("learned", "norm", "separate", "identity") if getattr(self, name)]
             if self.weight != 0.5:
@@ -71,7 +75,7 @@ class Variant:
         return self.weight > 0
 
 
-PAPER = Variant()
+PAPER = MixVariant()
 
 
 class BidirectionalMix(Recordable, nn.Module):
@@ -118,7 +122,7 @@ class BidirectionalMix(Recordable, nn.Module):
         hyper_dim: int | None = None,
         out_dim: int | None = None,
         mlp_hidden: int | None = None,
-        variant: Variant = PAPER,
+        variant: MixVariant = PAPER,
         projection: Projection = LINEAR,
         init: InitRule = "trunc_normal",
         **factory: Any,
@@ -150,7 +154,7 @@ class BidirectionalMix(Recordable, nn.Module):
         """Compute the heads of an attention from its projections.
 
         Raises:
-            UsageError: the mask is causal, or the merged width of sequential branches does not fit the projections.
+            UsageError: the mask is causal.
         """
         if context.projected.causal:
             raise UsageError(
@@ -214,13 +218,7 @@ class BidirectionalMix(Recordable, nn.Module):
         inverse_first = self.variant.order == "inverse_then_self"
         first = self._inverse(context) if inverse_first else context.attend()
         self.record("inverse" if inverse_first else "self", first)
-        tokens = context.join(first)
-        if tokens.shape[-1] != context.projected.queries.shape[-1]:
-            raise UsageError(
-                f"order={self.variant.order} applies the projections to merged heads of width {tokens.shape[-1]}, but they "
-                f"take width {context.projected.queries.shape[-1]}; use order=parallel"
-            )
-        again = context.project_again(tokens)
+        again = context.project_again(context.join(first))
         second = again.attend() if inverse_first else self._inverse(again)
         self.record("self" if inverse_first else "inverse", second)
         return second
@@ -248,8 +246,8 @@ def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
     """Return the host's bias and mask in the format of the operations, with window padding masked.
 
     Args:
-        shared: self-attention uses them too. The host's queries attend to padding tokens, so these are masked as queries
-            only, whose own results are discarded; as keys of the inverse branch their values are 0 (`_without_padding`).
+        shared: whether self-attention uses them too. The host's queries attend to padding tokens, which are then masked only
+            as queries, whose results are discarded; as keys of the inverse branch their values are 0 (`_without_padding`).
     """
     bias, present = context.bias(), context.projected.present
     if present is not None:

@@ -1,5 +1,6 @@
 """The operations of bi-directional attention, their shape checks and backends."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ from attngraft.mechanisms.bisa import eager, hyper, mlp, reference
 
 #: channels of q, v and v_hat per head that fit the tiles of a Triton program
 WIDEST = 128
-NOT_BROADCAST = "the kernels read each operand in its documented shape and do not broadcast"
 
 
 def _two_way_obstacle(
@@ -19,25 +19,13 @@ def _two_way_obstacle(
 ) -> str | None:
     values = (v_hat,) if v is None else (v_hat, v)
     obstacle = operands_obstacle(q, k, *values, widest=WIDEST)
-    if obstacle is None and bias is not None:
-        obstacle = triton_obstacle(bias)
-    alike = (
-        q.shape[:2] == k.shape[:2] and q.shape[-1] == k.shape[-1] and all(x.shape[:3] == k.shape[:3] for x in values)
-    )
-    return NOT_BROADCAST if obstacle is None and not alike else obstacle
+    return triton_obstacle(bias) if obstacle is None and bias is not None else obstacle
 
 
 def _inverse_obstacle(
     q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, hyper: Tensor, *, bias: Tensor | None = None, **_: Any
 ) -> str | None:
-    obstacle = _two_way_obstacle(q, k, None, v_hat, bias=bias) or operands_obstacle(v_hat, q_hat, hyper, widest=WIDEST)
-    alike = q_hat.shape == (*q.shape[:3], v_hat.shape[-1]) and hyper.shape[:2] == 2 * v_hat.shape[-1:]
-    return NOT_BROADCAST if obstacle is None and not alike else obstacle
-
-
-def _hyper_obstacle(u: Tensor, q_hat: Tensor, hyper: Tensor) -> str | None:
-    alike = u.ndim == 4 and u.shape == q_hat.shape and hyper.shape[:2] == 2 * u.shape[-1:]
-    return operands_obstacle(u, q_hat, hyper, widest=WIDEST) or (None if alike else NOT_BROADCAST)
+    return _two_way_obstacle(q, k, None, v_hat, bias=bias) or operands_obstacle(v_hat, q_hat, hyper, widest=WIDEST)
 
 
 def _triton_two_way(*operands: Any, **masks: Any) -> tuple[Tensor | None, Tensor]:
@@ -112,7 +100,7 @@ hyper_transform = Op(
     "sum_ab u_i[a] q_hat_i[b] G[a, b, c]",
     shapes=Shapes(u="B, H, N, s", q_hat="B, H, N, s", hyper="s, s, dv"),
     eager=hyper.hyper_transform,
-    triton=Backend(_triton_hyper, _hyper_obstacle),
+    triton=Backend(_triton_hyper, partial(operands_obstacle, widest=WIDEST)),
 )
 inverse_attention = Op(
     reference.inverse_attention,

@@ -11,11 +11,11 @@ from attngraft.mechanisms.bisa import reference
 
 #: number of scores in one group, per thread
 NUMBERS = 2**19
-#: number of scores in a tile; only matrices more than twice as large are tiled, since calls cost more than the cache saves
+#: number of scores in a tile; for matrices up to twice as large, more calls would cost more than the cache saves
 TILE = 2**19
 #: number of scores in a group or a tile on devices other than the CPU
 NUMBERS_OFF_CPU = 2**26
-#: keys below which products with a tile are no longer at full speed
+#: number of keys below which products with a tile are slower
 FEWEST_KEYS = 64
 
 ALL = slice(None)  #: all keys
@@ -40,7 +40,7 @@ def formula(
 
 
 class Group(NamedTuple):
-    """Some heads of some images, taken as n = images * heads matrices."""
+    """Some heads of some images, treated as n = images * heads matrices."""
 
     images: slice
     heads: slice
@@ -117,15 +117,6 @@ class Scores:
             weights.masked_fill_((scores == float("-inf")).all(dim, keepdim=True), 0)
         return weights
 
-    def largest(self, tile: Tensor, dim: int) -> Tensor:
-        """Return the largest score along `dim`, kept at size 1; finite for fully masked lines."""
-        largest = tile.amax(dim, keepdim=True)
-        return largest.clamp_(min=torch.finfo(self.dtype).min) if self.masked else largest
-
-    def positive(self, sums: Tensor) -> Tensor:
-        """Return sums of exp(S - largest) as divisors: 1 for fully masked lines, whose sum is 0."""
-        return sums.clamp_(min=1) if self.masked else sums
-
     def add_bias_gradient(self, group: Group, keys: slice, gradient: Tensor, to_bias: Tensor) -> None:
         """Add the gradient of a tile of scores to that of the bias."""
         part = self._bias(group, keys, to_bias)
@@ -140,7 +131,7 @@ class Scores:
         return bias[..., keys] if bias.shape[1] == 1 else bias[:, group.heads, :, keys]
 
     def _by_bias(self, group: Group, tile: Tensor) -> Tensor:
-        """Return (n, Nq, keys) as (r, images or b, heads, Nq, keys), whose last four axes are those of `_bias`."""
+        """Return (n, Nq, keys) as (r, images or b, heads, Nq, keys), the last four axes as in `_bias`."""
         images, heads = group.counts
         period = images if self.bias is None else min(images, len(self.bias))
         return tile.view(-1, period, heads, *tile.shape[1:])

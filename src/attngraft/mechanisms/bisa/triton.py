@@ -26,8 +26,8 @@ PROGRAMS = 1024
 def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, int]:
     """Return tile sizes and launch options for operands of up to `width` channels.
 
-    A program then fits its registers (compiled, hardly anything is spilled) and the shared memory of every GPU from
-    compute capability 8.0 on. `large` is False for the kernel with the largest state.
+    A program then fits the shared memory of every GPU of compute capability 8.0 or newer, and spills few registers.
+    `large` is False for the kernel with the largest state.
     """
     if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
         return {"BLOCK_Q": 32 if width <= 64 else 16, "BLOCK_K": 32, "num_warps": 8, "num_stages": 1}
@@ -37,7 +37,7 @@ def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, in
 
 
 def _masks(bias: Tensor | None, visible: Tensor | None, sizes: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return bias and mask with the strides of their broadcast forms, and the entries of the bias, without copies."""
+    """Return bias and mask with their broadcast strides, without copies, and the number of batch entries of the bias."""
     strided_bias = strided_visible = None
     if bias is not None:
         strided_bias = (bias, *bias.expand(-1, *sizes[1:]).stride())

@@ -25,7 +25,7 @@ from attngraft.mechanisms.bisa.hyper import formula
 from attngraft.mechanisms.common import as_rows, empty_heads
 from attngraft.mechanisms.triton_rows import matmul
 
-#: programs that fill a large GPU, see `triton.PROGRAMS`
+#: number of programs that fills a large GPU, see `triton.PROGRAMS`
 PROGRAMS = 1024
 
 
@@ -104,7 +104,7 @@ def hyper_gradient_kernel(
 
 
 def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return rows of a tile and launch options for up to `width` channels; within the limits of `triton.tiles`."""
+    """Return rows per tile and launch options for up to `width` channels, within the limits of `triton.tiles`."""
     if dtype == torch.float32 or width > 64:
         return {"BLOCK": 16 if dtype == torch.float32 and width > 64 else 32, "num_warps": 8, "num_stages": 1}
     return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}

@@ -1,9 +1,9 @@
 """Bi-directional cross-attention in lean PyTorch: no map of all tokens, forward or backward.
 
 The tokens of an image are processed in pieces (pieces.py); the backward recomputes the scores of a piece. Half precision
-is computed in float32. If the maps are small, plain operations are faster and are used instead, or, without gradients and
-unless there are few tokens, PyTorch's fused attention, once for each direction. With dropout the reference runs, because the
-dropout masks must be kept for the backward and are as large as the maps.
+is computed in float32. Small maps are faster in plain operations or, with enough tokens and without gradients, in PyTorch's
+fused attention, once for each direction. With dropout the reference runs, because the dropout masks must be kept for the
+backward and are as large as the maps.
 
 `projected_attention` folds the tokens' projections into the latents (folded.py) if that takes less work or if there are very
 many tokens: in plain operations if the maps are small, otherwise piece by piece. A single image with few tokens takes a path
@@ -101,9 +101,10 @@ def _folded(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any,
 
 
 def _is_plain_inference(*operands: Tensor) -> bool:
-    """Return whether autograd, compilers, autocast and dispatch modes are inactive, so the similarity may be computed twice.
+    """Return whether this is plain inference on the CPU, in which the similarity may be computed twice.
 
-    Calls may take less than a millisecond, so these checks must be few and cheap.
+    Autograd, compilers, autocast, function transforms and dispatch modes are then inactive. A whole call may take less than
+    a millisecond, so these checks must be few and cheap.
     """
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
         return False
@@ -156,7 +157,7 @@ def _of_one_image(
 
 
 def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice], Buffers]:
-    """Return the pieces of each image, none where there is nothing to attend to, and buffers for `tiles` score tiles."""
+    """Return the pieces of an image (none if there is nothing to attend to), and buffers for `tiles` score tiles."""
     heads, count = log_sums.shape[1:]
     if not (log_sums.numel() and r_tokens.shape[2]):
         return [], Buffers(tiles, (0,), log_sums)

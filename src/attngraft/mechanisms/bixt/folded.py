@@ -25,7 +25,7 @@ from attngraft.mechanisms.bixt import reference
 from attngraft.mechanisms.bixt.formula import formula
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: largest ratio of folded to unfolded multiply-adds for which folding pays, considering the time that folding takes
+#: largest ratio of folded to unfolded multiply-adds for which folding pays, given the time that folding itself takes
 WORTH = 0.9
 
 
@@ -145,12 +145,6 @@ def _empty_outputs(
     )
 
 
-def _empty_gradients(*operands: Any) -> tuple[Tensor, ...]:
-    in_weight = operands[3]
-    given = (in_weight.new_empty(len(in_weight)) if operand is None else operand for operand in operands)
-    return tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in given)
-
-
 def _flops(*arguments: Any) -> int:
     """Count the FLOPs of the unfolded layer: projections, similarity and both sums, each once."""
     r_latents, tokens, in_weight, out_weight = arguments[0], arguments[2], arguments[3], arguments[5]
@@ -160,7 +154,7 @@ def _flops(*arguments: Any) -> int:
 
 
 def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -> tuple[Tensor, ...]:
-    """Return the gradients of the seven operands; that of `in_bias` is meaningless if `in_bias` is None."""
+    """Return the gradients of the seven operands; that of `in_bias` is empty if `in_bias` is None."""
     (to_latents, to_out), (gathered, log_sums) = to_outputs, saved
     r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias = operands
     with torch.autocast(tokens.device.type, enabled=False):
@@ -199,7 +193,7 @@ def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -
             (of_answers @ weights.out.mT).contiguous(),
             to_tokens,
             torch.stack(to_in).flatten(0, 2),
-            torch.stack(to_biases).flatten(),
+            in_weight.new_empty(0) if in_bias is None else torch.stack(to_biases).flatten(),
             torch.einsum("bhmo,bhmd->ohd", of_answers, v_latents).flatten(1).contiguous(),
             to_answers.sum((0, 1)).div_(heads),
         )
@@ -210,7 +204,6 @@ def _attend_backward(to_outputs: Any, operands: Any, saved: Any, scale: float) -
     backward=_attend_backward,
     formula=_formula,
     outputs=_empty_outputs,
-    gradients=_empty_gradients,
     flops=_flops,
     results=2,
     saves=(2, 3),

@@ -87,28 +87,20 @@ class BidirectionalCrossAttention(_CrossAttention):
             raise UsageError(
                 f"latents must have batch size 1 or that of the tokens, {tokens.shape[0]}, not {latents.shape[0]}"
             )
-        linears = self.rv_latents, self.rv_patches, self.proj_lat, self.proj_pat
         dropout = self.training and self.attn_drop
-        if not dropout and are_plain(*linears):
-            return self._dropped(*self.attend_projected(latents, tokens, *linears))
+        if not dropout and are_plain(self.rv_latents, self.rv_patches, self.proj_lat, self.proj_pat):
+            return self._dropped(*self._attend_projected(latents, tokens))
         for_latents, for_tokens = self.attend(latents, tokens)  # a call, so that references and values are freed here
         return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
 
-    def attend_projected(
-        self,
-        latents: Tensor,
-        tokens: Tensor,
-        latents_in: nn.Linear,
-        tokens_in: nn.Linear,
-        latents_out: nn.Linear,
-        tokens_out: nn.Linear,
-    ) -> tuple[Tensor, Tensor]:
+    def _attend_projected(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Run `forward` with the tokens' projections inside the operation.
 
         Reads the weights instead of calling the modules, whose overhead is noticeable with few tokens. Maps are computed
         for a recorder only, separately from the output.
         """
-        projected = F.linear(latents, latents_in.weight, latents_in.bias)
+        projected = F.linear(latents, self.rv_latents.weight, self.rv_latents.bias)
+        tokens_in, tokens_out = self.rv_patches, self.proj_pat
         r_latents, v_latents = split_parts(projected, 2, self.heads)
         if self.is_recording(*RECORDED):
             count = len(tokens_in.weight) // 2
@@ -125,7 +117,7 @@ class BidirectionalCrossAttention(_CrossAttention):
             tokens_out.bias,
             scale=self.scale,
         )
-        return F.linear(merge_heads(for_latents), latents_out.weight, latents_out.bias), tokens
+        return F.linear(merge_heads(for_latents), self.proj_lat.weight, self.proj_lat.bias), tokens
 
     def _dropped(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         if not self.proj_drop.training:  # with few tokens, even two calls without effect take noticeable time

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attngraft.mechanisms.running_softmax import RunningSoftmax, add_product
+
 #: number of scores in a piece: on the CPU those that stay in the cache; on other devices this only limits the memory
 NUMBERS = 2**18
 NUMBERS_OFF_CPU = 2**26
-#: tokens below which products with a piece are no longer at full speed
+#: number of tokens below which products with a piece are slower
 FEWEST_TOKENS = 64
 
 
@@ -54,31 +56,20 @@ class Forward:
     ) -> None:
         self._r, self._v, self._buffers = r_latents, v_latents, buffers
         self._heads, self._shift = heads, shift
-        self._largest: Any = None  # maximum of the scores so far, (n, 1, L)
-        self._sums: Any = None  # sum of exp(A - largest), (n, 1, L)
-        self._weighted: Any = None  # sum of exp(A - largest) times the values, (n, L, dt)
+        self._latents = RunningSoftmax()
 
     def step(self, r_tokens: Tensor, v_tokens: Tensor, *, out: Tensor) -> None:
         """Add references (n, P, d) and values (n, P, dt) of a piece; write its tokens' results (n, P, dl) to `out`."""
         scores, weights = self._buffers.tiles(*r_tokens.shape[:2], self._r.shape[1])
         _similarity(r_tokens, self._r, self._shift, scores)
-        largest, before = scores.amax(-2, keepdim=True), self._largest
-        self._largest = largest if before is None else torch.maximum(largest, before)
-        torch.sub(scores, self._largest, out=weights).exp_()
-        sums = weights.sum(-2, keepdim=True)
-        if before is None:
-            self._sums, self._weighted = sums, torch.bmm(weights.mT, v_tokens)
-        else:
-            rescale = before.sub_(self._largest).exp_()
-            self._sums.mul_(rescale).add_(sums)
-            _add_product(self._weighted.mul_(rescale.mT), weights.mT, v_tokens)
+        self._latents.add(scores.mT, v_tokens, buffer=weights.mT)
         by_head = scores.unflatten(-1, (self._heads, -1))
         torch.softmax(by_head, -1, out=by_head)
         torch.bmm(scores, self._v, out=out)
 
     def latents(self) -> tuple[Tensor, Tensor]:
         """Return the latents (n, L, dt) and log sum over tokens of exp(A) (n, L), after the last piece."""
-        return self._weighted.div_(self._sums.mT), self._sums.log_().add_(self._largest).squeeze(-2)
+        return self._latents.output(), self._latents.log_sums().squeeze(-1)
 
 
 class Backward:
@@ -125,17 +116,17 @@ class Backward:
         to_scores = torch.bmm(v_tokens, self._to_latents.mT, out=third).sub_(self._mean).mul_(weights)
         by_head = scores.unflatten(-1, (self._heads, -1))
         torch.softmax(by_head, -1, out=by_head)
-        _add_product(self.to_v, scores.mT, to_tokens)
+        add_product(self.to_v, scores.mT, to_tokens)
         torch.bmm(to_tokens, self._v.mT, out=weights)
         # through the softmax over latents, in place of the gradient of its output
         gradient = weights.unflatten(-1, (self._heads, -1))
         torch.ops.aten._softmax_backward_data.out(gradient, by_head, -1, by_head.dtype, grad_input=gradient)
         to_scores.add_(gradient.view(to_scores.shape))
-        _add_product(self.to_r, to_scores.mT, r_tokens)
+        add_product(self.to_r, to_scores.mT, r_tokens)
         if self.to_shift is not None:
             self.to_shift.add_(to_scores.sum(-2, keepdim=True))
         if to_r is to_v:
-            _add_product(to_r, to_scores, self._r)
+            add_product(to_r, to_scores, self._r)
         else:
             torch.bmm(to_scores, self._r, out=to_r)
 
@@ -146,7 +137,3 @@ def _similarity(r_tokens: Tensor, r_latents: Tensor, shift: Tensor | None, out: 
         torch.bmm(r_tokens, r_latents.mT, out=out)
     else:
         torch.baddbmm(shift, r_tokens, r_latents.mT, out=out)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    torch.baddbmm(total, left, right, out=total)

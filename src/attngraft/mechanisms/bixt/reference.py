@@ -87,9 +87,8 @@ def projected_attention(
     Raises the same errors as `bidirectional_attention`.
     """
 
-    def attended() -> tuple[
-        Tensor, Tensor
-    ]:  # a function, so that references and values are freed before the projection
+    # a function, so that references and values are freed before the projection
+    def attended() -> tuple[Tensor, Tensor]:
         parts = F.linear(tokens, in_weight, in_bias).view(*tokens.shape[:2], 2, r_latents.shape[1], r_latents.shape[3])
         r_tokens, v_tokens = parts.permute(2, 0, 3, 1, 4).unbind(0)
         return attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale)

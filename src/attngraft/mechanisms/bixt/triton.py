@@ -25,10 +25,10 @@ PROGRAMS = 1024
 
 
 def tiles(latents: int, width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return tile sizes and launch options for `latents` latents and operands of up to `width` channels, powers of two.
+    """Return tile sizes and launch options; `latents` and `width`, that of the widest operand, are powers of two.
 
-    A program then fits the shared memory of every GPU from compute capability 8.0 on, and its registers: compiled, hardly
-    anything is spilled except by the backward of float32 where latents are many and wide.
+    A program then fits the shared memory of every GPU of compute capability 8.0 or newer. Only the float32 backward with
+    many, wide latents spills more than a few registers.
     """
     numbers = latents * width
     if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
@@ -59,7 +59,7 @@ class _Launch(NamedTuple):
         return (self.batch * self.sizes[0] * self.parts,)
 
     def empty_parts(self, tensor: Tensor, *width: int) -> Tensor:
-        """Return empty results of each part for the latents, (B, H, parts, M) or (B, H, parts, M, width)."""
+        """Return empty results for the latents, one per part: (B, H, parts, M) or (B, H, parts, M, width)."""
         heads, latents, _ = self.sizes
         return tensor.new_empty((self.batch, heads, self.parts, latents, *width), dtype=torch.float32)
 

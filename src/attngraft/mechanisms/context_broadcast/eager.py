@@ -10,19 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.mechanisms.context_broadcast.reference import Context
+from attngraft.mechanisms.context_broadcast.reference import Context, context_of
 
 
 def _mean(x: Tensor) -> Tensor:
     """Return the mean token with the token axes kept at size 1, in float32 at least."""
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
     return x.mean(tuple(range(1, x.ndim - 1)), keepdim=True, dtype=dtype)
-
-
-def _context(x: Tensor, context: Context) -> Tensor:
-    if context == "class":
-        return x[:, :1]
-    return _mean(x) if context == "mean" else x.amax(tuple(range(1, x.ndim - 1)), keepdim=True)
 
 
 def _halfway(x: Tensor) -> Tensor:
@@ -73,13 +67,12 @@ class _Scaled(torch.autograd.Function):
 
 def context_broadcast(x: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
     """Return (x_i + context) / 2."""
-    if prefix:
-        patches = x[:, prefix:]
-        halfway = (
-            torch.lerp(patches, x[:, :1], 0.5) if context == "class" else context_broadcast(patches, context=context)
-        )
-        return torch.cat([x[:, :prefix], halfway], dim=1)
-    return _Halfway.apply(x) if context == "mean" else torch.lerp(x, _context(x, context), 0.5)
+    patches = x[:, prefix:] if prefix else x
+    if context == "mean":
+        halfway = _Halfway.apply(patches)
+    else:
+        halfway = torch.lerp(patches, context_of(x, context=context, prefix=prefix), 0.5)
+    return torch.cat([x[:, :prefix], halfway], dim=1) if prefix else halfway
 
 
 def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tensor:
@@ -88,8 +81,7 @@ def scaled_context_broadcast(x: Tensor, scale: Tensor, *, context: Context = "me
     if context == "mean":
         scaled = _Scaled.apply(patches, scale)[0]
     else:
-        source = x if context == "class" else patches
-        scaled = patches + (scale * _context(source, context)).to(x.dtype)
+        scaled = patches + (scale * context_of(x, context=context, prefix=prefix)).to(x.dtype)
     return torch.cat([x[:, :prefix], scaled], dim=1) if prefix else scaled
 
 
@@ -115,8 +107,10 @@ def squeeze_excitation(
     return x * F.linear(hidden, excite, excite_bias).sigmoid().to(x.dtype)
 
 
-def uniform_share(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows of equal weights for the visible keys, in the shape of `visible`; zeros where there are none."""
+def uniform_share(visible: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return rows of equal weights for the keys that the last `count` heads see; zeros where there are none."""
+    if visible.ndim >= 3 and visible.shape[-3] > 1:  # a mask for each head
+        visible = visible[..., -count:, :, :]
     seen = visible.to(torch.promote_types(dtype, torch.float32))
     return (seen / seen.sum(-1, keepdim=True).clamp_min(1)).to(dtype)
 
@@ -126,8 +120,7 @@ def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep
     if visible is None:
         uniform = weights.new_full((1, 1, 1, weights.shape[-1]), 1 / max(weights.shape[-1], 1))
     else:
-        own_masks = visible.ndim >= 3 and visible.shape[-3] > 1
-        uniform = uniform_share(visible[..., -count:, :, :] if own_masks else visible, weights.dtype)
+        uniform = uniform_share(visible, count, weights.dtype)
     if keep_half:
         own = torch.eye(*weights.shape[-2:], dtype=weights.dtype, device=weights.device)
         uniform = (uniform + own) / 2

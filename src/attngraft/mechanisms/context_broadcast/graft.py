@@ -89,7 +89,9 @@ class PlaceOptions:
 
     def __post_init__(self) -> None:
         if self.at == "attention" and self.position != "end":
-            raise ValueError(f"position={self.position} is in the MLP, but at=attention does not change the MLP")
+            raise ValueError(
+                f"position={self.position} is in the MLP, but at=attention does not change the MLP; use at=mlp"
+            )
         if self.at == "mlp" and self.scope != "image":
             raise ValueError("scope=window is for attention (at=attention or both); an MLP sees the whole map")
 
@@ -116,7 +118,7 @@ class ScaledOptions(ContextOptions):
 
 
 class ContextType(GraftType[Any]):
-    """One of the four forms: `layer(width, prefix, options)` builds it for tokens of `width`."""
+    """Graft type of one of the four forms; `layer(width, prefix, options)` builds it for tokens of `width`."""
 
     def __init__(
         self, name: str, summary: str, source: str, options: type, layer: Callable[[int, int, Any], Graft]

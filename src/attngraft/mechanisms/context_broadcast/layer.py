@@ -7,7 +7,7 @@ multiplies by (`gate`), with the token axes kept at size 1; recording does not c
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,27 +21,39 @@ from attngraft.mechanisms.context_broadcast.eager import uniform_share
 from attngraft.mechanisms.context_broadcast.reference import Context, context_of, excitation
 
 
-class ContextBroadcast(Recordable, nn.Module):
+class _ContextModule(Recordable, nn.Module):
+    """Base class of the context modules."""
+
+    context: Context = "mean"
+
+    def __init__(self, *, prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.prefix_tokens = prefix_tokens
+
+    def record_context(self, x: Tensor) -> None:
+        if self.is_recording("context"):
+            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+
+
+class ContextBroadcast(_ContextModule):
     """CB: each token moves halfway to the context, (x_i + context) / 2 (Eq. 1). No parameters, never the identity.
 
     Records `context`.
     """
 
     def __init__(self, *, context: Context = "mean", prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.context: Context = context
-        self.prefix_tokens = prefix_tokens
+        super().__init__(prefix_tokens=prefix_tokens)
+        self.context = context
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_recording("context"):
-            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+        self.record_context(x)
         return ops.context_broadcast(x, context=self.context, prefix=self.prefix_tokens)
 
     def extra_repr(self) -> str:
         return f"context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ScaledContextBroadcast(Recordable, nn.Module):
+class ScaledContextBroadcast(_ContextModule):
     """CB_S: x_i + Lambda * context, one Lambda (C) per site, without halving (Sec. 2.2).
 
     Records `context` and `scale`, which is Lambda.
@@ -54,14 +66,12 @@ class ScaledContextBroadcast(Recordable, nn.Module):
     def __init__(
         self, dim: int, *, init: float = 0.0, context: Context = "mean", prefix_tokens: int = 0, **factory: Any
     ) -> None:
-        super().__init__()
-        self.context: Context = context
-        self.prefix_tokens = prefix_tokens
+        super().__init__(prefix_tokens=prefix_tokens)
+        self.context = context
         self.scale = nn.Parameter(torch.full((dim,), init, **factory))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_recording("context"):
-            self.record("context", context_of(x, context=self.context, prefix=self.prefix_tokens))
+        self.record_context(x)
         self.record("scale", self.scale)
         return ops.scaled_context_broadcast(x, self.scale, context=self.context, prefix=self.prefix_tokens)
 
@@ -69,15 +79,11 @@ class ScaledContextBroadcast(Recordable, nn.Module):
         return f"{self.scale.numel()}, context={self.context}, prefix_tokens={self.prefix_tokens}"
 
 
-class ContextGate(Recordable, nn.Module):
+class ContextGate(_ContextModule):
     """CB_gate: x_i * (x_0 + 1), x_0 the class token (Appendix B.6). (B, N, C) only.
 
     Records `gate`, x_0 + 1.
     """
-
-    def __init__(self, *, prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.prefix_tokens = prefix_tokens
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_recording("gate"):
@@ -85,21 +91,16 @@ class ContextGate(Recordable, nn.Module):
         return ops.context_gate(x, prefix=self.prefix_tokens)
 
 
-class ContextHybrid(Recordable, nn.Module):
+class ContextHybrid(_ContextModule):
     """CB_hybrid: x_i * x_0 + (x_i + mean x) / 2, x_0 the class token (Appendix B.6). (B, N, C) only.
 
     Records `gate`, x_0, and `context`, mean x.
     """
 
-    def __init__(self, *, prefix_tokens: int = 0) -> None:
-        super().__init__()
-        self.prefix_tokens = prefix_tokens
-
     def forward(self, x: Tensor) -> Tensor:
         if self.is_recording("gate"):
             self.record("gate", x[:, :1])
-        if self.is_recording("context"):
-            self.record("context", context_of(x, prefix=self.prefix_tokens))
+        self.record_context(x)
         return ops.context_hybrid(x, prefix=self.prefix_tokens)
 
 
@@ -131,67 +132,6 @@ class SqueezeExcitation(Recordable, nn.Module):
         if self.is_recording("gate"):
             self.record("gate", excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias))
         return ops.squeeze_excitation(x, squeeze.weight, excite.weight, squeeze.bias, excite.bias)
-
-
-class ContextMlp(nn.Module):
-    """fc1 -> GELU -> fc2 with a context module at the front (input of fc1), mid (after GELU) or end (after fc2).
-
-    Mid and end are the same function only for CB with a mean or class context, as fc2 is affine.
-
-    Args:
-        dim: C.
-        hidden: inner width, which is also the width of a context at mid.
-        context: any module from tokens to tokens.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        *,
-        context: nn.Module,
-        position: Literal["front", "mid", "end"] = "end",
-        **factory: Any,
-    ) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden, **factory)
-        self.act = nn.GELU()
-        self.fc2 = nn.Linear(hidden, dim, **factory)
-        self.context = context
-        self.position = position
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self._at("front", x)
-        x = self._at("mid", self.act(self.fc1(x)))
-        return self._at("end", self.fc2(x))
-
-    def _at(self, position: str, x: Tensor) -> Tensor:
-        return cast(Tensor, self.context(x)) if position == self.position else x
-
-
-class MixerBlock(nn.Module):
-    """A Mixer block with context in its channel MLP: x + tokens(norm1(x)^T)^T, then x + channels(norm2(x)).
-
-    The token MLP has no context: its second axis is channels, so a context would average channels.
-
-    Args:
-        dim: C.
-        token_mlp: a module over (B, C, N).
-        channel_mlp: a module over (B, N, C), usually a `ContextMlp`.
-    """
-
-    def __init__(
-        self, dim: int, *, token_mlp: nn.Module, channel_mlp: nn.Module, eps: float = 1e-6, **factory: Any
-    ) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=eps, **factory)
-        self.mlp_tokens = token_mlp
-        self.norm2 = nn.LayerNorm(dim, eps=eps, **factory)
-        self.mlp_channels = channel_mlp
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mlp_tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + cast(Tensor, self.mlp_channels(self.norm2(x)))
 
 
 class UniformHeadAttention(nn.Module):
@@ -287,9 +227,7 @@ class UniformHeadAttention(nn.Module):
             average = values.mean(dim=1, keepdim=True).expand_as(values)
         else:
             heads = values.unflatten(-1, (self.uniform_heads, self.head_dim)).transpose(1, 2)
-            own_masks = visible.ndim >= 3 and visible.shape[-3] > 1
-            share = uniform_share(visible[..., -self.uniform_heads :, :, :] if own_masks else visible, values.dtype)
-            average = (share @ heads).transpose(1, 2).flatten(2)
+            average = (uniform_share(visible, self.uniform_heads, values.dtype) @ heads).transpose(1, 2).flatten(2)
         return torch.lerp(values, average, 0.5) if self.uniform_value == "cb" else average
 
 

@@ -14,25 +14,11 @@ Source: Yu and Zhang, "Horizontal and Vertical Attention in Transformers", Eqs. 
 | reference.py | the equations |
 | eager.py | lean PyTorch with the backward written out |
 | ops.py | the operations and their backends |
-| layer.py | the two mechanisms as modules; attention and Transformer layers that contain them |
+| layer.py | the two mechanisms as modules |
 | graft.py | the grafts horizontal, vertical |
 """
 
-from attngraft.mechanisms.horizontal_vertical.layer import (
-    Attention,
-    HorizontalAttention,
-    TranslationLayer,
-    VerticalAttention,
-    key_padding,
-)
+from attngraft.mechanisms.horizontal_vertical.layer import HorizontalAttention, VerticalAttention
 from attngraft.mechanisms.horizontal_vertical.ops import horizontal_attention, vertical_attention
 
-__all__ = [
-    "Attention",
-    "HorizontalAttention",
-    "TranslationLayer",
-    "VerticalAttention",
-    "horizontal_attention",
-    "key_padding",
-    "vertical_attention",
-]
+__all__ = ["HorizontalAttention", "VerticalAttention", "horizontal_attention", "vertical_attention"]

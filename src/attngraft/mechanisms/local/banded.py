@@ -6,7 +6,7 @@ each position's weights on the band that starts at the diagonal of a T x S matri
     sum over i of band_i (T x S) @ values_i (S x D)        is the output of the block,
     the same band of gradient (T x D) @ values_i^T (D x S)  is the gradient of the weights.
 
-A product multiplies S / k times more numbers than necessary, and is many times faster than touching every neighbor.
+A product multiplies S / k times more numbers than necessary, but is many times faster than visiting every neighbor.
 Bands are written without a loop: rows of S + 1 numbers, weights first, are bands when read S at a time.
 """
 
@@ -38,11 +38,11 @@ class Stack:
     batch: int
     height: int  #: rows of an image
     gap: int  #: rows of zeros below each
-    count: int  #: images in a stack; the last stack may hold images of zeros
+    count: int  #: images in a stack; the last stack may contain images of zeros
 
     @classmethod
     def of(cls, values: Tensor, heads: int, neighborhood: Neighborhood) -> Stack:
-        """Stack values (B, Y, X, C), images a block of positions (`Strip`) further apart than their neighborhoods reach."""
+        """Stack values (B, Y, X, C), with a block of positions (`Strip`) more between images than neighborhoods reach."""
         batch, height, columns, channels = values.shape
         gap = neighborhood.radius + -(-BLOCK // (heads * (columns + neighborhood.reach)))
         most = STACKED_NUMBERS // ((height + gap) * columns * channels) if neighborhood.stride == 1 else 1

@@ -29,13 +29,11 @@ from attngraft.mechanisms.local.ops import local_filter
 class _Filtered(Recordable, ABC, nn.Module):
     """Base class: linear map, filters, linear map. Records the filters as applied, `local_filters`."""
 
-    def __init__(self, dim: int, *, kernel_size: int, proj_drop: float) -> None:
+    def __init__(self, dim: int, *, kernel_size: int) -> None:
         super().__init__()
         self.neighborhood = Neighborhood(kernel_size)
-        self.neighborhood.check()
         self.proj_in = nn.Linear(dim, dim)
         self.proj_out = nn.Linear(dim, dim)
-        self.proj_drop = nn.Dropout(proj_drop)
 
     @abstractmethod
     def filtered(self, values: Tensor, x: Tensor) -> Tensor:
@@ -44,7 +42,10 @@ class _Filtered(Recordable, ABC, nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Filter a map (B, Y, X, dim)."""
         values = self.proj_in(x).permute(0, 3, 1, 2)
-        return self.proj_drop(self.proj_out(self.filtered(values, x).permute(0, 2, 3, 1)))
+        return self.proj_out(self.filtered(values, x).permute(0, 2, 3, 1))
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.neighborhood.size}"
 
 
 class DepthwiseConvolution(_Filtered):
@@ -60,8 +61,8 @@ class DepthwiseConvolution(_Filtered):
         UsageError: the kernel size is even, or `dim` is not divisible by the number of heads.
     """
 
-    def __init__(self, dim: int, *, heads: int | None = None, kernel_size: int = 7, proj_drop: float = 0.0) -> None:
-        super().__init__(dim, kernel_size=kernel_size, proj_drop=proj_drop)
+    def __init__(self, dim: int, *, heads: int | None = None, kernel_size: int = 7) -> None:
+        super().__init__(dim, kernel_size=kernel_size)
         self.heads = dim if heads is None else heads
         if self.heads < 1 or dim % self.heads:
             raise UsageError(f"the width {dim} is not divisible by {self.heads} heads; give another number")
@@ -75,7 +76,7 @@ class DepthwiseConvolution(_Filtered):
         return F.conv2d(values, by_channel, padding=self.neighborhood.radius, groups=channels)
 
     def extra_repr(self) -> str:
-        return f"heads={self.heads}, kernel_size={self.neighborhood.size}"
+        return f"heads={self.heads}, {super().extra_repr()}"
 
 
 class DynamicConvolution(_Filtered):
@@ -85,8 +86,8 @@ class DynamicConvolution(_Filtered):
     a batch independent. The layers are `squeeze` (width dim / reduction), `norm` and `expand` (width dim k k).
     """
 
-    def __init__(self, dim: int, *, kernel_size: int = 7, reduction: int = 4, proj_drop: float = 0.0) -> None:
-        super().__init__(dim, kernel_size=kernel_size, proj_drop=proj_drop)
+    def __init__(self, dim: int, *, kernel_size: int = 7, reduction: int = 4) -> None:
+        super().__init__(dim, kernel_size=kernel_size)
         hidden = max(1, dim // reduction)
         self.squeeze = nn.Linear(dim, hidden)
         self.norm = nn.LayerNorm(hidden)
@@ -102,9 +103,6 @@ class DynamicConvolution(_Filtered):
         joined = values.reshape(1, batch * channels, *values.shape[2:])  # an image's channels beside the next one's
         return F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels).view(values.shape)
 
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.neighborhood.size}"
-
 
 class DecoupledFilter(_Filtered):
     """The product of a filter per pixel, for all channels, and one per channel and image, both with a filter norm.
@@ -116,8 +114,8 @@ class DecoupledFilter(_Filtered):
     `channel_filters` (B, dim, K). The paper only names the norm, with a learned scale and shift after it.
     """
 
-    def __init__(self, dim: int, *, kernel_size: int = 7, squeeze: float = 0.2, proj_drop: float = 0.0) -> None:
-        super().__init__(dim, kernel_size=kernel_size, proj_drop=proj_drop)
+    def __init__(self, dim: int, *, kernel_size: int = 7, squeeze: float = 0.2) -> None:
+        super().__init__(dim, kernel_size=kernel_size)
         hidden = max(1, int(dim * squeeze))
         self.spatial = nn.Linear(dim, self.neighborhood.offsets)
         self.squeeze = nn.Linear(dim, hidden)
@@ -129,9 +127,8 @@ class DecoupledFilter(_Filtered):
         channels, size = values.shape[1], self.neighborhood.size
         spatial = filter_norm(self.spatial(x)) * self.spatial_scale + self.spatial_shift  # (B, Y, X, K)
         filters = self.expand(self.squeeze(x.mean((1, 2))).relu()).unflatten(1, (channels, -1))
-        by_channel = filter_norm(filters) * self.channel_scale.unsqueeze(1) + self.channel_shift.unsqueeze(
-            1
-        )  # (B, C, K)
+        scale, shift = self.channel_scale.unsqueeze(1), self.channel_shift.unsqueeze(1)
+        by_channel = filter_norm(filters) * scale + shift  # (B, C, K)
         self.record("local_filters", spatial.permute(0, 3, 1, 2).unsqueeze(1))
         self.record("channel_filters", by_channel)
         # as one image whose heads are the images of the batch: all channels of an image share its pixels' filters
@@ -143,9 +140,6 @@ class DecoupledFilter(_Filtered):
             softmax=False,
         )
         return out.view(values.shape)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.neighborhood.size}"
 
 
 def _by_offset(values: Tensor, filters: Tensor) -> Tensor:

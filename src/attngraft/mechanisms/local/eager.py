@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.autograd import accumulation_dtype, custom_op, needs_aten_ops
+from attngraft.dispatch.autograd import accumulation_dtype, custom_op, empty_gradients, needs_aten_ops
 from attngraft.mechanisms.local import reference, shifted
 from attngraft.mechanisms.local.banded import Band, Mirrored, PaddedValues, Products, Stack, Strip
 from attngraft.mechanisms.local.geometry import Neighborhood
@@ -79,11 +79,6 @@ def _empty_output(values: Tensor, filters: Tensor, *_: Any) -> Tensor:
     return values.new_empty(*filters.shape[:3], values.shape[3])
 
 
-def _empty_gradients(values: Tensor, filters: Tensor, multiplier: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    of_multiplier = values.new_empty(0) if multiplier is None else torch.empty_like(multiplier)
-    return torch.empty_like(values), torch.empty_like(filters), of_multiplier
-
-
 def _filter_flops(values: Any, filters: Any, multiplier: Any, size: int, *_: Any) -> int:
     """Count one multiply-add per offset, channel and output pixel, two with a multiplier.
 
@@ -98,10 +93,10 @@ def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any)
     (to_out,), (values, filters, multiplier), (*sizes, softmax) = to_outputs, operands, options
     near = Neighborhood(*sizes)
     if not values.numel():
-        return tuple(gradient.zero_() for gradient in _empty_gradients(*operands))
+        return tuple(gradient.zero_() for gradient in empty_gradients(*operands))
     stack = Stack.of(values, filters.shape[3] // near.offsets, near)
     to_out, values, filters = (stack.stack(tensor.contiguous()) for tensor in (to_out, values, filters))
-    to_values, to_filters, to_multiplier = _empty_gradients(values, filters, multiplier)
+    to_values, to_filters, to_multiplier = empty_gradients(values, filters, multiplier)
     heads = filters.shape[3] // near.offsets
     if _is_banded(near, multiplier):
         strip = Strip.of(values, heads, near)
@@ -126,13 +121,12 @@ def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any)
     to_by_offset = None if by_offset is None else torch.zeros_like(by_offset)
     shifts, to_shifts = (Shifted(values[0], heads, near, sizes=filters.shape[1:3]) for _ in range(2))
     shape = heads, values.shape[3] // heads, *filters.shape[1:3]
-    to_image, buffer, second_buffer = (values.new_empty(shape) for _ in range(3))
+    to_image, *buffers = (values.new_empty(shape) for _ in range(3))
     for image in range(len(values)):
         weights = _weights(_maps(filters[image], heads), softmax, 1)
         shifts.inside.copy_(values[image])
         to_image.flatten(0, 1).copy_(to_out[image].permute(2, 0, 1))
         to_weights = torch.empty_like(weights)
-        buffers = (buffer, second_buffer)
         shifted.gradients(shifts, to_shifts, weights, by_offset, to_image, to_weights, to_by_offset, buffers)
         to_values[image].copy_(to_shifts.inside)
         to_rows = to_filters[image].unflatten(-1, (heads, -1)).permute(2, 3, 0, 1)
@@ -147,7 +141,6 @@ def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any)
     backward=_filters_backward,
     formula=_filter_formula,
     outputs=_empty_output,
-    gradients=_empty_gradients,
     flops=_filter_flops,
 )
 def apply_filters(
@@ -199,7 +192,7 @@ def _fill_filter_gradient(to_filters: Tensor, to_weights: Tensor, weights: Tenso
 
 
 def _maps(filters: Tensor, heads: int) -> Tensor:
-    """Return (Y', X', H K) as (H, K, Y', X'), contiguous: as the transpose of a matrix, which is copied faster."""
+    """Return (Y', X', H K) as contiguous (H, K, Y', X'); copying it as the transpose of a matrix is faster."""
     return filters.flatten(0, 1).t().contiguous().view(heads, -1, *filters.shape[:2])
 
 
@@ -225,10 +218,10 @@ def _scores_backward(to_outputs: Any, operands: Any, saved: Any, heads: int, *si
     """Return the gradients of queries and keys."""
     (to_scores,), (queries, keys), near = to_outputs, operands, Neighborhood(*sizes)
     if not queries.numel():
-        return torch.empty_like(queries), torch.empty_like(keys)
+        return empty_gradients(*operands)
     stack = Stack.of(queries, heads, near)
     to_scores, queries, keys = (stack.stack(tensor.contiguous()) for tensor in (to_scores, queries, keys))
-    to_queries, to_keys = torch.empty_like(queries), torch.empty_like(keys)
+    to_queries, to_keys = empty_gradients(queries, keys)
     strip = Strip.of(queries, heads, near)
     padded_queries, padded_keys = PaddedValues(strip, queries), PaddedValues(strip, keys)
     band, mirrored = Band(strip, keys), Mirrored(strip, keys, keys.shape[1])
@@ -249,7 +242,6 @@ def _scores_backward(to_outputs: Any, operands: Any, saved: Any, heads: int, *si
     backward=_scores_backward,
     formula=_score_formula,
     outputs=_empty_scores,
-    gradients=lambda *operands: tuple(map(torch.empty_like, operands)),
     flops=_score_flops,
 )
 def compute_scores(queries: Tensor, keys: Tensor, heads: int, size: int, dilation: int) -> Tensor:

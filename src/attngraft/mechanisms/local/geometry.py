@@ -12,11 +12,21 @@ from attngraft.errors import UsageError
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """A pixel's `size` x `size` neighbors, `dilation` apart; every `stride`-th pixel has one."""
+    """A pixel's `size` x `size` neighbors, `dilation` apart; every `stride`-th pixel has one.
+
+    Raises:
+        UsageError: the size is even, or dilation or stride are not positive.
+    """
 
     size: int
     dilation: int = 1
     stride: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.size % 2 == 0:
+            raise UsageError(f"kernel_size must be odd, so that each neighborhood has a center, not {self.size}")
+        if self.dilation < 1 or self.stride < 1:
+            raise UsageError(f"dilation and stride must be 1 or more, not {self.dilation} and {self.stride}")
 
     @property
     def offsets(self) -> int:
@@ -32,17 +42,6 @@ class Neighborhood:
     def reach(self) -> int:
         """Distance from the first neighbor of a row to the last."""
         return 2 * self.radius
-
-    def check(self) -> None:
-        """Check that the kernel size is odd and that dilation and stride are positive.
-
-        Raises:
-            UsageError: a value is out of range.
-        """
-        if self.size < 1 or self.size % 2 == 0:
-            raise UsageError(f"kernel_size must be odd, so that each neighborhood has a center, not {self.size}")
-        if self.dilation < 1 or self.stride < 1:
-            raise UsageError(f"dilation and stride must be 1 or more, not {self.dilation} and {self.stride}")
 
 
 def split_windows(x: Tensor, window: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""ELSA and its counterparts as grafts in place of a block's attention, on the map; and the ghost head on attention maps."""
+"""ELSA and its counterparts as grafts that replace a block's attention, and the ghost head as a graft on attention maps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +45,10 @@ class DecoupledGraft(counterparts.DecoupledFilter, Graft):
 
 
 class OutlookGraft(OutlookAttention, Graft):
-    """timm's `OutlookAttention` as a graft. Records `weights` (B, H, neighborhoods, cells, cells), a row per output cell."""
+    """timm's `OutlookAttention` as a graft.
+
+    Records `weights` (B, H, neighborhoods, cells, cells), with a row for each output cell.
+    """
 
     kernel_size: Any
     attn: Any
@@ -83,7 +86,7 @@ def _fold_constants(graft: ElsaGraft | GhostGraft, mul: Tensor | None, add: Tens
 
 
 class SpaceType(GraftType[Any]):
-    """A layer in place of a block's attention: `layer(dim, heads, options)` builds it, `heads` being the host's."""
+    """Graft type of a layer that replaces a block's attention; `layer(dim, heads, options)` builds it."""
 
     def __init__(
         self, name: str, summary: str, source: str, options: type, layer: Callable[[int, int, Any], Graft]

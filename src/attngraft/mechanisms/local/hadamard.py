@@ -79,15 +79,14 @@ class HadamardAttention(Recordable, nn.Module):
         dim_qk = dim // 3 * 2 if dim_qk is None else dim_qk
         if not strict:
             dim_qk = -(-dim_qk // group_width) * group_width
-        self.neighborhood.check()
         if dim_v % heads:
             raise UsageError(
                 f"the {dim_v} channels of the values are not divisible by {heads} heads; give another number or width"
             )
         if lam != int(lam):
             raise UsageError(
-                f"lam must be an integer, because the multiplier starts with either sign and has no {lam:g}-th power "
-                "if negative; call local_filter with a positive multiplier instead"
+                f"lam must be an integer, not {lam:g}, because the multiplier starts with entries of both signs and "
+                "negative numbers have no fractional power; call local_filter with a positive multiplier instead"
             )
         self.heads, self.scale, self.lam, self.gamma = heads, scale, lam, gamma
         self.widths = (dim_qk, dim_qk, dim_v)
@@ -97,7 +96,12 @@ class HadamardAttention(Recordable, nn.Module):
         if strict:
             self.attn = StrictFilters(dim_qk, heads, self.neighborhood)
         else:
-            self.attn = final_filters(dim_qk, heads, self.neighborhood, group_width=group_width, groups=groups)
+            near = self.neighborhood
+            self.attn = nn.Sequential(
+                nn.Conv2d(dim_qk, dim_qk, near.size, 1, near.radius, near.dilation, groups=dim_qk // group_width),
+                nn.GELU(),
+                nn.Conv2d(dim_qk, heads * near.offsets, 1, groups=groups),
+            )
         self.ghost_head = _ghost_head(dim_v, kernel_size, mul=bool(lam), add=bool(gamma))
         self.post_proj = nn.Linear(dim_v, dim)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -167,22 +171,6 @@ class StrictFilters(nn.Module):
     def forward(self, product: Tensor) -> Tensor:
         pixels, neighbors = (torch.einsum("bcyx,cho->bhoyx", product, weight) for weight in (self.rk, self.rq))
         return (pixels + read_at_neighbors(neighbors, self.neighborhood) + self.rb[..., None, None]).flatten(1, 2)
-
-
-def final_filters(dim: int, heads: int, neighborhood: Neighborhood, *, group_width: int, groups: int) -> nn.Sequential:
-    """Build the filters of the final form: grouped convolution over the neighborhood, GELU, 1 x 1 convolution."""
-    return nn.Sequential(
-        nn.Conv2d(
-            dim,
-            dim,
-            neighborhood.size,
-            padding=neighborhood.radius,
-            dilation=neighborhood.dilation,
-            groups=dim // group_width,
-        ),
-        nn.GELU(),
-        nn.Conv2d(dim, heads * neighborhood.offsets, 1, groups=groups),
-    )
 
 
 def _ghost_head(dim: int, kernel_size: int, *, mul: bool, add: bool) -> nn.Parameter | None:

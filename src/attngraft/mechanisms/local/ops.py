@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attngraft.dispatch import Backend, Op, operands_obstacle
+from attngraft.dispatch import Backend, Op, Shapes, operands_obstacle
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local import eager, reference
 from attngraft.mechanisms.local.geometry import Neighborhood
@@ -29,14 +29,45 @@ def _obstacle(
     return obstacle
 
 
+def _check(
+    values: Tensor,
+    filters: Tensor,
+    multiplier: Tensor | None,
+    addend: Tensor | None,
+    *,
+    neighborhood: Neighborhood,
+    **_: Any,
+) -> None:
+    size, stride, offsets = neighborhood.size, neighborhood.stride, neighborhood.offsets
+    (channels, *sizes), (maps, *filter_sizes) = values.shape[1:], filters.shape[1:]
+    if maps % offsets or not maps or channels % (maps // offsets):
+        raise UsageError(
+            f"filters must have {offsets} maps per head for a {size} x {size} neighborhood, and a number of heads that "
+            f"divides the {channels} channels of the values; {maps} maps do not fit"
+        )
+    for axis, whole, part in zip("YX", sizes, filter_sizes, strict=True):
+        if part not in (whole // stride, -(-whole // stride)):
+            raise UsageError(
+                f"the values have {axis} = {whole}, so the filters cannot have {axis} = {part} with stride {stride}"
+            )
+    for name, ghost in (("mul", multiplier), ("add", addend)):
+        if ghost is not None and ghost.shape != (channels, size, size):
+            raise UsageError(f"{name} must be ({channels}, {size}, {size}) for these values, not {tuple(ghost.shape)}")
+
+
 LOCAL_FILTER = Op(
     reference.local_filter,
     "sum over the neighbors of a pixel of (mul^lam weights + gamma add) values",
+    shapes=Shapes(values="B, C, Y, X", filters="B, HK, Y', X'"),
+    check=_check,
     eager=eager.local_filter,
     triton=Backend(_triton, _obstacle),
 )
 LOCAL_SCORES = Op(
-    reference.local_scores, "the products of a pixel's query with its neighbors' keys", eager=eager.local_scores
+    reference.local_scores,
+    "the products of a pixel's query with its neighbors' keys",
+    shapes=Shapes(queries="B, C, Y, X", keys="B, C, Y, X"),
+    eager=eager.local_scores,
 )
 
 
@@ -81,7 +112,6 @@ def local_filter(
     Source: ELSA, Eq. 5 and 8.
     """
     neighborhood = Neighborhood(kernel_size, dilation, stride)
-    _check(values, filters, mul, add, neighborhood)
     multiplier = None if mul is None or lam == 0 else mul if lam == 1 else mul**lam
     addend = None if add is None or gamma == 0 else add if gamma == 1 else gamma * add
     return LOCAL_FILTER(
@@ -107,35 +137,6 @@ def local_scores(
     Source: ELSA, Eq. 4, its first term.
     """
     neighborhood = Neighborhood(kernel_size, dilation)
-    neighborhood.check()
-    if queries.ndim != 4 or queries.shape != keys.shape:
-        raise UsageError(
-            f"queries and keys must both be (B, C, Y, X), not {tuple(queries.shape)} and {tuple(keys.shape)}"
-        )
     if heads < 1 or queries.shape[1] % heads:
         raise UsageError(f"the {queries.shape[1]} channels are not divisible by {heads} heads; give another number")
     return LOCAL_SCORES(queries, keys, heads=heads, neighborhood=neighborhood, backend=backend)
-
-
-def _check(values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | None, neighborhood: Neighborhood) -> None:
-    neighborhood.check()
-    size, stride = neighborhood.size, neighborhood.stride
-    for name, tensor, axes in (("values", values, "B, C, Y, X"), ("filters", filters, "B, H K, Y', X'")):
-        if tensor.ndim != 4:
-            raise UsageError(f"{name} must be ({axes}), not {tuple(tensor.shape)}")
-    (batch, channels, *sizes), (filter_batch, maps, *filter_sizes) = values.shape, filters.shape
-    if batch != filter_batch:
-        raise UsageError(f"values and filters have different batch sizes, {batch} and {filter_batch}")
-    if maps % neighborhood.offsets or not maps or channels % (maps // neighborhood.offsets):
-        raise UsageError(
-            f"filters must have {neighborhood.offsets} maps per head for a {size} x {size} neighborhood, and a number of "
-            f"heads that divides the {channels} channels of the values; {maps} maps do not fit"
-        )
-    for axis, whole, part in zip("YX", sizes, filter_sizes, strict=True):
-        if part not in (whole // stride, -(-whole // stride)):
-            raise UsageError(
-                f"the values have {axis} = {whole}, so the filters cannot have {axis} = {part} with stride {stride}"
-            )
-    for name, ghost in (("mul", mul), ("add", add)):
-        if ghost is not None and ghost.shape != (channels, size, size):
-            raise UsageError(f"{name} must be ({channels}, {size}, {size}) for these values, not {tuple(ghost.shape)}")

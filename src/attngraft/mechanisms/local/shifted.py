@@ -106,11 +106,11 @@ def gradients(
     to_out: Tensor,
     to_weights: Tensor,
     to_multiplier: Tensor | None,
-    buffers: tuple[Tensor, Tensor],
+    buffers: Sequence[Tensor],
 ) -> None:
     """Fill `to_values` and `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1).
 
-    `buffers` have the shape of `to_out`.
+    Both `buffers` have the shape of `to_out`.
     """
     to_values.clear()
     products, weighted = buffers

@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from attngraft.dispatch.autograd import cast_for_autocast, custom_op
+from attngraft.dispatch.autograd import cast_for_autocast, custom_op, empty_gradients
 from attngraft.mechanisms.local import reference
 from attngraft.mechanisms.local import triton_kernels as kernels
 from attngraft.mechanisms.local.geometry import Neighborhood
@@ -22,7 +22,7 @@ PARTS = 16
 
 
 def tiles(width: int) -> dict[str, int]:
-    """Return tile sizes and launch options for `width` channels, a power of two: a tile's two sums fit registers."""
+    """Return tile sizes and launch options for `width` channels, a power of two; a tile's two sums fit in registers."""
     return {"BLOCK_P": max(16, min(128, 4096 // width)), "num_warps": 4}
 
 
@@ -68,13 +68,6 @@ def _empty_outputs(values: Tensor, filters: Tensor, mul: Any, add: Any, *options
     return values.new_empty(batch, values.shape[1], rows, columns), lse
 
 
-def _empty_gradients(
-    values: Tensor, filters: Tensor, mul: Tensor | None, add: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_mul, of_add = (values.new_empty(0) if ghost is None else torch.empty_like(ghost) for ghost in (mul, add))
-    return torch.empty_like(values), torch.empty_like(filters), of_mul, of_add
-
-
 def _flops(values: Any, filters: Any, mul: Any, add: Any, size: int, *_: Any) -> int:
     """Count one multiply-add per offset, channel and output pixel, and another for each ghost matrix.
 
@@ -89,7 +82,7 @@ def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any)
     """Return the gradients of values, filters, mul and add; empty for matrices that are None."""
     (dout,), (values, filters, mul, add), (lse,), (*sizes, softmax) = to_outputs, operands, saved, options
     dout = dout.contiguous()
-    gradients = dvalues, dfilters, dmul, dadd = _empty_gradients(*operands)
+    gradients = dvalues, dfilters, dmul, dadd = empty_gradients(*operands)
     if not (dout.numel() and values.numel()):
         return tuple(gradient.zero_() for gradient in gradients)
     launch = _launch(values, filters, Neighborhood(*sizes), softmax)
@@ -125,7 +118,6 @@ def _filters_backward(to_outputs: Any, operands: Any, saved: Any, *options: Any)
     backward=_filters_backward,
     formula=_formula,
     outputs=_empty_outputs,
-    gradients=_empty_gradients,
     flops=_flops,
     saves=(1,),
 )
@@ -147,18 +139,10 @@ def apply_filters(
     if not out.numel():
         return out, lse
     launch = _launch(values, filters, Neighborhood(size, dilation, stride), softmax)
+    has = {"MUL": mul is not None, "ADD": add is not None}
     with torch.cuda.device_of(values):
         kernels.forward_kernel[launch.grid(*filters.shape[2:])](
-            values,
-            filters,
-            mul,
-            add,
-            out,
-            lse,
-            launch.sizes,
-            MUL=mul is not None,
-            ADD=add is not None,
-            **launch.options,
+            values, filters, mul, add, out, lse, launch.sizes, **has, **launch.options
         )
     return out, lse
 

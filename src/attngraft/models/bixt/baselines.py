@@ -29,12 +29,13 @@ from attngraft.models.bixt.model import checkpoint_refusal_fn as checkpoint_refu
 
 
 class SequentialBlock(CrossAttentionBlock):
-    """Latents attend to the tokens, then the tokens to the updated latents: two similarities instead of one.
+    """Latents attend to the tokens, then the tokens to the updated latents.
 
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))))
         t = t + dp(ls1_pat(attn_pat(norm1_pat(t), norm1_lat(l))))
 
-    The feed-forward networks and the arguments are those of `CrossAttentionBlock`.
+    This computes two similarities instead of one. The feed-forward networks and the arguments are those of
+    `CrossAttentionBlock`.
 
     The paper describes "latents first query, followed by the tokens querying the latents", and its parameter count fits
     four norms. It does not specify which latents the tokens attend to; here they attend to the updated ones, after the same
@@ -43,19 +44,11 @@ class SequentialBlock(CrossAttentionBlock):
 
     attention = OneSidedCrossAttention
 
-    def __init__(
-        self,
-        dim_latents: int,
-        dim_tokens: int,
-        *,
-        dim_attention: int,
-        heads: int,
-        **others: Any,
-    ) -> None:
-        both: dict[str, Any] = {"dim_attention": dim_attention, "heads": heads}
-        super().__init__(dim_latents, dim_tokens, **both, **others)
-        both |= {name: others[name] for name in ("rv_bias", "attn_drop", "proj_drop") if name in others}
-        self.attn_pat = TokensAttend(dim_tokens, dim_latents, **both)
+    def __init__(self, dim_latents: int, dim_tokens: int, **settings: Any) -> None:
+        super().__init__(dim_latents, dim_tokens, **settings)
+        names = ("dim_attention", "heads", "rv_bias", "attn_drop", "proj_drop")
+        shared = {name: settings[name] for name in names if name in settings}
+        self.attn_pat = TokensAttend(dim_tokens, dim_latents, **shared)
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Apply both attentions with their residual sums."""
@@ -154,7 +147,10 @@ class Iterative(LatentModel):
         self.init_weights()
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return timm's patterns for grouping parameters by layer; a shared cross-attention belongs to its first block."""
+        """Return timm's patterns for grouping parameters by layer.
+
+        A shared cross-attention belongs to its first block.
+        """
         groups = super().group_matcher(coarse)
         return {**groups, "blocks": [(r"^(?:blocks|cross_attention)\.(\d+)", None), *groups["blocks"][1:]]}
 

@@ -4,14 +4,13 @@ The latents' self-attention, one-sided cross-attention and MLPs accept grafts. T
 none, but `attngraft.record` can record its two maps.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attngraft.attention import AttentionGeometry, AttentionSite, LinearLayer, Projected, plain_class
-from attngraft.hosts.adapter import HostAdapter, Site, norm_state, own_parameters, random_images
+from attngraft.hosts.adapter import HostAdapter, Site, random_images
 from attngraft.hosts.family import Sites
 from attngraft.hosts.patched import as_linear
 from attngraft.hosts.sites import NO_WINDOWS, global_site, projected_heads, refused_site
@@ -79,15 +78,17 @@ class GraftedTokensAttend(GraftedOneSidedCrossAttention, TokensAttend):
 
 
 class BixtHost(HostAdapter):
-    """Sites `blocks.<i>.cross_attention_latents_token.attn`, `.mlp_lat` and `.mlp_pat`, and
-    `blocks.<i>.self_attention_latents.attn` and `.mlp`.
+    """Adapter of BiXT, `Iterative` and `Sequential`.
 
-    `Sequential` also has `.cross_attention_latents_token.attn_pat`; `Iterative` has `cross_attention.<i>.attn` and
-    `.mlp_lat`, `blocks.<i>.<j>.attn` and `.mlp`.
+    Sites of BiXT: `blocks.<i>.cross_attention_latents_token.attn`, `.mlp_lat` and `.mlp_pat`;
+    `blocks.<i>.self_attention_latents.attn` and `.mlp`. `Sequential` also has `.cross_attention_latents_token.attn_pat`.
+
+    Sites of `Iterative`: `cross_attention.<i>.attn` and `.mlp_lat`; `blocks.<i>.<j>.attn` and `.mlp`.
     """
 
     name = "bixt"
     summary = "BiXT of any size (attngraft's own bixt_ti_l64_p16, ...) and its baselines, iterative and sequential"
+    head_names = ("head", "fc_norm")
     patched: ClassVar = {
         **PATCHED,
         OneSidedCrossAttention: GraftedOneSidedCrossAttention,
@@ -120,16 +121,16 @@ class BixtHost(HostAdapter):
         rows, columns = (side * model.patch_embed.stride for side in model.grid_size)
         return random_images(model, (model.in_chans, rows, columns), batch=batch)
 
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_parameters(model, "head", "fc_norm"), "norms": norm_state(model)}
-
 
 def _latent_fields(model: Any) -> dict[str, Any]:
     return {"dim": model.embed_dim, "tokens": model.latents.shape[1], "init": "xavier_uniform"}
 
 
 def _cross_sites(model: Any, block: Any, path: str, *, uses: int = 1) -> Sites:
-    """Yield the sites of a cross-attention block; if it is used several times per input, each use is a sequence."""
+    """Yield the sites of a cross-attention block.
+
+    If the block is used several times per input, each use counts as one sequence.
+    """
     rows, columns = model.grid_size
     latents = {**_latent_fields(model), "sequences": uses}
     tokens = {**latents, "dim": model.token_dim, "tokens": rows * columns, "grid": (rows, columns)}

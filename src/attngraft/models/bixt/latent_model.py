@@ -1,4 +1,4 @@
-"""Base class of BiXT and its baselines: tokenizer, layers that refine latents, head; with timm's interface.
+"""Base class of BiXT and its baselines, with timm's interface: tokenizer, layers, head.
 
     tokens  = patch_embed(images) + positions;   latents = a parameter, shared by all images
     latents, tokens = layer(latents, tokens)     for each layer
@@ -111,7 +111,7 @@ class LatentModel(ABC, TimmModel):
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Update latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid of (rows, columns) by layer `index`.
+        """Run layer `index` on latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid (rows, columns).
 
         Returns None instead of tokens if no later layer may use them.
         """
@@ -143,7 +143,7 @@ class LatentModel(ABC, TimmModel):
         return head
 
     def check_pool(self, pool: str) -> str:
-        """Return `pool`.
+        """Return `pool` after checking it.
 
         Raises:
             UsageError: `pool` is not one of `pools`.
@@ -169,11 +169,9 @@ class LatentModel(ABC, TimmModel):
         _, tokens = self._layers(images, self.token_layers())
         return as_map(cast(Tensor, tokens), self.grid(images))
 
-    def forward_head(self, latents: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits of the latents, or with `pre_logits` the input of the head."""
-        pooled = self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents)
-        pooled = self.head_drop(pooled)
-        return pooled if pre_logits else cast(Tensor, self.head(pooled))
+    def pooled(self, latents: Tensor) -> Tensor:
+        """Return the mean of the latents, or all of them, normalized if `fc_norm` is set."""
+        return cast(Tensor, self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents))
 
     def forward_intermediates(
         self,

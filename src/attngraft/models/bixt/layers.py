@@ -1,4 +1,4 @@
-"""Layers of BiXT: cross-attention with its feed-forward networks, then a transformer block over the latents.
+"""Layers of BiXT: cross-attention with feed-forward networks, then a transformer block over the latents.
 
 All blocks are pre-norm. In formulas, `ls` is layer scale (only with `layer_scale`) and `dp` is drop path. Parameters have
 the published names.
@@ -55,8 +55,8 @@ class OneSidedBlock(nn.Module):
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))));  l = l + dp(ls2_lat(mlp_lat(norm2_lat(l))))
 
     Args:
-        dim_latents, dim_tokens, dim_attention: widths; `dim_attention` is divided among the heads.
         layer_scale: initial value of layer scale; None: no layer scale.
+        attention: dim_attention, heads, rv_bias and attn_drop of `OneSidedCrossAttention`.
     """
 
     attention: type[nn.Module] = OneSidedCrossAttention
@@ -67,27 +67,16 @@ class OneSidedBlock(nn.Module):
         dim_latents: int,
         dim_tokens: int,
         *,
-        dim_attention: int,
-        heads: int,
         mlp_ratio: float = 4.0,
-        rv_bias: bool = True,
         layer_scale: float | None = None,
         drop_path: float = 0.0,
-        attn_drop: float = 0.0,
         proj_drop: float = 0.0,
+        **attention: Any,
     ) -> None:
         super().__init__()
         self.norm1_lat = nn.LayerNorm(dim_latents, eps=EPS)
         self.norm1_pat = nn.LayerNorm(dim_tokens, eps=EPS)
-        self.attn = self.attention(
-            dim_latents,
-            dim_tokens,
-            dim_attention=dim_attention,
-            heads=heads,
-            rv_bias=rv_bias,
-            attn_drop=attn_drop,
-            proj_drop=proj_drop,
-        )
+        self.attn = self.attention(dim_latents, dim_tokens, proj_drop=proj_drop, **attention)
         self.ls1_lat = _scale(dim_latents, layer_scale)
         if self.updates_tokens:  # registered here, which fixes the order of parameters
             self.ls1_pat = _scale(dim_tokens, layer_scale)

@@ -123,7 +123,10 @@ class BiXT(LatentModel):
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> dict[str, Tensor]:
-    """Adapt published or own weights to `model`: the position code to its grid, and its layers if the last was removed."""
+    """Adapt the authors' weights, or ours, to `model`.
+
+    Position codes are recomputed for its grid. If its last layer was removed, that layer's weights are dropped.
+    """
     layers = len(model.blocks)
     dropped = f"blocks.{layers}." if isinstance(model, BiXT) and layers == model.token_layers() else None
     values = {name: value for name, value in state_dict.items() if dropped is None or not name.startswith(dropped)}
@@ -132,7 +135,9 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> d
 
 
 def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: LatentModel) -> str | None:
-    """Return why weights of the model `architecture`, created with `arguments`, do not fit `model` although all shapes do.
+    """Return why weights of another model do not fit `model` although all shapes do; None if they fit.
+
+    The weights are those of `architecture`, created with `arguments`.
 
     Shapes do not depend on the number of heads, which differs between the paper's models and the published weights. They do
     not depend on stride and image size either, but weights may be used with another stride or image size.

@@ -48,7 +48,7 @@ class DynamicPositions(nn.Module):
         return fourier_positions(*grid, dim=self.dim, temperature=self.temperature, device=device)
 
     def set_grid(self, grid: tuple[int, int]) -> None:
-        """Change the grid: no effect."""
+        """Do nothing: the codes of any grid are computed on each call."""
 
     def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
         """Adapt the code under `name` in `state`, if any, to this module."""
@@ -96,10 +96,10 @@ class NoPositions(nn.Module):
         return 0.0
 
     def set_grid(self, grid: tuple[int, int]) -> None:
-        """Change the grid: no effect."""
+        """Do nothing: there are no codes."""
 
     def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
-        """Do nothing: there is no code to adapt."""
+        """Do nothing: there are no codes."""
 
 
 def make_positions(

@@ -15,7 +15,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
-    """Return `value` if the argument `name` may have it.
+    """Return `value`, the argument `name`, after checking it.
 
     Raises:
         UsageError: `value` is not one of `choices`.
@@ -54,7 +54,9 @@ class PatchEmbedding(nn.Module):
 
 
 class ConvolutionalEmbedding(nn.Module):
-    """3x3 convolutions of stride 2 with batch norm, GELU between them: (B, in_chans, H, W) to (B, N, dim), row by row.
+    """3x3 convolutions of stride 2 with batch norms, and GELU between them.
+
+    Shapes: (B, in_chans, H, W) to (B, N, dim), row by row.
 
     N = H / patch * W / patch; the widths double up to `dim`.
 

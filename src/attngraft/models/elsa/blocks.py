@@ -1,7 +1,7 @@
 """Blocks of ELSA-Swin and ELSA-VOLO, on maps (B, Y, X, C), with the published names of parameters.
 
-Norms use eps 1e-5. The Swin parts keep the parameter names and layouts of the published code: in the window attention of
-the last stage, the rows of the fused projection are values, queries, keys, and the bias table has shape
+Norms have an eps of 1e-5. The Swin parts keep the parameter names and layouts of the published code: in the window
+attention of the last stage, the rows of the fused projection are values, queries, keys, and the bias table has shape
 (heads, (2w - 1)^2), indexed by the key's position minus the query's.
 
 Source: ELSA, section 3.4 and its published code.
@@ -52,10 +52,12 @@ class WindowAttention(Recordable, nn.Module):
         window: rows (and columns) of a window.
         shift: shift of the windows, less than `window`; maps that are not larger than a window in both directions are not
             shifted.
-        shift_small: shift such maps too, as in the published dense models.
+
+    The published dense models also shift small maps; `ElsaSwinBackbone` sets `shift_small` for this.
     """
 
     relative_id: Tensor
+    shift_small = False
 
     def __init__(
         self,
@@ -64,7 +66,6 @@ class WindowAttention(Recordable, nn.Module):
         *,
         window: int,
         shift: int = 0,
-        shift_small: bool = False,
         qkv_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
@@ -73,7 +74,7 @@ class WindowAttention(Recordable, nn.Module):
         if dim % heads:
             raise UsageError(f"the width {dim} is not divisible by {heads} heads; change one of them")
         self.heads, self.window, self.attn_drop = heads, window, attn_drop
-        self.shift, self.shift_small = shift, shift_small
+        self.shift = shift
         self.pre_proj = nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.rb = nn.Parameter(nn.init.trunc_normal_(torch.empty(heads, (2 * window - 1) ** 2), std=0.02))
         self.register_buffer("relative_id", relative_positions(window, window).flatten(), persistent=False)
@@ -125,39 +126,6 @@ class WindowAttention(Recordable, nn.Module):
         return f"heads={self.heads}, window={self.window}, shift={self.shift}"
 
 
-class PatchMerging(nn.Module):
-    """Merge 2 x 2 patches: (B, Y, X, C) to (B, Y / 2, X / 2, 2 C); odd maps are padded with zeros.
-
-    Neighbors are concatenated in the order (even row, even column), (odd, even), (even, odd), (odd, odd).
-    """
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4 * dim)
-        self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.pad(x, (0, 0, 0, x.shape[2] % 2, 0, x.shape[1] % 2))
-        corners = [x[:, row::2, column::2] for column in (0, 1) for row in (0, 1)]
-        found: Tensor = self.reduction(self.norm(torch.cat(corners, -1)))
-        return found
-
-
-class PatchEmbed(nn.Module):
-    """Images (B, in_chans, H, W) to normalized patches (B, Y, X, C); images are padded with zeros to whole patches."""
-
-    def __init__(self, patch_size: int, *, in_chans: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_chans, dim, patch_size, stride=patch_size)
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, images: Tensor) -> Tensor:
-        size = self.proj.stride[0]
-        images = F.pad(images, (0, -images.shape[3] % size, 0, -images.shape[2] % size))
-        found: Tensor = self.norm(self.proj(images).permute(0, 2, 3, 1))
-        return found
-
-
 def elsa_block(
     dim: int,
     heads: int,
@@ -171,7 +139,7 @@ def elsa_block(
     drop_path: float = 0.0,
     **others: Any,
 ) -> Residual:
-    """Create a block with Hadamard attention, whose products have scale 1; the defaults are those of ELSA-Swin.
+    """Create a block with Hadamard attention, whose products are not scaled; defaults as in ELSA-Swin.
 
     Args:
         others: qkv_bias and attn_drop of `HadamardAttention`.

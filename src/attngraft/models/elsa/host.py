@@ -3,12 +3,11 @@
 MLPs and VOLO's later stages accept grafts. ELSA's own attention accepts none, but `attngraft.record` can record it.
 """
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from attngraft.hosts.adapter import norm_state, own_parameters, random_images
+from attngraft.hosts.adapter import random_images
 from attngraft.hosts.family import BlockFamily, ShapeProbe, Sites
 from attngraft.hosts.sites import refused_site, windowed
 from attngraft.hosts.timm import mlp
@@ -63,9 +62,6 @@ class ElsaSwinHost(BlockFamily):
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         return random_images(model, (model.in_chans, *model.img_size), batch=batch)
-
-    def parts(self, model: nn.Module) -> Mapping[str, tuple[str, ...]]:
-        return {"head": own_parameters(model, "head"), "norms": norm_state(model)}
 
 
 class ElsaVoloHost(TimmVolo):

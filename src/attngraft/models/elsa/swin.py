@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch.nn.functional as F
-from timm.layers import calculate_drop_path_rates, to_2tuple
+from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
 from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices  # private, but used by all of timm's models
+from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
-from attngraft.models.elsa.blocks import PatchEmbed, PatchMerging, Residual, WindowAttention, elsa_block
+from attngraft.models.elsa.blocks import Residual, WindowAttention, elsa_block
 from attngraft.models.timm_model import TimmModel
 
 
@@ -88,7 +89,9 @@ class ElsaSwin(TimmModel):
         super().__init__()
         self.num_classes, self.in_chans, self.global_pool = num_classes, in_chans, self.check_pool(global_pool)
         self.img_size = to_2tuple(img_size)
-        self.patch_embed = PatchEmbed(patch_size, in_chans=in_chans, dim=embed_dim)
+        self.patch_embed = PatchEmbed(
+            None, patch_size, in_chans, embed_dim, nn.LayerNorm, output_fmt="NHWC", dynamic_img_pad=True
+        )
         last = len(depths) - 1
         widths = [embed_dim * 2**index for index in range(len(depths))]
         reductions = [patch_size * 2**index for index in range(len(depths))]
@@ -161,12 +164,9 @@ class ElsaSwin(TimmModel):
         """Return the normalized map (B, Y, X, C) of the last stage."""
         return cast(Tensor, self.norm(self.layers(self.patch_embed(images))))
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits of the map, or with `pre_logits` the input of the head."""
-        if self.global_pool == "avg":
-            x = x.mean((1, 2))
-        x = self.head_drop(x)
-        return x if pre_logits else cast(Tensor, self.head(x))
+    def pooled(self, x: Tensor) -> Tensor:
+        """Return the mean over the map, or the map itself."""
+        return x.mean((1, 2)) if self.global_pool == "avg" else x
 
     def forward_intermediates(
         self,
@@ -177,13 +177,14 @@ class ElsaSwin(TimmModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return outputs of the blocks of some stages, as timm's models do: (map, intermediates), or only the latter.
+        """Return (output, maps of some stages before patch merging), as timm's models do.
 
         Args:
             indices: a number n for the last n stages, a list of stages, or None for all.
             norm: apply the final norm to the last stage's map; the others have another width.
             stop_early: stop after the last stage in `indices`.
             output_fmt: "NCHW" or "NHWC".
+            intermediates_only: return only the maps.
 
         Raises:
             ValueError: `output_fmt` is unknown.
@@ -266,7 +267,7 @@ def _resampled(table: Tensor, size: int) -> Tensor:
 
 
 def _initialize(module: nn.Module) -> None:
-    """Initialize linear layers by a truncated normal; convolutions keep PyTorch's initialization."""
+    """Initialize a linear layer from a truncated normal; convolutions keep PyTorch's initialization."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

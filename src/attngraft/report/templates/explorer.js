@@ -197,7 +197,7 @@ class View {
     return this.root.querySelector(selector);
   }
 
-  // The index in this model of the layer shown, or of the one that it belongs to; -1: there is none.
+  // This model's index of the selected layer, or of the layer that it belongs to; -1 if there is none.
   index() {
     const { layers } = this.model, title = titles[state.layer];
     if (typeof title === "number") return Math.min(title, layers.length - 1);
@@ -258,7 +258,7 @@ class View {
     this.part(".tokens").hidden = this.buttons.length === 0;
   }
 
-  // The index among the layers of all models of one of this model's.
+  // The index, among the layers of all models, of a layer of this model.
   shared(index) {
     return typeof titles[0] === "number" ? index : titles.indexOf(this.model.layers[index].site);
   }

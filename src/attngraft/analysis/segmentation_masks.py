@@ -1,4 +1,4 @@
-"""Boundaries of label maps, at the resolution of a model's feature map."""
+"""Boundaries between classes of labeled images, at the resolution of a model's feature map."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from attngraft.tasks.images.transforms import eval_transform
 RADIUS = 2  #: radius of boundaries in pixels of the model's input
 
 
-class LabelMaps:
-    """A folder of label maps: images of class indices (PNG, one channel), named like the images.
+class SegmentationMasks:
+    """A folder of label maps: PNG files of class indices with one channel, named like the images.
 
     The label map of `a/1.jpg` is `a/1.png`, or `1.png` if no other image has this stem.
 
@@ -35,7 +35,7 @@ class LabelMaps:
         self._stems = Counter(PurePosixPath(name).stem for name in images.names)
 
     def boundaries(self, indices: Sequence[int], model: ModelHandle, size: tuple[int, int]) -> Tensor:
-        """Return the share of boundary pixels at each position of a map of `size` (rows, columns): (B, rows, columns).
+        """Return the share of boundary pixels at each position of a map, (B, rows, columns).
 
         Labels are resized (nearest neighbor) and cropped like the model's images.
 

@@ -1,0 +1,162 @@
+"""Attention and layers of the translation Transformer that contain horizontal and vertical attention."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+
+
+class Attention(nn.Module):
+    """Multi-head attention; `horizontal` weights its heads and `vertical` gates the output of its projection (Eqs. 1-8).
+
+    Args:
+        dim: C.
+        num_heads: H, which divides C.
+        horizontal: a module (heads (B, H, Nq, dv), x) -> heads, or None.
+        vertical: a module (tokens (B, Nq, C), x) -> tokens, or None.
+        fused: one projection `qkv` (rows q, k, v; self-attention only), else `q`, `k`, `v`.
+        memory_slots: number of learned keys and values that every query sees besides the tokens (M2's memory attention):
+            sqrt(dk) times `memory_keys` and sqrt(slots) times `memory_values` are appended.
+
+    Raises:
+        UsageError: H does not divide C.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        horizontal: nn.Module | None = None,
+        vertical: nn.Module | None = None,
+        fused: bool = False,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        memory_slots: int = 0,
+    ) -> None:
+        super().__init__()
+        if dim % num_heads:
+            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads")
+        self.num_heads, self.head_dim, self.memory_slots = num_heads, dim // num_heads, memory_slots
+        if fused:
+            self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        else:
+            self.q, self.k, self.v = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
+        self.fused = fused
+        if memory_slots:
+            slots = torch.empty(1, memory_slots, dim)
+            self.memory_keys = nn.Parameter(nn.init.normal_(slots, std=1 / self.head_dim))
+            self.memory_values = nn.Parameter(nn.init.normal_(torch.empty_like(slots), std=1 / memory_slots))
+        self.horizontal = horizontal
+        self.proj = nn.Linear(dim, dim, bias=proj_bias)
+        self.vertical = vertical
+
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, *, visible: Tensor | None = None, causal: bool = False
+    ) -> Tensor:
+        """Attend from tokens (B, Nq, C).
+
+        Args:
+            x: the queries' tokens, and the context of both mechanisms.
+            memory: the keys' tokens (B, Nk, C); x by default.
+            visible: boolean, broadcastable to (B, H, Nq, Nk), True where a query may see a key (see `key_padding`).
+            causal: queries see no later keys. Cannot be combined with `memory`; can be combined with `visible`.
+
+        Raises:
+            UsageError: `memory` with fused projections or with `causal`.
+        """
+        if memory is not None and (self.fused or causal):
+            raise UsageError("cross-attention (memory) requires separate projections (fused=False) and causal=False")
+        q, k, v = self._project(x, memory)
+        if causal:
+            past = x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+            visible = past if visible is None else visible & past
+        if visible is not None and self.memory_slots:
+            visible = F.pad(
+                visible.expand(*visible.shape[:-1], k.shape[1] - self.memory_slots), (0, self.memory_slots), value=True
+            )
+        q, k, v = (tokens.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for tokens in (q, k, v))
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+        if self.horizontal is not None:
+            heads = self.horizontal(heads, x)
+        tokens = self.proj(heads.transpose(1, 2).flatten(2))
+        if self.vertical is not None:
+            tokens = self.vertical(tokens, x)
+        return cast(Tensor, tokens)
+
+    def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, Nq, C), keys and values (B, Nk, C), memory slots appended."""
+        if self.fused:
+            q, k, v = self.qkv(x).chunk(3, dim=-1)
+        else:
+            source = x if memory is None else memory
+            q, k, v = self.q(x), self.k(source), self.v(source)
+        if self.memory_slots:
+            slots = (x.shape[0], -1, -1)
+            k = torch.cat([k, self.head_dim**0.5 * self.memory_keys.expand(slots)], dim=1)
+            v = torch.cat([v, self.memory_slots**0.5 * self.memory_values.expand(slots)], dim=1)
+        return q, k, v
+
+
+def key_padding(lengths: Tensor, tokens: int) -> Tensor:
+    """Return the mask of keys that are not padding, (B, 1, 1, Nk): the first `lengths[b]` of entry b."""
+    return (torch.arange(tokens, device=lengths.device) < lengths.unsqueeze(-1))[:, None, None, :]
+
+
+class TranslationLayer(nn.Module):
+    """Encoder or decoder layer of the translation Transformer, post-norm (Eq. 4).
+
+    LN(x + attention(x)), with cross-attention LN(x + attention(x, memory)) after it, then LN(x + w2 relu(w1 x)).
+
+    Args:
+        dim: C.
+        attention: self-attention, called as `attention(x, visible=, causal=)`; or None.
+        cross_attention: called as `cross_attention(x, memory, visible=)`; or None (an encoder layer).
+        hidden: width of the feed-forward network.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        attention: nn.Module | None = None,
+        cross_attention: nn.Module | None = None,
+        hidden: int,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = nn.LayerNorm(dim, eps=eps) if attention is not None else None
+        self.cross_attention = cross_attention
+        self.cross_norm = nn.LayerNorm(dim, eps=eps) if cross_attention is not None else None
+        self.expand = nn.Linear(dim, hidden)
+        self.act = nn.ReLU()
+        self.contract = nn.Linear(hidden, dim)
+        self.feed_forward_norm = nn.LayerNorm(dim, eps=eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        *,
+        visible: Tensor | None = None,
+        memory_visible: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Transform (B, N, C), with memory (B, Nk, C) for cross-attention; masks as in `Attention`.
+
+        Raises:
+            UsageError: `memory` is missing, or passed to a layer without cross-attention.
+        """
+        if (memory is None) != (self.cross_attention is None):
+            raise UsageError("a layer with cross-attention requires `memory`, and one without does not accept it")
+        if self.attention is not None and self.attention_norm is not None:
+            x = self.attention_norm(x + self.attention(x, visible=visible, causal=causal))
+        if self.cross_attention is not None and self.cross_norm is not None:
+            x = self.cross_norm(x + self.cross_attention(x, memory, visible=memory_visible))
+        return cast(Tensor, self.feed_forward_norm(x + self.contract(self.act(self.expand(x)))))
