@@ -96,7 +96,7 @@ class Serving(Codec):
 
     def decode(self, outputs: Any) -> list[dict[str, float]]:
         """Return the probabilities of the classes, or the numbers, by name."""
-        logits = mean_logits(getattr(outputs, "logits", outputs), classes=len(self.classes))
+        logits = mean_logits(outputs, classes=len(self.classes))
         return [dict(zip(self.classes, row, strict=True)) for row in self.activate(logits).tolist()]
 
 
