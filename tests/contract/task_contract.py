@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -67,9 +67,10 @@ class TaskContract:
     overfit: ClassVar[float] = 0.1
     #: whether its models can be exported and used for prediction
     serves: ClassVar[bool] = True
-    #: whether `step` draws random numbers that depend on the batch's process, so that two processes differ from one
-    draws: ClassVar[bool] = False
-
+    #: a function at the top of a module, for tasks whose `step` draws random numbers by process: makes them constant
+    fix_draws: ClassVar[Callable[[], None] | None] = None
+    #: the recipe's section `train` where two processes equal one: frozen batch norms, for hosts that have them
+    together: ClassVar[Mapping[str, Any]] = {}
     #: metrics of which a resample holds something fixed, such as the weights of classes
     held_fixed: ClassVar[frozenset[str]] = frozenset()
 
@@ -126,14 +127,14 @@ class TaskContract:
 
     @pytest.mark.slow
     def test_two_processes_are_one(self, tmp_path: Path) -> None:
-        if self.draws:
-            pytest.skip("its step draws random numbers")
         # plain gradient descent, because Adam turns the smallest difference of a gradient near 0 into a step
         recipe = recipe_to_dict(
-            self.recipe(tmp_path / "data", optimizer={"name": "sgd", "lr": 0.05}, schedule={"epochs": 1})
+            self.recipe(
+                tmp_path / "data", optimizer={"name": "sgd", "lr": 0.05}, schedule={"epochs": 1}, train=self.together
+            )
         )
-        one, two = tmp_path / "one", tmp_path / "two"
-        processes = [start(recipe, one), *start_together(recipe, two, processes=2)]
+        one, two, fix = tmp_path / "one", tmp_path / "two", type(self).fix_draws
+        processes = [start(recipe, one, prepare=fix), *start_together(recipe, two, processes=2, prepare=fix)]
         assert [finish(process) for process in processes] == [0, 0, 0]
         for left, right in zip(metric_rows(one), metric_rows(two), strict=True):
             assert left == pytest.approx(right, rel=1e-4, abs=1e-5)
@@ -222,7 +223,8 @@ class TaskContract:
                 written.add(prediction)
             written.end()
             text = file.getvalue().decode()
-            rows = json.loads(text)["images"] if kind == "json" else text.splitlines()[kind == "csv" :]
+            entries = json.loads(text) if kind == "json" else {"texts": text.splitlines()[kind == "csv" :]}
+            rows = entries["images"] if "images" in entries else entries["texts"]
             assert len(rows) == 3
 
     def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:

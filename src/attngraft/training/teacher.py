@@ -237,7 +237,7 @@ def _trained(path: Path) -> _Source:
             "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
         )
     weights = run.best() if path.is_dir() else path
-    model = build_model(record.recipe, record.model_args, weights=False)
+    model = build_model(record.recipe, record.model_args, weights=False, facts=record.facts)
     facts = load_weights(weights, model)
     return _Source(
         model=model,

@@ -12,7 +12,7 @@ from attngraft.tasks.classification.losses import example_losses, teacher_loss
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.mixing import Mixing
 from attngraft.tasks.images.sources import Images
-from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, SplitSettings
+from attngraft.tasks.images.splits import ImageSplit, LabelledSplit
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
 from attngraft.tasks.task import TaskData
@@ -59,7 +59,7 @@ class Classification(LabelTask, ImageTask):
             facts: the facts that `load` returned for the trained model's run.
             model_data_config: as in `load`.
         """
-        host, classes = HostInput.from_model(model_data_config), tuple(facts["classes"])
-        self._classes, self._input, self._batches = len(classes), host, ImageBatches(host)
+        host = HostInput.from_model(model_data_config)
+        self._classes, self._input, self._batches = len(facts["classes"]), host, ImageBatches(host)
         transform = eval_transform(host, crop_pct=facts["input"]["eval_crop_pct"])
-        return ImageSplit(images, transform, settings=SplitSettings(classes=classes, host=host, seed=self.seed))
+        return ImageSplit(images, transform, host=host, seed=self.seed)

@@ -1,7 +1,9 @@
 """Regression: one or several numbers per image."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attngraft.errors import DataError
+from attngraft.files import write_atomically
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
@@ -17,6 +21,8 @@ from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.regression.config import RegressionConfig
 from attngraft.tasks.regression.evaluator import measure, sections
 from attngraft.tasks.task import Batch, Serving, TaskData
+
+FILE = "scale.json"  #: mean and deviation of the training numbers, in the folder of `Task.save_files`
 
 
 class Regression(ImageTask):
@@ -41,7 +47,7 @@ class Regression(ImageTask):
     numeric = True
     sources = "a .csv, .tsv or .parquet with a column of image paths and columns of numbers; bars"
     activation = "none"
-    _scale: Mapping[str, Sequence[float]] | None = None  # of a trained model's run; else set by load
+    _scale: Mapping[str, Sequence[float]] | None = None  # of a trained model or an interrupted run; else set by load
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         loaded = self.load_images(model_data_config)
@@ -52,6 +58,19 @@ class Regression(ImageTask):
         for split in (loaded.train, loaded.val):
             split.labels = ((split.labels - mean) / deviation).astype(np.float32)
         return self.task_data(loaded, facts={"scale": self._scale})
+
+    def load_files(self, folder: Path) -> None:
+        path = folder / FILE
+        if path.is_file():
+            try:
+                self._scale = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise DataError(f"{path}: cannot be read ({error}); restore the file") from None
+
+    def save_files(self, folder: Path) -> None:
+        if self._scale is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / FILE, json.dumps(self._scale) + "\n")
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         super().use_fitted_transform(facts)
