@@ -22,6 +22,7 @@ from attngraft.export.run import export_run
 from attngraft.grafting.apply import ungraft
 from attngraft.results.records import Column, RecordCollector, Records, RecordTable
 from attngraft.targets.judged import open_target
+from attngraft.tasks.codec import Serving
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.task import Loss, Split, StepContext, Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
@@ -199,19 +200,26 @@ class TaskContract:
         out = open_model(tmp_path / "out", device="cpu")
         raw = self.raw(loaded.data.val, tmp_path, count=3)
         network = attngraft.load(tmp_path / "out")
-        with torch.no_grad():
-            args, kwargs = loaded.task.to_model(loaded.batch(range(3)))
-            expected = out.serving.activate(mean_logits(network(*args, **kwargs), classes=len(out.serving.classes)))
+        codec = loaded.task.codec(loaded.data.facts, model_data_config=model_data_config(loaded.recipe))
+        if isinstance(codec, Serving):
+            with torch.no_grad():
+                args, kwargs = loaded.task.to_model(loaded.batch(range(3)))
+                expected = out.serving.activate(mean_logits(network(*args, **kwargs), classes=len(out.serving.classes)))
         for predictor in (model, out):
             predictions = list(predictor(raw))
-            outputs = [each.probabilities if each.numbers is None else each.numbers for each in predictions]
-            np.testing.assert_allclose(np.stack(outputs), expected.numpy(), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
-        judged = open_target(str(tmp_path / "out"))
-        task = {**judged.recipe.task, "data": read_run(tmp_path / "run").recipe.task["data"]}
-        judged = replace(judged, recipe=replace(judged.recipe, task=task))
-        found, wanted = (dict(each.metrics) for each in (evaluate_target(judged), evaluate_run(tmp_path / "run")))
-        assert found == pytest.approx(wanted, rel=1e-5)
-        codec = loaded.task.codec(loaded.data.facts, model_data_config=model_data_config(loaded.recipe))
+            if isinstance(codec, Serving):
+                outputs = [each.probabilities if each.numbers is None else each.numbers for each in predictions]
+                np.testing.assert_allclose(np.stack(outputs), expected.numpy(), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+            else:
+                args, kwargs = codec.encode(raw)
+                with torch.no_grad():
+                    assert [each.value for each in predictions] == codec.decode(codec.run(network, args, kwargs))
+        if isinstance(codec, Serving):
+            judged = open_target(str(tmp_path / "out"))
+            task = {**judged.recipe.task, "data": read_run(tmp_path / "run").recipe.task["data"]}
+            judged = replace(judged, recipe=replace(judged.recipe, task=task))
+            found, wanted = (dict(each.metrics) for each in (evaluate_target(judged), evaluate_run(tmp_path / "run")))
+            assert found == pytest.approx(wanted, rel=1e-5)
         for program in codec.programs(network, batch_size=2).values():
             decoded = codec.decode(program.module(*program.args, **program.kwargs))
             assert len(json.loads(json.dumps(decoded))) == 2
@@ -223,8 +231,8 @@ class TaskContract:
                 written.add(prediction)
             written.end()
             text = file.getvalue().decode()
-            entries = json.loads(text) if kind == "json" else {"texts": text.splitlines()[kind == "csv" :]}
-            rows = entries["images"] if "images" in entries else entries["texts"]
+            entries = json.loads(text) if kind == "json" else {"inputs": text.splitlines()[kind == "csv" :]}
+            [rows] = [entries[name] for name in ("images", "texts", "inputs") if name in entries]
             assert len(rows) == 3
 
     def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:

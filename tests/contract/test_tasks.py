@@ -12,6 +12,7 @@ from PIL import Image
 from attngraft.models import token_mixing
 from attngraft.tasks.images.config import NumbersConfig
 from attngraft.tasks.images.sources import open_source
+from attngraft.tasks.task import Split
 from tests.contract.task_contract import TaskContract, tiny_vit
 
 NO_CHANGES = {"padding": 0, "hflip": 0.0}  #: augmentation of training
@@ -88,7 +89,7 @@ class TestTokenLabeling(TaskContract):
 
     def section(self, folder: Path) -> dict[str, Any]:
         rows = {image: "dot" if "dot" in labels else "plain" for image, labels in write_drawings(folder).items()}
-        data = {"source": write_table(folder, "path,label", rows), "val_fraction": 0.25}
+        data = {"source": write_table(folder, "path,label", rows), "val_fraction": 0.32}
         return {"name": "token_labeling", "data": data, "augment": NO_CHANGES, "loss": {"smoothing": 0.0}}
 
     def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
@@ -145,3 +146,21 @@ class TestDense(TaskContract):
 
     def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
         return {"task.sise: unknown field": {"sise": 3}}
+
+
+class TestBars(TaskContract):
+    """A head around the host, weighted losses, ragged outputs, and a codec of its own."""
+
+    host: ClassVar = tiny_vit()
+
+    def section(self, folder: Path) -> dict[str, Any]:
+        return {"name": "toy_bars", "size": 47}
+
+    def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
+        return {"task.sise: unknown field": {"sise": 3}}
+
+    def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:
+        names = [str(folder / f"{index}.npy") for index in range(count)]
+        for index, name in enumerate(names):
+            np.save(name, split[0, index][0][0].numpy())
+        return names

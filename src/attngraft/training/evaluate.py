@@ -295,7 +295,7 @@ def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where
     ours = facts.get("classes")
     if not isinstance(ours, list) or not isinstance(classes, list) or ours == classes:
         raise target.data_error(
-            f"{where}: the vocabulary or input differs from that of {target.name}; evaluate the {target.kind} on data of the "
+            f"{where}: vocabulary or input differ from those of {target.name}; evaluate the {target.kind} on data of the "
             "same kind"
         )
     both = f"{where}: its classes are {_few(classes)}, and those of {target.name} are {_few(ours)}"

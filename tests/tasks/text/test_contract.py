@@ -16,7 +16,7 @@ from tests.contract.task_contract import TaskContract
 from tests.tasks.text.toys import host, sentences, table
 
 pytest.importorskip("transformers", reason="needs the extra hf")
-COUNT = 74
+COUNT = 71
 
 
 class TestTextClassification(TaskContract):

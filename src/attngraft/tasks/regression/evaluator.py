@@ -101,7 +101,7 @@ def _against_truth(predicted: Sequence[np.ndarray], target: np.ndarray, names: S
         name="predicted",
         title="Predicted against true",
         note="The evaluated images in groups of equal size by their true number: the means of the true and of the predicted "
-        "numbers. Predictions that shrink towards the overall mean are too high in the first groups and too low in the last.",
+        "numbers. Predictions that shrink towards the mean are too high in the first groups and too low in the last.",
         table=Table(columns=columns, rows=rows),
     )
 
