@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from attngraft.export.run import export_run
 from attngraft.grafting.apply import ungraft
 from attngraft.results.records import Column, RecordCollector, Records, RecordTable
 from attngraft.targets.judged import open_target
+from attngraft.tasks.codec import Serving
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.task import Loss, Split, StepContext, Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
@@ -67,9 +68,10 @@ class TaskContract:
     overfit: ClassVar[float] = 0.1
     #: whether its models can be exported and used for prediction
     serves: ClassVar[bool] = True
-    #: whether `step` draws random numbers that depend on the batch's process, so that two processes differ from one
-    draws: ClassVar[bool] = False
-
+    #: a function at the top of a module, for tasks whose `step` draws random numbers by process: makes them constant
+    fix_draws: ClassVar[Callable[[], None] | None] = None
+    #: the recipe's section `train` where two processes equal one: frozen batch norms, for hosts that have them
+    together: ClassVar[Mapping[str, Any]] = {}
     #: metrics of which a resample holds something fixed, such as the weights of classes
     held_fixed: ClassVar[frozenset[str]] = frozenset()
 
@@ -126,14 +128,14 @@ class TaskContract:
 
     @pytest.mark.slow
     def test_two_processes_are_one(self, tmp_path: Path) -> None:
-        if self.draws:
-            pytest.skip("its step draws random numbers")
         # plain gradient descent, because Adam turns the smallest difference of a gradient near 0 into a step
         recipe = recipe_to_dict(
-            self.recipe(tmp_path / "data", optimizer={"name": "sgd", "lr": 0.05}, schedule={"epochs": 1})
+            self.recipe(
+                tmp_path / "data", optimizer={"name": "sgd", "lr": 0.05}, schedule={"epochs": 1}, train=self.together
+            )
         )
-        one, two = tmp_path / "one", tmp_path / "two"
-        processes = [start(recipe, one), *start_together(recipe, two, processes=2)]
+        one, two, fix = tmp_path / "one", tmp_path / "two", type(self).fix_draws
+        processes = [start(recipe, one, prepare=fix), *start_together(recipe, two, processes=2, prepare=fix)]
         assert [finish(process) for process in processes] == [0, 0, 0]
         for left, right in zip(metric_rows(one), metric_rows(two), strict=True):
             assert left == pytest.approx(right, rel=1e-4, abs=1e-5)
@@ -198,19 +200,26 @@ class TaskContract:
         out = open_model(tmp_path / "out", device="cpu")
         raw = self.raw(loaded.data.val, tmp_path, count=3)
         network = attngraft.load(tmp_path / "out")
-        with torch.no_grad():
-            args, kwargs = loaded.task.to_model(loaded.batch(range(3)))
-            expected = out.serving.activate(mean_logits(network(*args, **kwargs), classes=len(out.serving.classes)))
+        codec = loaded.task.codec(loaded.data.facts, model_data_config=model_data_config(loaded.recipe))
+        if isinstance(codec, Serving):
+            with torch.no_grad():
+                args, kwargs = loaded.task.to_model(loaded.batch(range(3)))
+                expected = out.serving.activate(mean_logits(network(*args, **kwargs), classes=len(out.serving.classes)))
         for predictor in (model, out):
             predictions = list(predictor(raw))
-            outputs = [each.probabilities if each.numbers is None else each.numbers for each in predictions]
-            np.testing.assert_allclose(np.stack(outputs), expected.numpy(), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
-        judged = open_target(str(tmp_path / "out"))
-        task = {**judged.recipe.task, "data": read_run(tmp_path / "run").recipe.task["data"]}
-        judged = replace(judged, recipe=replace(judged.recipe, task=task))
-        found, wanted = (dict(each.metrics) for each in (evaluate_target(judged), evaluate_run(tmp_path / "run")))
-        assert found == pytest.approx(wanted, rel=1e-5)
-        codec = loaded.task.codec(loaded.data.facts, model_data_config=model_data_config(loaded.recipe))
+            if isinstance(codec, Serving):
+                outputs = [each.probabilities if each.numbers is None else each.numbers for each in predictions]
+                np.testing.assert_allclose(np.stack(outputs), expected.numpy(), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
+            else:
+                args, kwargs = codec.encode(raw)
+                with torch.no_grad():
+                    assert [each.value for each in predictions] == codec.decode(codec.run(network, args, kwargs))
+        if isinstance(codec, Serving):
+            judged = open_target(str(tmp_path / "out"))
+            task = {**judged.recipe.task, "data": read_run(tmp_path / "run").recipe.task["data"]}
+            judged = replace(judged, recipe=replace(judged.recipe, task=task))
+            found, wanted = (dict(each.metrics) for each in (evaluate_target(judged), evaluate_run(tmp_path / "run")))
+            assert found == pytest.approx(wanted, rel=1e-5)
         for program in codec.programs(network, batch_size=2).values():
             decoded = codec.decode(program.module(*program.args, **program.kwargs))
             assert len(json.loads(json.dumps(decoded))) == 2
@@ -222,7 +231,8 @@ class TaskContract:
                 written.add(prediction)
             written.end()
             text = file.getvalue().decode()
-            rows = json.loads(text)["images"] if kind == "json" else text.splitlines()[kind == "csv" :]
+            entries = json.loads(text) if kind == "json" else {"inputs": text.splitlines()[kind == "csv" :]}
+            [rows] = [entries[name] for name in ("images", "texts", "inputs") if name in entries]
             assert len(rows) == 3
 
     def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:

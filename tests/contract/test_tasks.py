@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from PIL import Image
 
+from attngraft.models import token_mixing
 from attngraft.tasks.images.config import NumbersConfig
 from attngraft.tasks.images.sources import open_source
+from attngraft.tasks.task import Split
 from tests.contract.task_contract import TaskContract, tiny_vit
 
 NO_CHANGES = {"padding": 0, "hflip": 0.0}  #: augmentation of training
@@ -64,6 +66,11 @@ class TestMultiLabel(TaskContract):
         }
 
 
+def mix_no_tokens() -> None:
+    """Tokens are mixed within a process, in a box that is drawn."""
+    token_mixing.rand_bbox = lambda *_, **__: (0, 0, 0, 0)
+
+
 class TestTokenLabeling(TaskContract):
     host: ClassVar = {
         "name": "elsa_volo_d1",
@@ -75,12 +82,14 @@ class TestTokenLabeling(TaskContract):
             "stem_hidden_dim": 8,
         },
     }
-    overfit, steps, draws = 0.5, 30, True
+    overfit, steps = 0.5, 30
     held_fixed = frozenset({"balanced_accuracy"})
+    fix_draws = staticmethod(mix_no_tokens)
+    together: ClassVar = {"parameters": "head"}
 
     def section(self, folder: Path) -> dict[str, Any]:
         rows = {image: "dot" if "dot" in labels else "plain" for image, labels in write_drawings(folder).items()}
-        data = {"source": write_table(folder, "path,label", rows), "val_fraction": 0.25}
+        data = {"source": write_table(folder, "path,label", rows), "val_fraction": 0.32}
         return {"name": "token_labeling", "data": data, "augment": NO_CHANGES, "loss": {"smoothing": 0.0}}
 
     def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
@@ -137,3 +146,21 @@ class TestDense(TaskContract):
 
     def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
         return {"task.sise: unknown field": {"sise": 3}}
+
+
+class TestBars(TaskContract):
+    """A head around the host, weighted losses, ragged outputs, and a codec of its own."""
+
+    host: ClassVar = tiny_vit()
+
+    def section(self, folder: Path) -> dict[str, Any]:
+        return {"name": "toy_bars", "size": 47}
+
+    def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
+        return {"task.sise: unknown field": {"sise": 3}}
+
+    def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:
+        names = [str(folder / f"{index}.npy") for index in range(count)]
+        for index, name in enumerate(names):
+            np.save(name, split[0, index][0][0].numpy())
+        return names

@@ -177,9 +177,9 @@ def test_a_run_without_patience_left_is_finished_and_a_study_says_so(tmp_path: P
         ({"stages": [{"name": "a", "epochs": 1}, {"name": "a"}]}, "need different names"),
         ({"stages": [{"name": "a", "start": "best"}]}, "stages.a.start: is best, but no stage comes before"),
         ({"stages": [{"name": "a", "parameters": "all"}], "train": {"parameters": "head"}}, "must not be more than"),
-        ({"stages": [{"name": "a"}], "train": {"first": {}}}, "already say what train.first does"),
-        ({"stages": [{"name": "a"}], "train": {"eval_every": 3}}, "count epochs; set schedule.steps"),
-        ({"stages": [{"name": "a", "metric": "nll"}]}, "metric: is only watched with a patience"),
+        ({"stages": [{"name": "a"}], "train": {"first": {}}}, "stages: cannot be combined with train.first"),
+        ({"stages": [{"name": "a"}], "train": {"eval_every": 3}}, "count epochs, so schedule.steps"),
+        ({"stages": [{"name": "a", "metric": "nll"}]}, "metric: requires a patience"),
         ({"stages": [{"name": "a", "schedule": {"epochs": 3}}]}, "schedule: counts the stage's epochs"),
     ],
 )  # fmt: skip

@@ -22,6 +22,7 @@ from attngraft.tasks.task import TASKS, Split, Task, TaskData
 from attngraft.training.recipe import Recipe, recipe_from_dict
 
 TASKS["toy"] = "tests.training.toys:Toy"
+TASKS["toy_bars"] = "tests.tasks.toy_bars:ToyBars"
 TASKS["toy_drawings"] = "tests.tasks.toy_dense:ToyDense"  # there an entry point declares it, as toy_dense
 CLASSES = 3
 

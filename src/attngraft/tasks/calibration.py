@@ -78,6 +78,20 @@ def share_or_none(part: np.ndarray, whole: np.ndarray) -> list[float | None]:
     return [float(p / w) if w else None for p, w in zip(part, whole, strict=True)]
 
 
+Shares = list[float | None]
+
+
+def recall_precision_f1(
+    correct: np.ndarray, predicted: np.ndarray, positives: np.ndarray
+) -> tuple[Shares, Shares, Shares]:
+    """Return recall, precision and F1 of each class from counts of examples; None where one is undefined.
+
+    F1 is also None for classes without positives.
+    """
+    both = np.where(positives > 0, positives + predicted, 0)
+    return share_or_none(correct, positives), share_or_none(correct, predicted), share_or_none(2 * correct, both)
+
+
 def mean_over_seeds(by_seed: Sequence[Sequence[float | None]]) -> list[float | None]:
     """Return elementwise means over the seeds whose value is not None."""
     means: list[float | None] = []

@@ -1,9 +1,9 @@
-"""What tasks can do beyond training, evaluation and comparison, and the check before anything is trained or written."""
+"""Capabilities of tasks beyond training and comparison, checked before anything is trained or written."""
 
 from attngraft.errors import ConfigError
 from attngraft.tasks.task import Task
 
-#: name -> what it is, and what to do without it
+#: name -> description, and the remedy where it is missing
 CAPABILITIES = {
     "analyses": ("analyses of images (attngraft analyze)", "give models of another task"),
     "attacks": ("suites that attack with gradients of the loss (fgsm, pgd)", "leave these suites out"),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attngraft.tasks.images.heads import mean_logits
 
-_LENGTH = 16  #: most tokens of an example input of text
+_LENGTH = 16  #: largest number of tokens in an example input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Codec(ABC):
         return {"forward": Program(module=model, args=args, kwargs=kwargs)}
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the model's positional and keyword arguments for raw inputs: words of `attngraft predict`.
+        """Return the model's positional and keyword arguments for raw inputs, the arguments of `attngraft predict`.
 
         Raises:
             DataError: an input cannot be read.
@@ -57,9 +57,8 @@ class Codec(ABC):
 class Serving(Codec):
     """Description of models of images or texts whose outputs are classes or numbers, (B, K); JSON-ready."""
 
-    kind: Literal[
-        "images", "text", "other"
-    ]  #: kind of inputs, for `attngraft predict`; other: the task has its own codec
+    #: kind of inputs, for `attngraft predict`; other: the task has its own codec
+    kind: Literal["images", "text", "other"]
     #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode; text: tokenizer (a file of the model's folder),
     #: max_length, vocab_size, column
     input: Mapping[str, Any]
@@ -96,9 +95,9 @@ class Serving(Codec):
 
     def decode(self, outputs: Any) -> list[dict[str, float]]:
         """Return the probabilities of the classes, or the numbers, by name."""
-        logits = mean_logits(getattr(outputs, "logits", outputs), classes=len(self.classes))
+        logits = mean_logits(outputs, classes=len(self.classes))
         return [dict(zip(self.classes, row, strict=True)) for row in self.activate(logits).tolist()]
 
 
-#: in manifests, for a codec that is no `Serving`
+#: entry of manifests whose codec is not a `Serving`
 OTHER = Serving(kind="other", input={}, activation="none", classes=())

@@ -1,4 +1,4 @@
-"""Evaluators, which computed metrics before `Task.measure`. Tasks of other packages that have one still work."""
+"""Evaluators, which computed metrics before `Task.measure`; still supported in tasks of other packages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -87,9 +87,9 @@ class Split(ABC):
         return None
 
     def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
-        """Return the batches of a training epoch, each the indices of one update's examples; None for `train.batch_size`.
+        """Return the indices of the examples of each update of an epoch; None for `train.batch_size` examples each.
 
-        Override this for batches of a number of tokens, or of examples of similar lengths. Batches must depend only on
+        Override this for batches with a budget of tokens, or of examples of similar lengths. Batches must depend only on
         (seed, epoch); their number may differ between epochs. Each is cut into train.accumulate x processes parts, as even
         as possible. Called for every epoch before training.
         """
@@ -102,10 +102,9 @@ class TaskData:
 
     train: Split
     val: Split
-    test: Split | None = None  #: judged instead of `val`, which chooses
-    model_args: Mapping[
-        str, Any
-    ]  #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
+    test: Split | None = None  #: compared instead of `val`, which then only selects the best weights
+    #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
+    model_args: Mapping[str, Any]
     facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
 
 
@@ -134,16 +133,17 @@ class Loss:
     """One loss of a micro-batch. The engine minimizes the sum over the trained losses of factor * mean.
 
     Over micro-batches and processes means are weighted by `Task.weights`, so that an update is that of the whole batch:
-    sum of factor * mean * w / W, with W the sum of all w. A loss without a weight counts each micro-batch alike.
+    sum of factor * mean * w / W, with W the sum of all w. A loss without a weight counts each micro-batch alike: the choice
+    for weights that only the forward pass determines. A mean with weight zero must be zero and have a graph.
     """
 
-    mean: Tensor  #: scalar, over whatever is counted: examples, tokens, pixels, boxes
+    mean: Tensor  #: scalar, over examples, tokens, pixels or boxes
     factor: float = 1.0
     trained: bool = True  #: False: only reported
 
 
 class StepTeacher(ABC):
-    """A teacher, as `Task.step` sees it."""
+    """Interface of a teacher in `Task.step`."""
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Any:
@@ -161,7 +161,7 @@ class StepTeacher(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class StepContext:
-    """Position of a training step, and models beside the one that is trained."""
+    """Position of a training step, the model without wrappers, and the teacher."""
 
     seed: int
     epoch: int  #: from 0
@@ -233,15 +233,14 @@ class Task(ABC):
     higher_is_better: bool = True  #: whether a higher primary metric is better
     metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
     default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
-    auto_class: ClassVar[str | None] = (
-        None  #: transformers' class that creates an `hf:` host; None: by its configuration
-    )
-    #: what the task can do, of the names in `capabilities.CAPABILITIES`; anything else is refused before it begins. None:
-    #: unknown, and methods that are missing raise errors
+    #: transformers' class that creates an `hf:` host; None: the one that its configuration names
+    auto_class: ClassVar[str | None] = None
+    #: what the task supports, as names in `capabilities.CAPABILITIES`; anything else is refused in advance. None: not
+    #: declared, and missing methods raise errors
     capabilities: ClassVar[Collection[str] | None] = None
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
-    #: whether `infer(full=False)` is another inference than `infer(full=True)`: then curves are of the first, and a finished
-    #: run is evaluated once more with the second
+    #: whether `infer(full=False)` differs from `infer(full=True)`: curves then use the former, and a finished run is
+    #: evaluated once more with the latter
     has_light_inference: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -314,7 +313,7 @@ class Task(ABC):
         return None
 
     def save_files(self, folder: Path) -> None:
-        """Write what the task fitted to the training data (a tokenizer) to `folder`, for everything that uses the model.
+        """Write what the task fitted to the training data, such as a tokenizer, to `folder`.
 
         Called after `load`, or, to copy the files, after `load_files`.
 
@@ -340,8 +339,11 @@ class Task(ABC):
         return batch
 
     def weights(self, batch: Batch) -> Mapping[str, float]:
-        """Return the weights of losses in a micro-batch, by name, as known before the forward pass: numbers of tokens, of
-        labelled pixels. They are summed over the micro-batches and processes of an update before its first loss."""
+        """Return the weights of losses in a micro-batch by name, such as numbers of tokens or of labelled pixels.
+
+        They are summed over the micro-batches and processes of an update before its first forward pass. The names must be
+        the same for all batches. An update whose weights are all zero changes nothing.
+        """
         return {}
 
     def step(self, model: nn.Module, batch: Batch, at: StepContext) -> Mapping[str, Loss]:
@@ -361,15 +363,15 @@ class Task(ABC):
         return {name: Loss(mean=value, trained=name == "loss") for name, value in losses.items()}
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
-        """Return the records of a batch: what metrics are computed from, and what a user gets, at its original size.
+        """Return the records of a batch: statistics for the metrics, and outputs for users, at their original size.
 
         By default the model is called with `to_model`, and its outputs go to `predict`, whose rows are statistics.
 
         Args:
             model: the model in evaluation mode, without gradients.
             batch: on the device.
-            full: as judged; False: during training, where a cheaper way will do (greedy decoding, one scale); only if
-                `has_light_inference`.
+            full: True: the inference that a run is judged by. False: a cheaper one during training (greedy decoding, one
+                scale), only with `has_light_inference`.
         """
         args, kwargs = self.to_model(batch)
         return to_records(self.predict(model(*args, **kwargs), batch))
@@ -445,8 +447,8 @@ class Task(ABC):
     def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         """Return whether a model that was trained on data with facts `a` can be used on data with facts `b`.
 
-        By default, whether both have the same classes in the same order, where both name them; numbers are no names.
-        Override this for other vocabularies or inputs.
+        By default, whether both have the same classes in the same order, if both have class names; plain numbers do not
+        count as names. Override this for other vocabularies or inputs.
         """
         ours, theirs = a.get("classes"), b.get("classes")
         if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
@@ -455,21 +457,20 @@ class Task(ABC):
 
     @classmethod
     def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the `task` section, without data, and the facts that `serving` describes: its inverse, to evaluate an
-        exported model. The facts are those that `use_fitted_transform` and `measure` use.
+        """Return the `task` section, without data, and the facts that `serving` describes, to evaluate an exported model.
+
+        This is the inverse of `Task.serving`. The facts are those that `use_fitted_transform` and `measure` use.
 
         Raises:
             ConfigError: the task does not support it.
         """
         raise ConfigError(
-            f"task {cls.name}: an exported model does not hold all that its evaluation needs (Task.from_serving); evaluate "
-            "its run"
+            f"task {cls.name}: its exported models cannot be evaluated (Task.from_serving is missing); evaluate the run"
         )
 
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
-        """Return what a host with trained weights lacks to be evaluated alone (what the task fitted to the training data),
-        or an empty text.
+        """Return what is missing to evaluate a host with trained weights alone, such as a tokenizer; or an empty text.
 
         Args:
             model_data_config: as in `load`.

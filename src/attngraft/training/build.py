@@ -140,7 +140,7 @@ def build_started_model(
 
 
 def check_as_is(recipe: Recipe, start: Start) -> None:
-    """Check that a model that is not trained has all its weights from somewhere, except for grafts.
+    """Check that a model that is evaluated without training has no random weights, except in grafts.
 
     Raises:
         ConfigError: its host, its head or what the task puts around it has random values.

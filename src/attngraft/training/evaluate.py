@@ -56,7 +56,7 @@ class SplitEvaluator:
             recipe: batch sizes and loading processes.
             accelerator: device, precision and processes.
             facts: the facts that `Task.load` returned.
-            examples: replace the split's own, one for one.
+            examples: loaded instead of the split's examples, one for each.
         """
         config = recipe.train
         self._task, self._split, self._accelerator, self._facts = task, split, accelerator, facts
@@ -258,7 +258,7 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
 
 
 def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
-    """Check that the data require the model that there is.
+    """Check that the data require no other model.
 
     Raises:
         DataError, UsageError: they require another one.
@@ -295,7 +295,7 @@ def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where
     ours = facts.get("classes")
     if not isinstance(ours, list) or not isinstance(classes, list) or ours == classes:
         raise target.data_error(
-            f"{where}: their vocabulary or input is not that of {target.name}; evaluate the {target.kind} on data of the "
+            f"{where}: vocabulary or input differ from those of {target.name}; evaluate the {target.kind} on data of the "
             "same kind"
         )
     both = f"{where}: its classes are {_few(classes)}, and those of {target.name} are {_few(ours)}"

@@ -158,11 +158,9 @@ def _largest_that_fits(run: RunContext, phase: Phase) -> int | None:
 
 def _try_update(run: RunContext, size: int) -> None:
     counters, order = run.state.counters, run.update.order
-    split, parts = (
-        order.split,
-        order.micro_batches(counters.epoch, min(counters.step, order.steps_of(counters.epoch) - 1)),
-    )
-    batch = split.collate([split[key] for key in parts[0][:size]])
+    step = min(counters.step, order.steps_of(counters.epoch) - 1)
+    keys = order.micro_batches(counters.epoch, step)[0][:size]
+    batch = order.split.collate([order.split[key] for key in keys])
     train_mode(run.state.model)
     for _ in range(2):  # all micro-batches after the first share the memory with earlier gradients
         total, _ = run.update.losses(batch, epoch=counters.epoch, step=0)
@@ -193,7 +191,7 @@ def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, 
     saved = " The last checkpoint is intact"
     if not tried:
         field = f"train.accumulate={2 * train.accumulate}" if phase == "update" else "a smaller train.eval_batch_size"
-        why = "With several processes" if run.accelerator.num_processes > 1 else "With batches of the task's own"
+        why = "With several processes" if run.accelerator.num_processes > 1 else "For a task that forms its own batches"
         return OutOfMemory(
             f"{begin}{why}, attngraft does not search for a size that fits: try {field}, or more.{saved}",
             {},

@@ -49,7 +49,7 @@ def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:
     """Return the prefixes of the head's parameter names: timm's `classifier`, else the host adapter's `head`.
 
-    Whatever a task puts around the host belongs to the head, too.
+    Modules that a task adds around the host belong to the head.
 
     Raises:
         ConfigError: neither timm nor an adapter names the head.

@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from multiprocessing import AuthenticationError
@@ -113,32 +113,27 @@ class TrainOrder:
         order = self.split.order(seed=self.seed, epoch=epoch)
         return epoch_order(self.seed, epoch, len(self.split)) if order is None else order
 
-    def micro_batches(
-        self, epoch: int, step: int, drawn: np.ndarray | Sequence[np.ndarray] | None = None
-    ) -> list[Keys]:
-        """Return the keys of this process's micro-batches of one update."""
-        drawn = self._draw(epoch) if drawn is None else drawn
-        if not isinstance(drawn, np.ndarray):
-            parts = np.array_split(drawn[step], self.accumulate * self.world)
-            own = parts[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
-            return [[(epoch, int(index)) for index in part] for part in own]
-        share = self.batch_size // self.world
-        start = step * self.batch_size + self.rank * share
-        size = share // self.accumulate
-        keys = [(epoch, int(index)) for index in drawn[start : start + share]]
-        return [keys[i : i + size] for i in range(0, share, size)]
+    def micro_batches(self, epoch: int, step: int, batches: Sequence[np.ndarray] | None = None) -> list[Keys]:
+        """Return the keys of this process's micro-batches of one update; `batches` are those of the epoch, if at hand."""
+        batch = (self._batches(epoch) if batches is None else batches)[step]
+        parts = np.array_split(batch, self.accumulate * self.world)
+        own = parts[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
+        return [[(epoch, int(index)) for index in part] for part in own]
 
     def stream(self, *, epoch: int, step: int, epochs: int) -> Iterator[Keys]:
         """Yield the keys of all micro-batches from update `step` of `epoch` to the end of the last epoch."""
         for current in range(epoch, epochs):
-            drawn = self._draw(current)
-            for number in range(step if current == epoch else 0, self.steps_of(current)):
-                yield from self.micro_batches(current, number, drawn)
+            batches = self._batches(current)
+            for number in range(step if current == epoch else 0, len(batches)):
+                yield from self.micro_batches(current, number, batches)
 
-    def _draw(self, epoch: int) -> np.ndarray | Sequence[np.ndarray]:
-        """Return the indices of the epoch's examples, or its batches."""
-        batches = self.split.batches(seed=self.seed, epoch=epoch) if self.own_batches else None
-        return self.order(epoch) if batches is None else list(batches)
+    def _batches(self, epoch: int) -> Sequence[np.ndarray]:
+        """Return the indices of the examples of each update of an epoch."""
+        own = self.split.batches(seed=self.seed, epoch=epoch) if self.own_batches else None
+        if own is not None:
+            return own
+        used = self.order(epoch)[: self.steps * self.batch_size]
+        return list(used.reshape(self.steps, self.batch_size))
 
     def _batch_sizes(self, epoch: int) -> np.ndarray:
         if epoch not in self._sizes:
@@ -155,16 +150,6 @@ class TrainOrder:
                 )
             self._sizes[epoch] = sizes
         return self._sizes[epoch]
-
-
-class _KeySampler:
-    """Batch sampler for a DataLoader that yields the keys of an iterator."""
-
-    def __init__(self, keys: Iterator[Keys]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[Keys]:
-        return self._keys
 
 
 @dataclass(frozen=True)
@@ -274,8 +259,7 @@ def train_batches(
     if updates is not None:
         left = updates - order.updates_before(epoch) - step
         keys = itertools.islice(keys, left * order.accumulate)
-    sampler = _KeySampler(keys)
-    return _loader(order.split, sampler, workers=workers, pin=pin)
+    return _loader(order.split, keys, workers=workers, pin=pin)
 
 
 @dataclass(kw_only=True)
@@ -306,14 +290,12 @@ def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> 
     return _loader(split, order, workers=workers, pin=pin, persistent=workers > 0)
 
 
-def _loader(
-    split: Split, sampler: _KeySampler | EvalOrder, *, workers: int, pin: bool, persistent: bool = False
-) -> Batches:
+def _loader(split: Split, keys: Iterable[Keys], *, workers: int, pin: bool, persistent: bool = False) -> Batches:
     exit_signal = torch.multiprocessing.Semaphore(0) if workers else None
     examples = _Examples(split)
     batches = Batches(
         examples,
-        batch_sampler=cast(Any, sampler),
+        batch_sampler=cast(Any, keys),
         collate_fn=examples.collate,
         num_workers=workers,
         multiprocessing_context=_lock_free_context() if workers else None,

@@ -173,15 +173,15 @@ class Trainer:
 
     @property
     def _judged_apart(self) -> bool:
-        """Return whether the last epoch's evaluation is not what the run is judged by."""
+        """Whether the run is judged by another evaluation than that of the last epoch."""
         run = self._run
         return run.recipe.train.judge == "best" or run.data.test is not None or run.task.has_light_inference
 
     def judge(self) -> Judged | None:
-        """Evaluate the finished run as a study compares it, where the last epoch's evaluation is not that.
+        """Evaluate the finished run as a study compares it; return None if that is the last epoch's evaluation.
 
-        The judged weights (`train.judge`) are evaluated fully, on the test split if there is one, and their records become
-        the run's predictions.
+        The weights of `train.judge` are evaluated with full inference, on the test split if there is one, and their records
+        become the run's predictions.
         """
         run, weights = self._run, self._run.recipe.train.judge
         if not self._judged_apart:
@@ -236,20 +236,19 @@ class Trainer:
 
     def _is_evaluation_due(self) -> bool:
         """Return whether the weights must be evaluated before the next update."""
-        counters, every = self._counters, self._run.recipe.train.eval_every
-        if not self._run.recipe.counts_updates:
-            return counters.step == self._run.order.steps_of(counters.epoch)
-        done = self._done
-        if done == self._evaluated:
-            return False
-        if done == self._run.updates:
-            return True
-        return done % every == 0 if every else counters.step == self._run.order.steps_of(counters.epoch)
+        done, every = self._done, self._run.recipe.train.eval_every
+        due = self._is_epoch_over if every is None else done % every == 0
+        return done > self._evaluated and (due or done == self._run.updates)
+
+    @property
+    def _is_epoch_over(self) -> bool:
+        return self._counters.step == self._run.order.steps_of(self._counters.epoch)
 
     @property
     def _evaluated(self) -> int:
-        """Number of updates made before the last evaluation, in a run that counts updates."""
-        return int(self._counters.rows[-1]["step"]) if self._counters.rows else 0
+        """Number of updates made before the last evaluation."""
+        last = self._counters.rows[-1] if self._counters.rows else {"epoch": 0.0}
+        return int(last["step"] if "step" in last else self._run.order.updates_before(int(last["epoch"])))
 
     def _train_to_evaluation(self) -> None:
         """Perform the updates before the next evaluation: by default, the remaining ones of this epoch."""
@@ -258,7 +257,7 @@ class Trainer:
         begun = time.perf_counter() - counters.seconds
         self._enter_stage()
         while not self._is_evaluation_due():
-            if counters.step == run.order.steps_of(counters.epoch):
+            if self._is_epoch_over:
                 counters.epoch, counters.step = counters.epoch + 1, 0
                 self._enter_stage()
             try:
@@ -318,7 +317,7 @@ class Trainer:
         return losses
 
     def _end_period(self) -> Metrics:
-        """Evaluate, keep the best weights, and return the row of metrics of an epoch, or of the updates since the last."""
+        """Evaluate, keep the best weights, and return the row of metrics since the last evaluation."""
         run, counters = self._run, self._counters
         begun = time.perf_counter()
         row: Metrics = {"epoch": counters.epoch + 1 if run.recipe.schedule.trains else 0}
@@ -332,7 +331,7 @@ class Trainer:
         row["seconds"] = counters.seconds + time.perf_counter() - begun
         counters.rows.append(row)
         counters.seconds, counters.sums = 0.0, {}
-        if counters.step == run.order.steps_of(counters.epoch):
+        if self._is_epoch_over:
             counters.epoch, counters.step = counters.epoch + 1, 0
         if self.finished and not self._judged_apart and run.accelerator.is_main_process:
             run.folder.write_predictions(evaluation.predictions)
@@ -380,9 +379,7 @@ class Trainer:
         sums = torch.tensor([sums_by_name[name] for name in names], dtype=torch.float64)
         if run.accelerator.num_processes > 1:
             sums = reduce(sums.to(run.accelerator.device), reduction="mean").cpu()
-        counted, counters = run.recipe.counts_updates, self._counters
-        updates = self._done - self._evaluated if counted else run.order.steps_of(counters.epoch)
-        return dict(zip(names, (sums / updates).tolist(), strict=True))
+        return dict(zip(names, (sums / (self._done - self._evaluated)).tolist(), strict=True))
 
     def _stop_before_judging(self) -> NoReturn:
         self._progress.on_end(finished=False)

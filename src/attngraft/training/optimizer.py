@@ -112,7 +112,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
     with the host's own grouping of its layers (timm's `group_matcher`; without one, parameters in groups of twelve). A
     graft belongs to the layer of its target module, and does not change the layers of the host: all variants of a study
-    train the host's parameters at the same rates. What a task puts around the host has `new_lr_scale` alone.
+    train the host's parameters at the same rates. Modules that a task adds around the host use `new_lr_scale` alone.
     """
     host, prefix = host_of(model)
     exempt = set(host.no_weight_decay()) if hasattr(host, "no_weight_decay") else set()  # type: ignore[operator]

@@ -91,9 +91,8 @@ class Profiler:
                 weights=False,
             )
         self.model = self._update.core
-        self._batch, self._eval_batch = (
-            send_to_device(b, self.device) for b in (benchmark.batch, benchmark.eval_batch)
-        )
+        self._batch = send_to_device(benchmark.batch, self.device)
+        self._eval_batch = send_to_device(benchmark.eval_batch, self.device)
 
     def train_step(self) -> None:
         """Perform one update, as the training loop does."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraft.errors import ConfigError
-from attngraft.strict import FieldError
+from attngraft.strict import FieldError, require
 from attngraft.suggest import did_you_mean
 from attngraft.yaml_config import (
     apply_overrides,
@@ -57,8 +57,8 @@ class HostConfig:
 
     def __post_init__(self) -> None:
         both = self.pretrained and self.weights is not None
-        _require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
-        _require(self, "weights", self.weights != "", "must be the path of a file, or null")
+        require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
+        require(self, "weights", self.weights != "", "must be the path of a file, or null")
         if ":" in self.name or os.path.isdir(self.name):
             from attngraft.models.schemes import resolve_host  # imported here because it imports torch
 
@@ -92,14 +92,14 @@ class OptimizerConfig:
     args: Mapping[str, Any] = field(default_factory=dict)  #: further arguments of the optimizer
 
     def __post_init__(self) -> None:
-        _require(self, "lr", self.lr >= 0, "must not be negative")
-        _require(self, "lr_batch", self.lr_batch is None or self.lr_batch > 0, "must be positive")
-        _require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
-        _require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
-        _require(self, "graft_lr_scale", self.graft_lr_scale > 0, "must be positive")
-        _require(self, "new_lr_scale", self.new_lr_scale > 0, "must be positive")
+        require(self, "lr", self.lr >= 0, "must not be negative")
+        require(self, "lr_batch", self.lr_batch is None or self.lr_batch > 0, "must be positive")
+        require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
+        require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
+        require(self, "graft_lr_scale", self.graft_lr_scale > 0, "must be positive")
+        require(self, "new_lr_scale", self.new_lr_scale > 0, "must be positive")
         decay = self.graft_weight_decay
-        _require(self, "graft_weight_decay", decay is None or decay >= 0, "must not be negative")
+        require(self, "graft_weight_decay", decay is None or decay >= 0, "must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,23 +119,23 @@ class ScheduleConfig:
     decay_rate: float | None = None  #: step and multistep: factor (0.1); poly: the power (1.0)
 
     def __post_init__(self) -> None:
-        _require(self, "epochs", self.epochs >= 0, "must not be negative")
-        _require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
-        _require(self, "min_lr", self.min_lr >= 0, "must not be negative")
-        _require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
-        _require(self, "warmup_steps", self.warmup_steps is None or self.steps is not None, "needs schedule.steps")
+        require(self, "epochs", self.epochs >= 0, "must not be negative")
+        require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
+        require(self, "min_lr", self.min_lr >= 0, "must not be negative")
+        require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
+        require(self, "warmup_steps", self.warmup_steps is None or self.steps is not None, "needs schedule.steps")
         total = self.steps or 0
-        _require(
+        require(
             self, "warmup_steps", self.warmup_steps is None or 0 <= self.warmup_steps < total, "must be below steps"
         )
         short = f"must be less than the {self.epochs} epochs"
         by_steps = self.steps is not None or not self.epochs  # then they follow from the data, or nothing is trained
-        _require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)
+        require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)
         ramp = self.warmup_epochs
         fits = by_steps or ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
-        _require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
-        _require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
-        _require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
+        require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
+        require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
+        require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
 
     @property
     def trains(self) -> bool:
@@ -162,7 +162,7 @@ class FirstStage:
     epochs: int = 1  #: part of schedule.epochs
 
     def __post_init__(self) -> None:
-        _require(self, "epochs", self.epochs >= 1, "must be at least 1")
+        require(self, "epochs", self.epochs >= 1, "must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,9 +173,9 @@ class Stage:
     epochs: int | None = None  #: at most; null, in the last stage: the rest of schedule.epochs
     parameters: Parameters | None = None  #: trained parameters; null: train.parameters
     start: Literal["last", "best"] = "last"  #: weights to start from: those of the last epoch, or the best so far
-    optimizer: Literal["keep", "fresh"] = "keep"  #: fresh: the optimizer forgets its moments
+    optimizer: Literal["keep", "fresh"] = "keep"  #: fresh: reset the optimizer's moments
     lr: float | None = None  #: peak of a schedule of its own, over the stage's epochs
-    schedule: Mapping[str, Any] | None = None  #: fields of a schedule of its own; null, without lr: the run's goes on
+    schedule: Mapping[str, Any] | None = None  #: fields of a schedule of its own; null, without lr: that of the run
     patience: int | None = None  #: end the stage after this many epochs without a better metric
     metric: str | None = None  #: validation metric for patience; null: the task's primary one
     task: Mapping[str, Any] = field(default_factory=dict)  #: fields of the task that differ, such as its loss
@@ -183,12 +183,12 @@ class Stage:
     def __post_init__(self) -> None:
         for name in ("epochs", "patience"):
             value = getattr(self, name)
-            _require(self, name, value is None or value >= 1, "must be at least 1")
-        _require(self, "lr", self.lr is None or self.lr >= 0, "must not be negative")
-        _require(self, "metric", self.metric is None or self.patience is not None, "is only watched with a patience")
-        _require(self, "task", "name" not in self.task, "cannot be another task")
+            require(self, name, value is None or value >= 1, "must be at least 1")
+        require(self, "lr", self.lr is None or self.lr >= 0, "must not be negative")
+        require(self, "metric", self.metric is None or self.patience is not None, "requires a patience")
+        require(self, "task", "name" not in self.task, "cannot be another task")
         fixed = {"epochs", "steps", "warmup_steps"} & (self.schedule or {}).keys()
-        _require(self, "schedule", not fixed, "counts the stage's epochs: leave out epochs and steps")
+        require(self, "schedule", not fixed, "counts the stage's epochs: leave out epochs and steps")
 
     @property
     def own_schedule(self) -> bool:
@@ -223,13 +223,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every", "eval_every"):
             value = getattr(self, name)
-            _require(self, name, value is None or value >= 1, "must be at least 1")
+            require(self, name, value is None or value >= 1, "must be at least 1")
         whole = self.batch_size % self.accumulate == 0
-        _require(self, "accumulate", whole, f"must divide train.batch_size ({self.batch_size})")
-        _require(self, "clip_grad", self.clip_grad is None or self.clip_grad > 0, "must be positive or null")
-        _require(self, "ema", self.ema is None or 0 < self.ema < 1, "must lie between 0 and 1, or be null")
-        _require(self, "drop_path", self.drop_path is None or 0 <= self.drop_path < 1, "must lie in [0, 1)")
-        _require(self, "workers", self.workers >= 0, "must not be negative")
+        require(self, "accumulate", whole, f"must divide train.batch_size ({self.batch_size})")
+        require(self, "clip_grad", self.clip_grad is None or self.clip_grad > 0, "must be positive or null")
+        require(self, "ema", self.ema is None or 0 < self.ema < 1, "must lie between 0 and 1, or be null")
+        require(self, "drop_path", self.drop_path is None or 0 <= self.drop_path < 1, "must lie in [0, 1)")
+        require(self, "workers", self.workers >= 0, "must not be negative")
         fewer = self.first is None or TRAINED[self.first.parameters] < TRAINED[self.parameters]
         if not fewer and self.first is not None:
             rule = f"must be fewer than train.parameters ({self.parameters}); got {self.first.parameters}"
@@ -247,9 +247,9 @@ class TeacherConfig:
     size: int | None = None  #: height and width in pixels of the teacher's inputs; null: its own size
 
     def __post_init__(self) -> None:
-        _require(self, "args", not self.args or self.name is not None, "require a teacher name (distill.teacher.name)")
-        _require(self, "weights", self.weights != "", "must be a path, or null")
-        _require(self, "size", self.size is None or self.size > 0, "must be positive")
+        require(self, "args", not self.args or self.name is not None, "require a teacher name (distill.teacher.name)")
+        require(self, "weights", self.weights != "", "must be a path, or null")
+        require(self, "size", self.size is None or self.size > 0, "must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,9 +265,9 @@ class DistillConfig:
     temperature: float = 1.0  #: divides the logits of both; the teacher loss is multiplied by its square
 
     def __post_init__(self) -> None:
-        _require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
-        _require(self, "temperature", self.temperature > 0, "must be positive")
-        _require(
+        require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
+        require(self, "temperature", self.temperature > 0, "must be positive")
+        require(
             self, "temperature", self.temperature == 1 or not self.hard, "has no effect with hard: true; leave it out"
         )
 
@@ -289,9 +289,8 @@ class Recipe:
 
     host: HostConfig = field(default_factory=HostConfig)
     graft: str | list[Any] | None = None  #: a graft specification, or a list of mappings
-    task: Mapping[str, Any] = field(
-        default_factory=lambda: {"name": "classification"}
-    )  #: `name` of the task, and its fields
+    #: `name` of the task, and its fields
+    task: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -318,9 +317,9 @@ class Recipe:
 
     def _check_stages(self) -> None:
         if self.train.first is not None:
-            raise FieldError("stages", "already say what train.first does; set train.first to null")
+            raise FieldError("stages", "cannot be combined with train.first; set it to null")
         if self.schedule.steps is not None or self.train.eval_every is not None:
-            raise FieldError("stages", "count epochs; set schedule.steps and train.eval_every to null")
+            raise FieldError("stages", "count epochs, so schedule.steps and train.eval_every must be null")
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names) or not all(names):
             raise FieldError("stages", f"need different names; got {', '.join(names)}")
@@ -462,8 +461,3 @@ def _find(name_or_path: str | Path, *, beside: Path) -> Path:
     raise ConfigError(
         f"unknown recipe {text!r}{did_you_mean(text, names)}; recipes: {', '.join(names)}, or the path of a YAML file"
     )
-
-
-def _require(config: object, name: str, holds: bool, rule: str) -> None:
-    if not holds:
-        raise FieldError(name, f"{rule}; got {getattr(config, name)}")

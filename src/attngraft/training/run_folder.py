@@ -157,7 +157,7 @@ class RunFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """An evaluation of a finished run apart from its last epoch's, which a study compares instead."""
+    """Evaluation of a finished run that a study compares instead of the last epoch's."""
 
     weights: Literal["last", "best"]
     epoch: int  #: of the weights, from 1

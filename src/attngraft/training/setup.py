@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import Accelerator
@@ -17,7 +19,7 @@ from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.capabilities import is_declared, require
-from attngraft.tasks.task import Task, TaskData
+from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
 from attngraft.training.build import (
     Start,
     build_started_model,
@@ -129,7 +131,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     )
     epochs = recipe.schedule.epochs if recipe.schedule.steps is None else order.epochs_of(recipe.schedule.steps)
     updates = recipe.schedule.steps or order.updates_before(epochs)
-    stages = [_stage_context(recipe, stage, task, data, order, folder, epochs=epochs) for stage in recipe.all_stages]
+    stages = [_stage_context(recipe, stage, task, data, order, epochs=epochs) for stage in recipe.all_stages]
     teacher = create_teacher(recipe, task, data, device=accelerator.device)
     if teacher is not None:
         teacher.refuse_other(folder)
@@ -163,9 +165,9 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
 
 
 def _stage_context(
-    recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder, folder: RunFolder, *, epochs: int
+    recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder, *, epochs: int
 ) -> StageContext:
-    """Open a stage's data if its task differs from the run's.
+    """Open a stage's data if its task differs from the run's; what the run's task fitted is used as it is.
 
     Raises:
         ConfigError: its model or its number of updates per epoch is not that of the run.
@@ -175,9 +177,13 @@ def _stage_context(
     if not stage.task:
         return StageContext(stage=stage, recipe=changed, task=task, order=order)
     own = build_task(changed)
-    own.load_split(folder.split)
-    own.load_files(folder.fitted)
-    found = own.load(model_data_config=model_data_config(changed))
+    with TemporaryDirectory() as shared:  # the run's folder has these files only when it resumes
+        split = Path(shared, SPLIT_FILE)
+        if changed.task.get("data") == recipe.task.get("data") and task.save_split(split):
+            own.load_split(split)
+        task.save_files(Path(shared))
+        own.load_files(Path(shared))
+        found = own.load(model_data_config=model_data_config(changed))
     if dict(found.model_args) != dict(data.model_args):
         raise ConfigError(f"stages.{stage.name}.task: would need another model than the run's; change other fields")
     batches = replace(order, split=found.train)
@@ -216,9 +222,7 @@ def build_update(
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
-    if (
-        accelerator.scaler is None
-    ):  # without a scaler, accelerate's wrapper only adds a check for installed packages to each step
+    if accelerator.scaler is None:  # then accelerate's wrapper only adds a check for installed packages to each step
         prepared = prepared.optimizer
     state = TrainState(
         accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), freezing=freezing
@@ -257,7 +261,7 @@ def _refuse_unshardable(recipe: Recipe, core: nn.Module) -> None:
     if recipe.train.first is not None:
         raise ConfigError("train.first: FSDP cannot freeze sharded weights for a while; set it to null, or use DDP")
     if recipe.stages:
-        raise ConfigError("stages: FSDP cannot change what is trained of sharded weights; remove them, or use DDP")
+        raise ConfigError("stages: FSDP cannot freeze sharded weights for a while; remove them, or use DDP")
     if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
             f"graft {recipe.graft}: leaves rows of the host's weights unused, and FSDP cannot exempt rows of sharded "

@@ -201,12 +201,9 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
 
 def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
     """Return the reason why the head in a file of weights was not loaded."""
-    layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
-    names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
     if start.path is None:
         return start.origin
-    values = read_weights(start.path, host=host).host
-    classes = next((len(values[name]) for name in names if name in values), None)
+    classes = read_weights(start.path, host=host).outputs(model)
     if classes is None:
         return f"{start.path} holds no head"
     return f"{start.path} is for {classes} classes, but the data have {getattr(model, 'num_classes', '?')}"
@@ -237,7 +234,7 @@ def _trained(path: Path) -> _Source:
             "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
         )
     weights = run.best() if path.is_dir() else path
-    model = build_model(record.recipe, record.model_args, weights=False)
+    model = build_model(record.recipe, record.model_args, weights=False, facts=record.facts)
     facts = load_weights(weights, model)
     return _Source(
         model=model,

@@ -65,7 +65,7 @@ class Update:
         """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
 
         Args:
-            batches: micro-batches; the list is emptied on the way, so that each is freed once it was used.
+            batches: micro-batches; each is removed from the list when it is used, which frees its memory.
             epoch: from 0.
             step: update of the epoch, from 0.
         """
@@ -92,9 +92,9 @@ class Update:
             batch: as loaded.
             epoch: from 0.
             step: micro-batch of the epoch, from 0.
-            shares: of the micro-batch in each loss of the update; 1 / train.accumulate by default.
+            shares: of the micro-batch in each loss of the update, relative to an equal share; 1 by default.
         """
-        accelerator, count = self.state.accelerator, self.recipe.train.accumulate
+        accelerator, count, shares = self.state.accelerator, self.recipe.train.accumulate, shares or {}
         if accelerator.device.type != "cpu":
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
         batch = self.task.prepare(batch, epoch=epoch, step=step)
@@ -105,15 +105,15 @@ class Update:
         means: dict[str, Tensor] = {}
         with accelerator.autocast():
             for name, loss in self.task.step(self._called, batch, at).items():
-                share = (shares or {}).get(name, (shares or {}).get(_EXAMPLES))
-                means[name] = loss.mean if share is None else loss.mean * (share * count)
+                share = shares.get(name, shares.get(_EXAMPLES, 1.0))
+                means[name] = loss.mean if share == 1 else loss.mean * share
                 if loss.trained:
-                    part = loss.mean if loss.factor == 1 else loss.factor * loss.mean
-                    parts.append((part if count == 1 else part / count) if share is None else part * share)
+                    scale = loss.factor * share
+                    parts.append(loss.mean if scale == 1 else loss.mean * scale)
             total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
             if "loss" not in means:
-                means = {"loss": total.detach() * count, **means}
-        return total, means
+                means = {"loss": total.detach(), **means}
+        return total if count == 1 else total / count, means
 
     def _position(self, epoch: int, step: int) -> float:
         """Return the number of updates made, as the schedule counts them.
@@ -127,20 +127,22 @@ class Update:
         return (epoch - self._begin) * order.steps + part
 
     def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
-        """Return the share of each micro-batch in the weight of the whole update, by loss; {} without weights.
+        """Return the share of each micro-batch in the weight of the whole update, by loss, relative to an equal share.
 
-        Distributed training averages gradients over processes, so shares are multiplied by their number.
+        Losses without a weight are missing, and so are all if there are none: all micro-batches then count alike.
 
         Args:
             batches: this process's micro-batches.
-            sizes: numbers of examples in all processes' micro-batches, the weights of losses that have no other.
+            sizes: numbers of examples in all processes' micro-batches, the weights of losses that have no other; None if
+                they are equal.
         """
         weights = [self.task.weights(batch) for batch in batches]
         accelerator = self.state.accelerator
         world, first = accelerator.num_processes, accelerator.process_index * len(batches)
+        parts = world * len(batches)
         by_size: list[dict[str, float]] = [{} for _ in batches]
         if sizes is not None:
-            by_size = [{_EXAMPLES: size * world / sum(sizes)} for size in sizes[first : first + len(batches)]]
+            by_size = [{_EXAMPLES: size * parts / sum(sizes)} for size in sizes[first : first + len(batches)]]
         self._has_weight = True
         if not any(weights):
             return by_size
@@ -151,14 +153,14 @@ class Update:
                     totals[name] = totals.get(name, 0.0) + float(weight)
         self._has_weight = any(totals.values())
         return [
-            shares | {name: weight * world / totals[name] if totals[name] else 0.0 for name, weight in own.items()}
+            shares | {name: weight * parts / totals[name] if totals[name] else 0.0 for name, weight in own.items()}
             for shares, own in zip(by_size, weights, strict=True)
         ]
 
     def apply(self, *, epoch: int, step: int) -> None:
         """Clip the gradients, step the optimizer, and update the moving average of the weights."""
         state, train = self.state, self.recipe.train
-        if not self._has_weight:  # nothing was learned from: weight decay and momentum would still move weights
+        if not self._has_weight:  # a step would still apply weight decay and momentum
             state.optimizer.zero_grad()
             return
         if train.clip_grad is not None:

@@ -18,7 +18,7 @@ from attngraft.results.records import RecordCollector, Records
 from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources import ArrayImages
-from attngraft.tasks.images.splits import LabelledSplit, SplitSettings
+from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.task import Evaluation, to_records
 from attngraft.training.evaluate import evaluate_records
 from tests.tasks.images.datasets import host_config, make_task
@@ -37,25 +37,24 @@ class LabelsOnly(LabelledSplit):
         raise NotImplementedError
 
 
-def _split(labels: np.ndarray, classes: int) -> LabelledSplit:
+def _split(labels: np.ndarray) -> LabelledSplit:
     images = ArrayImages(
         np.zeros((len(labels), 1, 1), np.uint8), names=[f"image {i}" for i in range(len(labels))], labels=labels
     )
-    names = tuple(str(c) for c in range(classes))
-    settings = SplitSettings(classes=names, host=HostInput.from_model(host_config()), seed=0)
-    return LabelsOnly(images, image_to_tensor, settings=settings)
+    return LabelsOnly(images, image_to_tensor, host=HostInput.from_model(host_config()), seed=0)
 
 
 def _evaluate(
     logits: torch.Tensor, labels: np.ndarray, *, order: np.ndarray | None = None, **sections: Any
 ) -> Evaluation:
-    task, split = _task(logits.shape[1], **sections), _split(labels, logits.shape[1])
+    classes = logits.shape[1]
+    task, split = _task(classes, **sections), _split(labels)
     collector = RecordCollector(split.names)
     order = np.arange(len(labels)) if order is None else order
     for rows in np.array_split(order, max(1, len(order) // 7)):
         batch = {"target": torch.from_numpy(labels[rows])}
         collector.add(rows, to_records(task.predict(logits[rows], batch)))
-    return evaluate_records(task, split, collector.table(), {"classes": split.classes})
+    return evaluate_records(task, split, collector.table(), {"classes": [str(c) for c in range(classes)]})
 
 
 def _random(size: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:

@@ -80,6 +80,18 @@ def test_a_trained_models_numbers_and_scale_are_used_for_other_data(tmp_path: Pa
         task.load(model_data_config=host_config(16))
 
 
+def test_the_scale_is_saved_and_not_fitted_anew(tmp_path: Path) -> None:
+    task = make(data={"source": str(write_table(tmp_path))})
+    scale = task.load(model_data_config=host_config(16)).facts["scale"]
+    task.save_files(tmp_path / "fitted")
+    task = make(data={"source": str(write_table(tmp_path, images=40, shift=100))})
+    task.load_files(tmp_path / "fitted")
+    assert task.load(model_data_config=host_config(16)).facts["scale"] == scale
+    (tmp_path / "fitted" / "scale.json").write_text("{")
+    with pytest.raises(DataError, match=r"scale\.json: cannot be read"):
+        task.load_files(tmp_path / "fitted")
+
+
 @pytest.mark.parametrize("name", ["mse", "l1", "huber"])
 def test_losses(name: str) -> None:
     task = make(loss={"name": name})

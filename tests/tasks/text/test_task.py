@@ -6,6 +6,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,9 +39,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+MODERN = {"model_type": "modernbert", "pad_token_id": 0, "cls_token_id": 2, "sep_token_id": 3, "local_attention": 4}
+
+
+@pytest.mark.parametrize("changes", [{}, MODERN], ids=["bert", "modernbert"])
 @pytest.mark.parametrize(("graft", "padding"), [("none", True), ("horizontal + bisa", True), ("cb", False)])
-def test_the_logits_of_a_text_do_not_depend_on_the_others(tmp_path: Path, graft: str, padding: bool) -> None:
-    given = recipe(tmp_path, host(tmp_path / "bert"), f"graft={graft}")
+def test_the_logits_of_a_text_do_not_depend_on_the_others(
+    tmp_path: Path, graft: str, padding: bool, changes: dict[str, Any]
+) -> None:
+    given = recipe(tmp_path, host(tmp_path / "host", **changes), f"graft={graft}")
     model = build_model(given, {"num_classes": 3}).eval()
     assert takes_padding(model) is padding
     ids = torch.randint(5, 120, (5, 9))

@@ -11,7 +11,7 @@ from attngraft.results.measured import MeanScore, Measured, Statistic
 from attngraft.results.measured import macro_f1 as resampled_macro_f1
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
-from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
+from attngraft.tasks.calibration import mean_over_seeds, recall_precision_f1, reliability_section
 from attngraft.tasks.classification.config import LossConfig
 from attngraft.tasks.classification.losses import example_losses
 
@@ -46,8 +46,8 @@ def measure(table: RecordTable, *, classes: int) -> Measured:
     """Return the metrics as shares (0 to 1).
 
     `top1`, `top5` (with more than five classes), `balanced_accuracy` and `macro_f1` (means of recall and of F1 over the
-    classes that occur), and `loss` (the training loss without smoothing and class weights). Balanced accuracy is resampled
-    with each example's weight in it held fixed.
+    classes that occur), and `loss` (the training loss without smoothing and class weights). Under resampling, each example
+    keeps its weight in the balanced accuracy.
     """
     target, predicted = table.array("target"), table.array("predicted")
     hit = predicted == target
@@ -123,16 +123,12 @@ def sections(
 
 
 def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int], noun: str) -> Section:
-    recalls, precisions, f1s = [], [], []
+    by_seed = []
     support = np.bincount(predictions[0]["target"], minlength=len(classes))
     for each in predictions:
         correct = np.bincount(each["target"][each["target"] == each["predicted"]], minlength=len(classes))
         predicted = np.bincount(each["predicted"], minlength=len(classes))
-        recalls.append(share_or_none(correct, support))
-        precisions.append(share_or_none(correct, predicted))
-        f1s.append(
-            [f1 if n else None for f1, n in zip(share_or_none(2 * correct, predicted + support), support, strict=True)]
-        )
+        by_seed.append(recall_precision_f1(correct, predicted, support))
     columns = [
         Column(name="class", kind="text"),
         Column(name=f"{noun}s", kind="count", role="common"),
@@ -140,7 +136,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Map
         Column(name="precision", kind="share"),
         Column(name="F1", kind="share", role="compared"),
     ]
-    means = (mean_over_seeds(values) for values in (recalls, precisions, f1s))
+    means = map(mean_over_seeds, zip(*by_seed, strict=True))
     rows = [list(row) for row in zip(classes, support.tolist(), *means, strict=True)]
     largest = max(classes, key=lambda name: counts[name])
     share = support[classes.index(largest)] / support.sum()

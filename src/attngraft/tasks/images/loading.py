@@ -14,7 +14,7 @@ from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.opening import OpenedImages, TrainVal, open_images
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources import Images, decoded
-from attngraft.tasks.images.splits import EpochSampling, ImageSplit, LabelledSplit, PixelSplit, SplitSettings
+from attngraft.tasks.images.splits import EpochSampling, ImageSplit, LabelledSplit, PixelSplit
 from attngraft.tasks.images.transforms import TransformPlan, eval_transform, only_shifts_and_flips, train_transform
 
 CACHE_LIMIT = 2**29  #: largest size in bytes of a split's resized images to cache in memory by default
@@ -68,7 +68,6 @@ def load_images(
     plan = TransformPlan.decide(augment, host, image_size=first.size, mirrored=source.mirrored)
     if eval_crop_pct is not None:
         plan = replace(plan, eval_crop_pct=eval_crop_pct)
-    settings = SplitSettings(classes=source.classes, host=host, seed=seed)
     facts = {"task": task, "source": data.source, **_facts(opened, plan, host)}
     facts["image"] = {"first_size": list(first.size), "first_mode": first.mode}
     images, shuffle_buffer = source.train, None
@@ -88,17 +87,17 @@ def load_images(
     train: LabelledSplit
     if only_shifts_and_flips(augment, plan) and _is_cached(images, data, host):
         fixed = eval_transform(host, crop_pct=1.0, interpolation=augment.interpolation)
-        train = PixelSplit(images, fixed, plan, settings=settings, epoch_sampling=epoch_sampling)
+        train = PixelSplit(images, fixed, plan, host=host, seed=seed, epoch_sampling=epoch_sampling)
     else:
         transform = train_transform(augment, plan, host)
-        train = ImageSplit(images, transform, settings=settings, epoch_sampling=epoch_sampling)
+        train = ImageSplit(images, transform, host=host, seed=seed, epoch_sampling=epoch_sampling)
     transform = eval_transform(host, crop_pct=plan.eval_crop_pct)
     return LoadedImages(
         classes=source.classes,
         train=train,
-        val=PixelSplit(val, transform, None, settings=settings)
+        val=PixelSplit(val, transform, None, host=host, seed=seed)
         if _is_cached(val, data, host)
-        else ImageSplit(val, transform, settings=settings),
+        else ImageSplit(val, transform, host=host, seed=seed),
         counts=np.zeros(0) if source.numeric else class_counts(source.train, len(source.classes)),
         facts=printable(facts),
         random_split=opened.random_split,

@@ -54,7 +54,7 @@ class Survey:
 
 
 def data_config(task: str | None) -> type[DataConfig]:
-    """Return the class of the recipe's section `task.data`, for a task of images (None: with classes)."""
+    """Return the class of the recipe section `task.data` of an image task; None: a task with classes."""
     return NumbersConfig if task is not None and getattr(load_task(task), "numeric", False) else DataConfig
 
 

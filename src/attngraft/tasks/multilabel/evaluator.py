@@ -17,7 +17,7 @@ from attngraft.results.measured import (
 )
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Column, Section, Table
-from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
+from attngraft.tasks.calibration import mean_over_seeds, recall_precision_f1, reliability_section
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -33,13 +33,11 @@ def measure(table: RecordTable, *, threshold: float) -> Measured:
     present = target.astype(bool)
     precision = image_average_precision(logits, target)
     counts = label_counts(logits, target, threshold=threshold)
-    positives, both = counts["positives"], counts["positives"] + counts["predicted"]
-    f1 = [value if n else None for value, n in zip(share_or_none(2 * counts["correct"], both), positives, strict=True)]
     values = {
         "image_ap": float(precision.mean()),
         "map": mean_of_known(class_average_precision(logits, target)),
-        "macro_f1": mean_of_known(f1),
-        "micro_f1": float(2 * counts["correct"].sum() / both.sum()),
+        "macro_f1": mean_of_known(recall_precision_f1(**counts)[2]),
+        "micro_f1": float(2 * counts["correct"].sum() / (counts["positives"] + counts["predicted"]).sum()),
     }
     decisions = decided(logits, threshold=threshold)
     statistics: dict[str, Statistic] = {
@@ -122,15 +120,11 @@ def sections(
 
 
 def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], threshold: float, training: np.ndarray) -> Section:
-    averages, recalls, precisions, f1s = [], [], [], []
+    by_seed = []
     for each in predictions:
         counts = label_counts(each["logits"], each["target"], threshold=threshold)
-        positives, predicted, correct = counts["positives"], counts["predicted"], counts["correct"]
-        averages.append(class_average_precision(each["logits"], each["target"]))
-        recalls.append(share_or_none(correct, positives))
-        precisions.append(share_or_none(correct, predicted))
-        f1 = share_or_none(2 * correct, positives + predicted)
-        f1s.append([value if n else None for value, n in zip(f1, positives, strict=True)])
+        average = class_average_precision(each["logits"], each["target"])
+        by_seed.append((average, *recall_precision_f1(**counts)))
     columns = [
         Column(name="class", kind="text"),
         Column(name="images", kind="count", role="common"),
@@ -142,7 +136,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], threshold: 
     target = predictions[0]["target"]
     by_counts = image_average_precision(np.broadcast_to(training, target.shape), target).mean()
     support = target.sum(axis=0, dtype=np.int64).tolist()
-    means = (mean_over_seeds(values) for values in (averages, recalls, precisions, f1s))
+    means = map(mean_over_seeds, zip(*by_seed, strict=True))
     return Section(
         name="classes",
         title="Class by class",

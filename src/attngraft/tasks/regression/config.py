@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attngraft.strict import FieldError
+from attngraft.strict import FieldError, require
 from attngraft.tasks.images.config import AugmentConfig, NumbersConfig
 
 
@@ -18,10 +18,9 @@ class LossConfig:
     delta: float = 1.0  #: huber: error, in standard deviations, from which the loss is linear
 
     def __post_init__(self) -> None:
-        if self.delta <= 0:
-            raise FieldError("delta", f"must be positive, got {self.delta}")
-        if self.name != "huber" and self.delta != 1:
-            raise FieldError("delta", "applies to loss huber only; remove it, or set task.loss.name=huber")
+        require(self, "delta", self.delta > 0, "must be positive")
+        used = self.name == "huber" or self.delta == 1
+        require(self, "delta", used, "applies to loss huber only; remove it, or set task.loss.name=huber")
 
 
 @dataclass(frozen=True, kw_only=True)

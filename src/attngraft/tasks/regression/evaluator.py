@@ -23,14 +23,17 @@ BINS = 5  #: rows of predicted against true values per number
 
 def measure(table: RecordTable) -> Measured:
     """Return `rmse`, `mae`, `r2` and `spearman`; with several numbers, their means over the numbers."""
-    predicted, target = table.array("predicted"), table.array("target")
-    statistics: dict[str, Statistic] = {
+    statistics = _statistics(table.array("predicted"), table.array("target"))
+    return Measured(values={name: statistic.point for name, statistic in statistics.items()}, statistics=statistics)
+
+
+def _statistics(predicted: np.ndarray, target: np.ndarray) -> dict[str, Statistic]:
+    return {
         "rmse": _over_numbers(root_mean_squared_error, predicted, target),
         "mae": MeanScore(np.abs(predicted - target).mean(axis=1)),
         "r2": _over_numbers(r_squared, predicted, target),
         "spearman": _over_numbers(SpearmanCorrelation, predicted, target),
     }
-    return Measured(values={name: statistic.point for name, statistic in statistics.items()}, statistics=statistics)
 
 
 def _over_numbers(
@@ -58,22 +61,14 @@ def _errors(predicted: Sequence[np.ndarray], target: np.ndarray, names: Sequence
     ]
     rows: list[list[Cell]] = []
     for index, name in enumerate(names):
-        truth = target[:, index]
-        by_seed = [
-            [
-                root_mean_squared_error(each[:, index], truth).point,
-                float(np.abs(each[:, index] - truth).mean()),
-                r_squared(each[:, index], truth).point,
-                SpearmanCorrelation(each[:, index], truth).point,
-            ]
-            for each in predicted
-        ]
+        truth = target[:, [index]]
+        by_seed = [[each.point for each in _statistics(run[:, [index]], truth).values()] for run in predicted]
         rows.append([name, float(truth.std()), *map(_finite, np.mean(by_seed, axis=0))])
     return Section(
         name="numbers",
         title="Number by number",
-        note="Means over seeds, on the evaluated images, in the units of the data. Deviation: that of the true numbers, "
-        "which is the RMSE of always predicting their mean.",
+        note="Means over seeds, on the evaluated images, in the units of the data. Deviation: the standard deviation of "
+        "the true numbers, which is the RMSE of always predicting their mean.",
         table=Table(columns=columns, rows=rows),
     )
 
@@ -106,7 +101,7 @@ def _against_truth(predicted: Sequence[np.ndarray], target: np.ndarray, names: S
         name="predicted",
         title="Predicted against true",
         note="The evaluated images in groups of equal size by their true number: the means of the true and of the predicted "
-        "numbers. Predictions that are drawn to the overall mean are too high in the first groups and too low in the last.",
+        "numbers. Predictions that shrink towards the mean are too high in the first groups and too low in the last.",
         table=Table(columns=columns, rows=rows),
     )
 

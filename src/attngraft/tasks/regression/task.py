@@ -1,7 +1,9 @@
 """Regression: one or several numbers per image."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,15 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attngraft.errors import DataError
+from attngraft.files import write_atomically
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
-from attngraft.tasks.images.heads import heads_of, mean_logits
-from attngraft.tasks.images.inputs import ImageBatches
+from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.regression.config import RegressionConfig
 from attngraft.tasks.regression.evaluator import measure, sections
 from attngraft.tasks.task import Batch, Serving, TaskData
+
+FILE = "scale.json"  #: mean and deviation of the training numbers, in the folder of `Task.save_files`
 
 
 class Regression(ImageTask):
@@ -42,23 +47,30 @@ class Regression(ImageTask):
     numeric = True
     sources = "a .csv, .tsv or .parquet with a column of image paths and columns of numbers; bars"
     activation = "none"
-    _scale: Mapping[str, Sequence[float]] | None = None  # of a trained model's run; else set by load
+    _scale: Mapping[str, Sequence[float]] | None = None  # of a trained model or an interrupted run; else set by load
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        loaded, host = self.load_images(model_data_config)
+        loaded = self.load_images(model_data_config)
         numbers = loaded.train.labels
         if self._scale is None:
             self._scale = {"mean": numbers.mean(0).tolist(), "deviation": numbers.std(0).tolist()}
         mean, deviation = (np.array(self._scale[name]) for name in ("mean", "deviation"))
         for split in (loaded.train, loaded.val):
             split.labels = ((split.labels - mean) / deviation).astype(np.float32)
-        self._batches = ImageBatches(host)
-        return TaskData(
-            train=loaded.train,
-            val=loaded.val,
-            model_args={"num_classes": self._classes},
-            facts=loaded.facts | {"scale": self._scale},
-        )
+        return self.task_data(loaded, facts={"scale": self._scale})
+
+    def load_files(self, folder: Path) -> None:
+        path = folder / FILE
+        if path.is_file():
+            try:
+                self._scale = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise DataError(f"{path}: cannot be read ({error}); restore the file") from None
+
+    def save_files(self, folder: Path) -> None:
+        if self._scale is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / FILE, json.dumps(self._scale) + "\n")
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         super().use_fitted_transform(facts)
@@ -66,10 +78,8 @@ class Regression(ImageTask):
         data = replace(self.config.data, label_column=None, label_columns=tuple(facts["targets"]))
         self.config = replace(self.config, data=data)
 
-    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the `loss`, averaged over images, numbers and, for a distilled host, both heads."""
-        heads = heads_of(outputs, classes=self._classes)
-        return {"loss": torch.stack([self.example_losses(head, batch["target"]).mean() for head in heads]).mean()}
+    def _loss(self, logits: Tensor, target: Tensor) -> Tensor:
+        return self.example_losses(logits, target).mean()
 
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         config = self.config.loss

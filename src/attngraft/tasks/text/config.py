@@ -1,8 +1,8 @@
 """The recipe's `task` section for text classification."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
-from attngraft.strict import FieldError
+from attngraft.strict import FieldError, require
 from attngraft.tasks.classification.config import LossConfig, MetricsConfig
 from attngraft.tasks.images.config import DataConfig
 
@@ -34,24 +34,17 @@ class TextDataConfig:
 
     def as_table(self) -> DataConfig:
         """Return the settings of the table, for the readers of tables."""
-        return DataConfig(
-            source=self.source,
-            label_column=self.label_column,
-            label_separator="none",
-            split_column=self.split_column,
-            train_split=self.train_split,
-            val_split=self.val_split,
-            val_fraction=self.val_fraction,
-            split_seed=self.split_seed,
-            split_file=self.split_file,
-        )
+        settings = asdict(self)
+        del settings["text_column"]
+        return DataConfig(**settings, label_separator="none")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer: the host's own, or another, or one that is trained on the training texts.
+    """The tokenizer: the host's own, another, or one that is trained on the training texts.
 
-    A host without a tokenizer (in its folder) gets a trained one. It is saved with the run, and never trained anew.
+    The default for a host without a tokenizer in its folder is a trained one. It is saved with the run and never trained
+    again.
     """
 
     source: str | None = None  #: `train`, or a folder with a tokenizer; null: the host's, or `train` if it has none
@@ -60,10 +53,8 @@ class TokenizerConfig:
     max_length: int | None = None  #: longer texts are cut to this number of tokens; null: the host's limit
 
     def __post_init__(self) -> None:
-        for name, least in (("vocab_size", 32), ("max_length", 3)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise FieldError(name, f"must be at least {least}, got {value}")
+        require(self, "vocab_size", self.vocab_size is None or self.vocab_size >= 32, "must be at least 32")
+        require(self, "max_length", self.max_length is None or self.max_length >= 3, "must be at least 3")
 
 
 @dataclass(frozen=True, kw_only=True)

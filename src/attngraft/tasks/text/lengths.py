@@ -13,7 +13,9 @@ from attngraft.tasks.task import unwrapped
 def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     """Return the logits (B, classes) of padded texts (B, L).
 
-    A model that cannot mask padding is called once for every length, with the texts of that length.
+    A model that cannot mask padding is called once for every length, with the texts of that length. Only the first of
+    these calls goes through the wrappers of distributed training, because all processes must make equally many: DDP
+    exchanges buffers in each. Gradients are exchanged for the parameters, whichever call they come from.
     """
     lengths = attention_mask.sum(1)
     if int(lengths.min()) == input_ids.shape[1]:
@@ -21,7 +23,11 @@ def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> T
     if takes_padding(model):
         return logits_of(model(input_ids=input_ids, attention_mask=attention_mask))
     groups = [(lengths == length).nonzero()[:, 0] for length in lengths.unique()]
-    found = [logits_of(model(input_ids=input_ids[rows, : int(lengths[rows[0]])])) for rows in groups]
+    called = [model, *[unwrapped(model)] * (len(groups) - 1)]
+    found = [
+        logits_of(each(input_ids=input_ids[rows, : int(lengths[rows[0]])]))
+        for each, rows in zip(called, groups, strict=True)
+    ]
     return torch.cat(found)[torch.cat(groups).argsort()]
 
 

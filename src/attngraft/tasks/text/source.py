@@ -1,4 +1,4 @@
-"""Texts with labels from tables, in a training and a validation part."""
+"""Texts with labels from tables, split into training and validation."""
 
 import csv
 import hashlib
@@ -41,13 +41,13 @@ class Texts:
         return Texts(names=names, texts=texts, labels=self.labels[indices])
 
     def digest(self) -> str:
-        """Return an identifier of the texts, in any order."""
+        """Return an identifier of the set of texts, whatever their order."""
         return hashlib.sha256("\n".join(sorted(self.names)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """Both parts of a source."""
+    """Training and validation texts of a source, and their classes."""
 
     where: str
     column: str  #: of the texts
@@ -76,10 +76,8 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     table, side, origin = _read(Path(config.source).expanduser(), config)
     if (side < 0).any():
         table, side = _rows(table, np.flatnonzero(side >= 0)), side[side >= 0]
-    column, split_column = (
-        text_column(table, config.text_column),
-        config.split_column or find_column(table, SPLIT_NAMES),
-    )
+    column = text_column(table, config.text_column)
+    split_column = config.split_column or find_column(table, SPLIT_NAMES)
     labels = read_labels(table, config.as_table(), exclude={column, split_column or ""})
     texts = _texts(table, column)
     every = Texts(names=text_names(texts), texts=texts, labels=labels.values)
@@ -104,7 +102,8 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         raise DataError(f"{table.where}: no {what} ({origin}); add some, or change the split")
     twice = len(set(train.texts) & set(val.texts))
     notes = [labels.note] if labels.note else []
-    notes += [f"{twice} texts of the validation part are also in the training part."] if twice else []
+    if twice:
+        notes.append(f"{twice} validation {'text is' if twice == 1 else 'texts are'} also in the training split.")
     return TextSource(
         where=table.where,
         column=column,
@@ -137,7 +136,7 @@ def text_column(table: LabelTable, configured: str | None) -> str:
 
 
 def read_texts(path: Path, column: str) -> list[str]:
-    """Return the texts of a table, from `column` or the one that is found by its name; or the lines of another file.
+    """Return the texts of a table, from `column` or a column with a usual name; or the lines of another file.
 
     Raises:
         DataError: the file cannot be read, or has no texts.
@@ -155,7 +154,7 @@ def read_texts(path: Path, column: str) -> list[str]:
 
 
 def text_names(texts: Sequence[str]) -> list[str]:
-    """Return unique names: the start of each text, and an identifier, numbered for texts that occur again.
+    """Return unique names: the start of each text and a hash, with a number for repeated texts.
 
     They do not depend on the other rows, so that a saved split stays the same when rows are added.
     """
@@ -191,7 +190,9 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
         if train is None and len(tables) == 1:
             return _read(next(iter(tables.values())), config)
         if train is None:
-            raise DataError(f"{path}: no train.csv, train.tsv or train.parquet, nor a single table of texts and labels")
+            raise DataError(
+                f"{path}: no train.csv, train.tsv or train.parquet; name the training table so, or give one table for both"
+            )
         val = find_val(list(tables), settings, train=train, where=str(path))
         return _together([read_table(tables[name]) for name in (train, val) if name is not None], path)
     if not path.is_file() or path.suffix.lower() not in KINDS:

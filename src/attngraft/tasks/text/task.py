@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.results.measured import Measured
-from attngraft.results.records import Records, RecordTable
-from attngraft.results.sections import Section
-from attngraft.strict import read
-from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
-from attngraft.tasks.classification.losses import class_weights, training_loss
-from attngraft.tasks.classification.task import Classification
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.results.records import Records
+from attngraft.tasks.classification.labels import LabelTask
 from attngraft.tasks.task import (
     FITTED_FOLDER,
     SPLIT_FILE,
@@ -27,12 +21,11 @@ from attngraft.tasks.task import (
     Serving,
     Split,
     StepContext,
-    Task,
     TaskData,
     to_records,
 )
 from attngraft.tasks.text.config import TextClassificationConfig
-from attngraft.tasks.text.lengths import call_model, logits_of
+from attngraft.tasks.text.lengths import call_model
 from attngraft.tasks.text.source import Texts, TextSource, open_texts, save_split
 from attngraft.tasks.text.tokenizer import FILE, Tokenizer, folder_tokenizer, pad, read_tokenizer, train_tokenizer
 
@@ -58,37 +51,28 @@ class TextSplit(Split):
         return self.names[index]
 
 
-class TextClassification(Task):
+class TextClassification(LabelTask):
     """Classification of texts with one label each.
 
-    A batch is `{"input_ids": (B, L), "attention_mask": (B, L), "target": (B,)}`, L the most tokens of its texts.
+    A batch is `{"input_ids": (B, L), "attention_mask": (B, L), "target": (B,)}`, with L tokens in its longest text.
     """
 
     name = "text_classification"
     default_recipe = "text"
     auto_class = "AutoModelForSequenceClassification"
-    primary = "top1"  # default; the recipe may choose another
-    metrics: ClassVar = Classification.metrics
     capabilities = frozenset({"data_check", "export", "halving", "labels", "predict"})
+    config: TextClassificationConfig
+    config_class = TextClassificationConfig
+    sources = (
+        "a .csv, .tsv or .parquet with a column of texts and one of labels, or a folder with train.csv and val.csv"
+    )
+    noun = "text"
 
     def __init__(self, config: TextClassificationConfig, *, seed: int) -> None:
-        self.config, self.seed, self.primary = config, seed, config.metrics.primary
-        self.higher_is_better = self.metrics[self.primary].higher_is_better
-        self._loss = training_loss(config.loss)
-        self._classes = 0  # set by load
-        self._source: TextSource | None = None
+        super().__init__(config, seed=seed)
+        self._source: TextSource | None = None  # set by load
         self._tokenizer: Tokenizer | None = None
-        self._expected: str | None = None  # digest of the tokenizer of a trained model
-        self._saved_split: Path | None = None
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, seed: int) -> TextClassification:
-        if "data" not in config:
-            raise ConfigError(
-                "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
-                "(a .csv, .tsv or .parquet with a column of texts and one of labels, or a folder with train.csv and val.csv)"
-            )
-        return cls(read(TextClassificationConfig, config, where="task"), seed=seed)
+        self._expected: str | None = None  # digest of a trained model's tokenizer
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         if model_data_config.get("kind") != "text":
@@ -96,18 +80,15 @@ class TextClassification(Task):
                 "task text_classification: the host takes images; use one that takes text, such as hf:FOLDER"
             )
         config, source = self.config, open_texts(self.config.data, saved_split=self._saved_split)
-        self._source, self._classes = source, len(source.classes)
-        if self.primary == "top5" and self._classes <= TOP:
-            raise ConfigError(f"task.metrics.primary: top5 needs more than five classes, the data have {self._classes}")
-        counts = np.bincount(source.train.labels, minlength=self._classes)
-        self._loss = training_loss(config.loss, class_weights(config.loss, counts, source.classes))
+        self._source = source
+        self.set_classes(source.classes, np.bincount(source.train.labels, minlength=len(source.classes)))
         if self._tokenizer is None:
             self._tokenizer = self._new_tokenizer(source.train, model_data_config)
-        if config.tokenizer.max_length is not None:  # another one, for a stage of training
+        if config.tokenizer.max_length is not None:  # may differ in a stage of training
             self._tokenizer = self._tokenizer.cut_at(config.tokenizer.max_length)
         if self._expected not in (None, self._tokenizer.digest):
             raise DataError(
-                f"the tokenizer of the run ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed"
+                f"the run's tokenizer ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed; restore that file"
             )
         train, val = TextSplit(source.train, self._tokenizer), TextSplit(source.val, self._tokenizer)
         facts = {"task": self.name, "source": config.data.source, **_facts(source, self._tokenizer, train, val)}
@@ -134,9 +115,6 @@ class TextClassification(Task):
                 "host's own tokenizer, or another vocab_size for one of them"
             )
         return found
-
-    def load_split(self, path: Path) -> None:
-        self._saved_split = path if path.is_file() else None
 
     def save_split(self, path: Path) -> bool:
         if self._source is None or not self._source.drawn:
@@ -171,20 +149,6 @@ class TextClassification(Task):
         padded = not bool(batch["attention_mask"].all())
         return (), {name: batch[name] for name in ("input_ids", *(["attention_mask"] if padded else []))}
 
-    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        return {"loss": self._loss(self._logits(outputs), batch["target"])}
-
-    def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the columns of image classification."""
-        stored = self.config.metrics.predictions
-        return records(self._logits(outputs), batch["target"], loss=self.config.loss, stored=stored)
-
-    def _logits(self, outputs: Any) -> Tensor:
-        return mean_logits(logits_of(outputs), classes=self._classes)
-
-    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
-        return measure(table, classes=len(facts["classes"]))
-
     def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
         """Return whether classes and tokenizer are the same."""
         ours, theirs = (facts.get("input", {}).get("tokenizer") for facts in (a, b))
@@ -200,25 +164,19 @@ class TextClassification(Task):
                 "vocab_size": known["vocab_size"],
                 "column": known["column"],
             },
-            activation="sigmoid" if self.config.loss.name == "bce" else "softmax",
+            activation=self.activation,
             classes=tuple(facts["classes"]),
         )
 
     @classmethod
     def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
-        section = {"loss": {"name": "bce"}} if serving.activation == "sigmoid" else {}
-        known = {
-            name: value for name, value in serving.input.items() if name != "tokenizer"
-        }  # its path, not its digest
-        return section, {"classes": list(serving.classes), "input": known}
+        section, facts = super().from_serving(serving)
+        del facts["input"]["tokenizer"]  # the path of its file; facts of data have its digest
+        return section, facts
 
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
         return "" if model_data_config.get("tokenizer") else "the tokenizer that it was trained with"
-
-    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
-        """Return recall, precision and F1 by class, the confusion matrix, and calibration."""
-        return sections(predictions, classes=facts["classes"], counts=facts["counts"]["train"], noun="text")
 
 
 def _facts(source: TextSource, tokenizer: Tokenizer, train: TextSplit, val: TextSplit) -> dict[str, Any]:

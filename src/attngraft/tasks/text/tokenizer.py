@@ -1,4 +1,4 @@
-"""Texts to token ids: the tokenizer of a host, or one trained on the training texts. Saved as tokenizer.json."""
+"""Tokenizers: that of a host, or one trained on the training texts; saved as tokenizer.json."""
 
 import hashlib
 from collections import Counter
@@ -120,7 +120,7 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train byte pair encoding of words, with BERT's special tokens; the result depends on `texts` alone.
 
-    Of the package's trainers only this one is deterministic, with the alphabet given.
+    It is the package's only deterministic trainer, provided that the alphabet is given.
 
     Args:
         texts: the training texts.
