@@ -21,7 +21,7 @@ from attngraft.results.measured import MeanScore, Statistic
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, SuiteResult
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records, finished_runs
-from attngraft.study.predictions import RunStatistics, aligned
+from attngraft.study.predictions import RunStatistics, paired
 from attngraft.study.progress import StudyProgress
 from attngraft.study.verdict import compare_statistics, spread
 from attngraft.targets.test_sets import imagenet_order, open_test_set
@@ -148,13 +148,13 @@ class _EvaluatedRun:
         """Return the scores of the examples: the mean over severities of the mean over noise seeds."""
         group = self.groups[name]
         if group.files:
-            return _of(*self._mean(group))
+            return self._statistics(*self._mean(group))
         members = [
             each for each in self.result.groups if each.severity is not None and group.kind in (each.kind, "mean")
         ]
         parts = [self._mean(member) for member in members if member.files]
         score = np.mean([part[1].score for part in parts], axis=0)
-        return _of(parts[0][0], MeanScore(score))
+        return self._statistics(parts[0][0], MeanScore(score))
 
     def _mean(self, group: GroupResult) -> tuple[np.ndarray, MeanScore]:
         if group.name not in self._read:
@@ -175,11 +175,10 @@ class _EvaluatedRun:
     def calibration(self, name: str, task: Task) -> RunStatistics:
         """Return the expected calibration error."""
         columns = read_columns(self.record.folder / EVALUATIONS / self.groups[name].files[0])
-        return _of(columns["name"], calibration_statistic(*task.calibration_inputs(columns)))
+        return self._statistics(columns["name"], calibration_statistic(*task.calibration_inputs(columns)))
 
-
-def _of(names: np.ndarray, statistic: Statistic) -> RunStatistics:
-    return RunStatistics(names=names, statistics={_METRIC: statistic})
+    def _statistics(self, names: np.ndarray, statistic: Statistic) -> RunStatistics:
+        return RunStatistics(folder=self.record.folder, names=names, statistics={_METRIC: statistic})
 
 
 _Evaluations = Mapping[str, Mapping[int, _EvaluatedRun]]  # by variant name and seed
@@ -275,15 +274,15 @@ def _condition(
 def _difference(
     baseline: Mapping[int, _EvaluatedRun], variant: Mapping[int, _EvaluatedRun], name: str, first: SuiteRun, task: Task
 ) -> Difference | None:
-    seeds = sorted(baseline.keys() & variant.keys())
-    if not seeds:
+    def read(runs: Mapping[int, _EvaluatedRun]) -> dict[int, RunStatistics]:
+        calibration = first.metric == "ece"
+        return {seed: run.calibration(name, task) if calibration else run.scores(name) for seed, run in runs.items()}
+
+    before, after = paired(read(baseline), read(variant))
+    if not before:
         return None
-    pairs = [*(baseline[seed] for seed in seeds), *(variant[seed] for seed in seeds)]
-    metric = first.metric
-    found = [run.calibration(name, task) if metric == "ece" else run.scores(name) for run in pairs]
-    runs = [each.statistics[_METRIC] for each in aligned(found, [run.record.folder for run in pairs])]
     return compare_statistics(
-        dict(zip(seeds, runs[: len(seeds)], strict=True)),
-        dict(zip(seeds, runs[len(seeds) :], strict=True)),
+        {seed: run.statistics[_METRIC] for seed, run in before.items()},
+        {seed: run.statistics[_METRIC] for seed, run in after.items()},
         higher_is_better=first.higher_is_better,
     )
