@@ -181,6 +181,18 @@ def test_severities_are_averaged_example_by_example(tmp_path: Path) -> None:
     assert whole.difference is not None
 
 
+def test_a_primary_metric_that_is_no_mean_of_scores(tmp_path: Path) -> None:
+    recipe = ["train.batch_size=6", "task.metrics.primary=macro_f1"]
+    result = compare(small(tmp_path, suites=["noise"], seeds=1, set=recipe), costs=False, tools=BARE)
+    (suite,) = result.suites
+    assert suite.metric == "macro_f1"
+    for condition in suite.conditions:
+        baseline, variant = condition.variants
+        assert variant.difference is not None
+        assert variant.difference.mean == pytest.approx(variant.value.mean - baseline.value.mean, abs=1e-6)
+        assert variant.difference.mcnemar == []
+
+
 def test_calibration_by_brute_force() -> None:
     """Resampling rows one by one gives the interval; names may stand in another order."""
     random = np.random.default_rng(0)
