@@ -25,9 +25,7 @@ _KEPT = 2**26  #: number of counts kept for the next comparison
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
-def crossed_bootstrap(
-    differences: np.ndarray, *, resamples: int = RESAMPLES, random_state: int = 0
-) -> Interval:
+def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, random_state: int = 0) -> Interval:
     """Return the 95% bootstrap interval of the mean difference, resampling seeds and examples independently.
 
     Each resample draws S seeds and N examples with replacement. With their counts a (S,) and b (N,), its mean is

@@ -40,8 +40,11 @@ class ModelHandle:
 
     @property
     def has_predictions(self) -> bool:
-        """Return whether the run saved predictions made with these weights."""
-        return self.record is not None and self.record.predictions is not None and self.weights == "last"
+        """Return whether the run saved predictions made with these weights on its validation images."""
+        if self.record is None or self.record.predictions is None or self.weights != "last":
+            return False
+        judged = self.record.judged
+        return judged is None or (judged.weights, judged.split) == ("last", "val")
 
     def view(self, image: Image.Image) -> Tensor:
         """Return the resized and cropped pixels of an upright image, before normalization: bytes (C, H, W)."""
