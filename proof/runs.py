@@ -43,7 +43,7 @@ def make_run(folder: Path, seed: int, *, changes: Sequence[str] = CHANGES) -> Ru
 def scores_of(records: Sequence[RunRecord]) -> tuple[np.ndarray, np.ndarray]:
     """Return the scores (runs, images) of each half, for runs in the order of `seeds`."""
     task = build_task(records[0].recipe)
-    runs = aligned([read_statistics(record, task) for record in records], [record.folder for record in records])
+    runs = aligned([read_statistics(record, task) for record in records])
     scores = [statistic.score for run in runs if isinstance(statistic := run.statistics[task.primary], MeanScore)]
     half = len(scores) // 2
     return np.stack(scores[:half]), np.stack(scores[half:])

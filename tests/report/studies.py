@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from scipy import stats
 
+from attngraft.report.tables import study_table
 from attngraft.results.sections import Column, Matrix, Metric, Reliability, Section, Table
 from attngraft.results.statistics import epochs_to_baseline
 from attngraft.results.study import (
@@ -390,3 +393,12 @@ def _difference(runs: list[RunSummary], base: list[RunSummary], comparisons: int
         verdict=verdict,
         why=why,
     )
+
+
+def table_text(result: StudyResult, *, width: int = 88) -> str:
+    """The terminal's table without control codes."""
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(
+        study_table(result)
+    )
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

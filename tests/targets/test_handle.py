@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from attngraft.export.run import export_run
 from attngraft.targets.handle import model_handle, open_handle
 from attngraft.targets.judged import HostOptions
 from attngraft.training.evaluate import trained_model
-from attngraft.training.run_folder import read_run
+from attngraft.training.run_folder import Judged, read_run
 from tests.export.runs import CLASSES, make_run
 
 TINY = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
@@ -45,6 +46,21 @@ def test_a_run_and_its_export_are_the_same_model(tmp_path: Path) -> None:
     assert torch.equal(outputs[0], expected)
     torch.testing.assert_close(outputs[0], outputs[1])
     assert not first.model.training
+
+
+def test_saved_predictions_are_of_the_weights_and_images_that_a_run_is_judged_by(tmp_path: Path) -> None:
+    handle = open_handle(str(make_run(tmp_path / "run", None)))
+    predicted = replace(handle.record, predictions=tmp_path / "predictions.npz")
+
+    def judged(weights: str, split: str) -> bool:
+        record = replace(predicted, judged=Judged(weights=weights, epoch=1, split=split, metrics={}))
+        return replace(handle, record=record).has_predictions
+
+    assert replace(handle, record=predicted).has_predictions
+    assert not replace(handle, record=predicted, weights="best").has_predictions
+    assert judged("last", "val")
+    assert not judged("best", "val")
+    assert not judged("last", "test")
 
 
 def test_models_of_timm() -> None:

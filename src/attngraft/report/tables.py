@@ -1,9 +1,6 @@
-"""The main table of a study, for the terminal and as Markdown."""
-
-import io
+"""The main table of a study, for the terminal."""
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -13,9 +10,6 @@ from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
 
 VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
-
-
-# --- terminal ---------------------------------------------------------------------------------------------------------
 
 
 def study_table(result: StudyResult) -> Table:
@@ -48,14 +42,6 @@ def study_table(result: StudyResult) -> Table:
             Text(_cost(variant.cost, absolute=variant.is_baseline)),
         )
     return table
-
-
-def table_text(result: StudyResult, *, width: int = 88) -> str:
-    """Return `study_table` as plain text without control codes, for logs and files."""
-    text = io.StringIO()
-    console = Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(study_table(result))
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
@@ -104,55 +90,6 @@ def _cost(cost: Cost | None, *, absolute: bool) -> str:
             wording.size(cost.peak_memory_bytes),
         ]
     else:
-        values = _ratios(cost)
+        values = [ratio(n, exact=name in ("parameters", "macs")) for name, n in cost_ratios(cost).items()]
     names = ("params", "MACs", "train", "infer", "memory")
     return "\n".join(f"{name:<6} {value:>8}" for name, value in zip(names, values, strict=True))
-
-
-def _ratios(cost: Cost | None) -> list[str]:
-    return [ratio(number, exact=name in ("parameters", "macs")) for name, number in cost_ratios(cost).items()]
-
-
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-
-def markdown_table(result: StudyResult) -> str:
-    """Return the main table in GitHub Markdown, with one line per variant."""
-    style = metric_format(result)
-    head = [
-        "variant",
-        f"{style.title}, {wording.judged_column(result)}",
-        "difference",
-        "bootstrap 95%",
-        "t 95%",
-        "p (Holm)",
-    ]
-    head += ["verdict", "parameters", "MACs", "training step", "inference", "memory"]
-    head += ["epochs to baseline", "over the baseline's"]
-    rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]
-    for variant in result.variants:
-        spread, difference = variant.last.get(result.metric), variant.difference
-        epochs, recipe = wording.epochs_of(variant, result), wording.recipe_text(variant.recipe)
-        cells = [_markdown_text(variant.name if recipe in variant.name else f"{variant.name} ({recipe})")]
-        cells.append(wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT)
-        if difference is None:
-            cells += ["", "", "", "", "baseline" if variant.is_baseline else "not compared"]
-        else:
-            cells += [style.change(difference.mean), style.bounds(difference.bootstrap)]
-            cells += [style.bounds(difference.t) if difference.t else ABSENT, wording.p_value(difference.p_holm)]
-            cells += [difference.verdict]
-        cells += _ratios(variant.cost)
-        reached = variant.epochs_to_baseline
-        if variant.is_baseline:
-            cells += ["", ""]
-        else:
-            known = reached is not None and reached.baseline_epoch is not None
-            cells += [wording.epochs_text(variant, epochs)]
-            cells += [wording.epochs_ratio_text(reached, epochs) if reached and known else ABSENT]
-        rows.append(cells)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
-def _markdown_text(text: str) -> str:
-    """Escape user text, so that it cannot contain cells, code, links, emphasis or HTML."""
-    return "".join(f"\\{c}" if c in "\\`*_[]|~$#" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in shown(text))

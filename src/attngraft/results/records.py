@@ -80,8 +80,7 @@ class RecordCollector:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._seen = np.zeros(len(names), dtype=bool)
-        self._rows: dict[str, list[Column]] = {}  # by column and batch
-        self._order: list[np.ndarray] = []  # examples by batch
+        self._batches: list[tuple[np.ndarray, dict[str, Column]]] = []  # examples, and their rows of each column
         self._outputs: set[str] = set()
 
     def add(self, indices: np.ndarray, records: Records) -> None:
@@ -90,27 +89,22 @@ class RecordCollector:
             raise TrainingError(
                 f"evaluation: indices {indices.min()} to {indices.max()} of {len(self._names)} examples"
             )
-        first, rows = np.unique(indices, return_index=True)
-        fresh = ~self._seen[first]
-        first, rows = first[fresh], rows[fresh]
-        self._seen[first] = True
-        self._order.append(first)
         self._outputs |= records.outputs.keys()
-        for name, column in {**records.statistics, **records.outputs}.items():
-            self._rows.setdefault(name, []).append(_at(column, rows))
+        self._keep(indices, {**records.statistics, **records.outputs})
 
     def merge(self, parts: Sequence["RecordCollector"]) -> "RecordCollector":
         """Add the rows that other processes collected, and return self."""
         for part in parts:
-            fresh = [np.flatnonzero(~self._seen[order]) for order in part._order]
-            for new, order in zip(fresh, part._order, strict=True):
-                self._seen[order] = True
-                self._order.append(order[new])
-            for name, batches in part._rows.items():
-                kept = self._rows.setdefault(name, [])
-                kept.extend(_at(column, new) for column, new in zip(batches, fresh, strict=True))
             self._outputs |= part._outputs
+            for indices, columns in part._batches:
+                self._keep(indices, columns)
         return self
+
+    def _keep(self, indices: np.ndarray, columns: Mapping[str, Column]) -> None:
+        examples, rows = np.unique(indices, return_index=True)
+        new = ~self._seen[examples]
+        self._seen[examples] = True
+        self._batches.append((examples[new], {name: _at(column, rows[new]) for name, column in columns.items()}))
 
     def table(self) -> RecordTable:
         """Return all rows in the order of the split.
@@ -122,9 +116,10 @@ class RecordCollector:
             missing = np.flatnonzero(~self._seen)
             names = ", ".join(self._names[int(index)] for index in missing[:3])
             raise TrainingError(f"evaluation: {len(missing)} of {len(self._names)} examples are missing ({names}, ...)")
-        order = np.argsort(np.concatenate(self._order), kind="stable")
+        order = np.argsort(np.concatenate([examples for examples, _ in self._batches]), kind="stable")
         columns: dict[str, Column] = {}
-        for name, batches in self._rows.items():
+        for name in dict.fromkeys(name for _, of_batch in self._batches for name in of_batch):
+            batches = [of_batch[name] for _, of_batch in self._batches if name in of_batch]
             rows = sum(map(len, batches))
             if rows != len(order):
                 raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples")

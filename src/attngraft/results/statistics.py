@@ -25,10 +25,8 @@ _KEPT = 2**26  #: number of counts kept for the next comparison
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
-def crossed_bootstrap(
-    differences: np.ndarray, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, random_state: int = 0
-) -> Interval:
-    """Return the bootstrap interval of the mean difference, resampling seeds and examples independently.
+def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, random_state: int = 0) -> Interval:
+    """Return the 95% bootstrap interval of the mean difference, resampling seeds and examples independently.
 
     Each resample draws S seeds and N examples with replacement. With their counts a (S,) and b (N,), its mean is
     a' D b / (S N) (Owen 2007, "The pigeonhole bootstrap", section 3; conservative for noise specific to one seed and one
@@ -44,7 +42,6 @@ def crossed_bootstrap(
     Args:
         differences: finite differences, (S, N).
         resamples: number of resamples.
-        confidence: confidence level of the two-sided interval.
         random_state: seed of the resampling.
 
     Raises:
@@ -56,7 +53,7 @@ def crossed_bootstrap(
     if not np.isfinite(differences).all():
         raise ValueError("differences must be finite")
     means = _resampled_means(differences, resamples, np.random.default_rng(random_state))
-    return interval_of(means, differences.mean(axis=1), point=float(differences.mean()), confidence=confidence)
+    return interval_of(means, differences.mean(axis=1), point=float(differences.mean()))
 
 
 def crossed_bootstrap_of(
@@ -64,7 +61,6 @@ def crossed_bootstrap_of(
     variant: Sequence[Statistic],
     *,
     resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
     random_state: int = 0,
 ) -> Interval:
     """Bootstrap interval of the difference of any metric, resampling seeds and examples as in `crossed_bootstrap`.
@@ -76,7 +72,6 @@ def crossed_bootstrap_of(
         baseline: the baseline's metric by seed.
         variant: the variant's, on the same examples in the same order.
         resamples: number of resamples.
-        confidence: of the two-sided interval.
         random_state: seed of the resampling.
 
     Raises:
@@ -97,7 +92,7 @@ def crossed_bootstrap_of(
     drawn = np.concatenate([paired_differences(baseline, variant, each) for each in columns])
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(1) / seeds
-    return interval_of(means[np.isfinite(means)], by_seed, confidence=confidence)
+    return interval_of(means[np.isfinite(means)], by_seed)
 
 
 def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
@@ -135,19 +130,16 @@ def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statis
     return int(np.clip(1e9 * seconds / nanoseconds, FEWEST, RESAMPLES))
 
 
-def interval_of(
-    means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None, confidence: float = CONFIDENCE
-) -> Interval:
-    """Return the percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
+def interval_of(means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None) -> Interval:
+    """Return the 95% percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
 
     Args:
         means: resampled values of any statistic, with seeds and examples resampled.
         by_seed: value of the statistic for each seed.
         point: point estimate; the mean of `by_seed` by default.
-        confidence: confidence level of the two-sided interval.
     """
     seeds, point = len(by_seed), float(by_seed.mean()) if point is None else point
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low, high = (float(value) for value in np.quantile(means, [tail, 1 - tail]))
     if seeds > 1:
         seed_variance = float(by_seed.var(ddof=1)) / seeds
@@ -160,8 +152,8 @@ def interval_of(
     return Interval(point=point, low=min(low, point), high=max(high, point))
 
 
-def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return Student's t interval of the mean difference over seeds, given one difference per seed.
+def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
+    """Return Student's 95% t interval of the mean difference over seeds, given one difference per seed.
 
     It is None for one seed, and if all seeds have exactly the same nonzero difference: this happens by chance (few examples
     have few possible values) and has no information on the noise between seeds. It is [0, 0] if all differences are zero.
@@ -172,7 +164,7 @@ def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CON
         return None
     if _all_equal(values):
         return Interval(point=0.0, low=0.0, high=0.0) if not values.any() else None
-    half = float(stats.t.isf((1 - confidence) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count))
+    half = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count))
     return Interval(point=mean, low=mean - half, high=mean + half)
 
 

@@ -8,7 +8,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ def csv_text(result: StudyResult) -> str:
     """Return `csv_rows` as the text of results.csv; None becomes an empty cell."""
     rows = csv_rows(result)
     header = list(rows[0]) if rows else ["variant"]
-    return _csv(header, (row.values() for row in rows))
+    return table_csv(header, (row.values() for row in rows))
 
 
 def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
@@ -113,7 +113,7 @@ def metrics_csv(result: StudyResult) -> str:
             row += [spread.mean, spread.deviation] if spread else [None, None]
             row += [value for _, value in _difference_cells(difference)]
             rows.append([*row, difference.resamples if difference else None])
-    return _csv(header, rows)
+    return table_csv(header, rows)
 
 
 def suites_csv(result: StudyResult) -> str:
@@ -130,10 +130,11 @@ def suites_csv(result: StudyResult) -> str:
                 difference = dict(_difference_cells(cell.difference))
                 del difference["p_holm"], difference["p_source"]
                 rows.append([*head, variant.name, *value, *difference.values(), cell.reason])
-    return _csv(header, rows)
+    return table_csv(header, rows)
 
 
-def _csv(header: list[str], rows: Iterable[Iterable[CsvValue]]) -> str:
+def table_csv(header: Sequence[str], rows: Iterable[Iterable[CsvValue]]) -> str:
+    """Return a table as the text of a CSV file; None becomes an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

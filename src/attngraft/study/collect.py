@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread,
 from attngraft.results.wording import plural
 from attngraft.study.config import StudyConfig
 from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
-from attngraft.study.plan import Records, finished_runs
-from attngraft.study.predictions import RunStatistics, aligned, read_statistics, variant_sections
+from attngraft.study.plan import finished_runs
+from attngraft.study.predictions import RunStatistics, paired, read_statistics, variant_sections
 from attngraft.study.suites import suite_notes, suite_results
 from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_statistics, corrected, spread
@@ -46,11 +45,9 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         DataError: runs were evaluated on different examples.
     """
     records = finished_runs(config)
-    others = [variant.name for variant in config.variants if variant.host is not None]
-    changed = [variant.name for variant in config.variants if variant.overrides]
     # runs of the study's own host and recipe first
-    by_seed = sorted(records.items(), key=lambda item: (item[0] in others, item[0] in changed))
-    first = next((record for _, runs in by_seed for record in runs.values()), None)
+    order = sorted(config.variants, key=lambda variant: (variant.host is not None, bool(variant.overrides)))
+    first = next((record for variant in order for record in records[variant.name].values()), None)
     if first is None:
         raise TrainingError(f"{config.out}: no run of this study is finished yet, so there is nothing to report")
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
@@ -62,9 +59,10 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
     statistics = {
-        run.folder: read_statistics(run, task) for of_variant in records.values() for run in of_variant.values()
+        name: {seed: read_statistics(run, task) for seed, run in of_variant.items()}
+        for name, of_variant in records.items()
     }
-    differences, incomparable = _differences(config, records, task, statistics, stopped=len(stopped))
+    differences, incomparable = _differences(config, task, statistics, stopped=len(stopped))
     counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
     settings = {
@@ -116,7 +114,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
             *judged_notes(records, task.primary),
-            *start_notes(records, task.primary, others=others),
+            *start_notes(config, records, task.primary),
             *other_host_notes(config, records),
             *other_recipe_notes(config, settings),
             *run_notes(config, records, runs, task.primary, statistics=statistics, stopped=stopped),
@@ -172,25 +170,22 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 
 def _differences(
-    config: StudyConfig, records: Records, task: Task, statistics: Mapping[Path, RunStatistics], *, stopped: int
+    config: StudyConfig, task: Task, statistics: Mapping[str, Mapping[int, RunStatistics]], *, stopped: int
 ) -> tuple[list[dict[str, Difference]], list[str]]:
     """Return the differences of each variant by metric, empty for the baseline and without common seeds; and notes.
 
     Holm's correction is over the variants, by metric, and also counts those that were `stopped` early.
     """
-    baseline = records[config.baseline.name]
     found: list[dict[str, Difference]] = []
     notes: list[str] = []
     for variant in config.variants:
-        own = {seed: record for seed, record in records[variant.name].items() if seed in baseline}
-        if variant.is_baseline or not own:
-            found.append({})
+        before, after = paired(statistics[config.baseline.name], statistics[variant.name])
+        runs = [*before.values(), *after.values()]
+        differences: dict[str, Difference] = {}
+        found.append(differences)
+        if variant.is_baseline or not runs:
             continue
-        pairs = [*(baseline[seed] for seed in own), *own.values()]
-        runs = aligned([statistics[run.folder] for run in pairs], [run.folder for run in pairs])
-        metrics = [task.primary, *(name for name in runs[0].statistics if name != task.primary)]
-        differences = {}
-        for metric in metrics:
+        for metric in dict.fromkeys([task.primary, *runs[0].statistics]):
             if any(metric not in run.statistics for run in runs):
                 continue
             if len({run.comparable.get(metric, "") for run in runs}) > 1:
@@ -198,17 +193,15 @@ def _differences(
                     f"{metric} of {variant.name} is measured in other units than the baseline's: not compared."
                 )
                 continue
-            values = [run.statistics[metric] for run in runs]
             difference = compare_statistics(
-                dict(zip(own, values[: len(own)], strict=True)),
-                dict(zip(own, values[len(own) :], strict=True)),
+                {seed: run.statistics[metric] for seed, run in before.items()},
+                {seed: run.statistics[metric] for seed, run in after.items()},
                 higher_is_better=task.is_higher_better(metric),
             )
             if difference is None:
                 notes.append(f"{metric} of {variant.name} or of the baseline is undefined for a seed: not compared.")
                 continue
             differences[metric] = difference
-        found.append(differences)
     for metric in dict.fromkeys(name for each in found for name in each):
         fixed = corrected([each.get(metric) for each in found], untested=stopped)
         for each, difference in zip(found, fixed, strict=True):

@@ -79,22 +79,22 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
 def _macs_of_one_example(profiler: Profiler) -> int | None:
     """Return the multiply-adds of one forward pass, else the sum of the task's programs; None if it describes none."""
     benchmark, task = profiler.benchmark, profiler.benchmark.task
-    val = benchmark.data.val
     if type(task).to_model is not Task.to_model:
+        val = benchmark.data.val
         args, kwargs = task.to_model(send_to_device(val.collate([val[(0, 0)]]), profiler.device))
-        programs = {"forward": Program(module=profiler.model, args=args, kwargs=kwargs)}
+        programs = [Program(module=profiler.model, args=args, kwargs=kwargs)]
     else:
         try:
             codec = task.codec(benchmark.data.facts, model_data_config=benchmark.input)
         except ConfigError:
             return None
-        programs = dict(codec.programs(profiler.model))
+        programs = list(codec.programs(profiler.model).values())
+    macs = 0
     with torch.compiler.set_stance("force_eager"):  # a compiled model hides its operations from the counter
-        inputs = (send_to_device((each.args, dict(each.kwargs)), profiler.device) for each in programs.values())
-        return sum(
-            count_macs(each.module, *args, **kwargs)
-            for each, (args, kwargs) in zip(programs.values(), inputs, strict=True)
-        )
+        for each in programs:
+            args, kwargs = send_to_device((each.args, dict(each.kwargs)), profiler.device)
+            macs += count_macs(each.module, *args, **kwargs)
+    return macs
 
 
 def _ratios(

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -20,13 +19,13 @@ _TRAINED = {
 }
 
 
-def start_notes(records: Records, metric: str, *, others: Collection[str] = ()) -> list[str]:
+def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]:
     """Return notes on initial weights, scores before training, teachers, and trained parameters.
 
-    The weights of `others`, variants on other hosts, are covered by `other_host_notes`.
+    The weights of variants on other hosts are covered by `other_host_notes`.
     """
     every = _all_runs(records)
-    own = {name: by_seed for name, by_seed in records.items() if name not in others}
+    own = {variant.name: records[variant.name] for variant in config.variants if variant.host is None}
     notes = []
     origins = sorted({record.start["from"] for record in _all_runs(own) if record.start})
     if origins:
@@ -168,7 +167,7 @@ def run_notes(
     runs: Mapping[str, Sequence[RunSummary]],
     metric: str,
     *,
-    statistics: Mapping[Path, RunStatistics],
+    statistics: Mapping[str, Mapping[int, RunStatistics]],
     stopped: Collection[str],
 ) -> list[str]:
     """Return notes on missing runs, and on differences between runs in environment, data and batches."""
@@ -209,7 +208,7 @@ def run_notes(
         )
     for variant in config.variants:
         for run in runs[variant.name]:
-            statistic = statistics[records[variant.name][run.seed].folder].statistics.get(metric)
+            statistic = statistics[variant.name][run.seed].statistics.get(metric)
             score = run.last[metric] if statistic is None else statistic.point
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(

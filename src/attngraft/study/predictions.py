@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from attngraft.training.run_folder import RunRecord
 class RunStatistics:
     """The part of a run's predictions that a study compares."""
 
+    folder: Path  #: of the run, for messages
     names: np.ndarray  #: (N,), of the examples
     statistics: Mapping[str, Statistic]  #: by metric
     comparable: Mapping[str, str] = field(default_factory=dict)  #: `Measured.comparable`
@@ -38,32 +39,45 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
             statistics, comparable = dict(measured.statistics), measured.comparable
         if table.score is not None:  # also of tasks and runs that have nothing else
             statistics[task.primary] = MeanScore(table.score.astype(float), table.binary)
-        return RunStatistics(names=table.names, statistics=statistics, comparable=comparable)
+        return RunStatistics(folder=record.folder, names=table.names, statistics=statistics, comparable=comparable)
 
 
-def aligned(runs: Sequence[RunStatistics], folders: Sequence[Path]) -> list[RunStatistics]:
+def paired(
+    baseline: Mapping[int, RunStatistics], variant: Mapping[int, RunStatistics]
+) -> tuple[dict[int, RunStatistics], dict[int, RunStatistics]]:
+    """Return the runs of the seeds that both have, by seed, with all examples in the same order.
+
+    Raises:
+        DataError: as `aligned`.
+    """
+    seeds = [seed for seed in variant if seed in baseline]
+    runs = aligned([*(baseline[seed] for seed in seeds), *(variant[seed] for seed in seeds)])
+    return dict(zip(seeds, runs, strict=False)), dict(zip(seeds, runs[len(seeds) :], strict=True))
+
+
+def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
     """Return the statistics of each run in the order of the first run's examples.
 
     Raises:
-        DataError: the runs did not evaluate the same examples; names their `folders`.
+        DataError: the runs did not evaluate the same examples; the message names two of them.
     """
-    first = runs[0].names
-    order = np.argsort(first, kind="stable")
-    result = []
-    for folder, run in zip(folders, runs, strict=True):
+    result: list[RunStatistics] = []
+    for run in runs:
+        first = runs[0].names
         if np.array_equal(run.names, first):
             result.append(run)
             continue
+        order = np.argsort(first, kind="stable")
         own = np.argsort(run.names, kind="stable")
         if not np.array_equal(run.names[own], first[order]):
             raise DataError(
-                f"{folder} and {folders[0]} were evaluated on different examples: the data changed "
+                f"{run.folder} and {runs[0].folder} were evaluated on different examples: the data changed "
                 "between these runs; delete those with the old data, and repeat the study"
             )
         index = np.empty(len(first), dtype=np.int64)
         index[order] = own
         taken = {name: statistic.take(index) for name, statistic in run.statistics.items()}
-        result.append(RunStatistics(names=first, statistics=taken, comparable=run.comparable))
+        result.append(replace(run, names=first, statistics=taken))
     return result
 
 

@@ -5,7 +5,7 @@ has several noise seeds, an example's score is first averaged over them, so that
 Severities are averaged in the same way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,12 @@ from attngraft.evaluation.suites.context import missing_images
 from attngraft.evaluation.suites.evaluate import evaluate_suites
 from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.evaluation.suites.result import FAILURES, GroupResult, SuiteRun, find_suite_run
-from attngraft.results.measured import MeanScore, Statistic
+from attngraft.results.measured import MeanOfStatistics, MeanScore, Statistic
+from attngraft.results.records import RecordTable
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, SuiteResult
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records, finished_runs
-from attngraft.study.predictions import RunStatistics, aligned
+from attngraft.study.predictions import RunStatistics, paired
 from attngraft.study.progress import StudyProgress
 from attngraft.study.verdict import compare_statistics, spread
 from attngraft.targets.test_sets import imagenet_order, open_test_set
@@ -117,7 +118,7 @@ class _EvaluatedRun:
     def __init__(self, record: RunRecord, result: SuiteRun) -> None:
         self.record, self.result = record, result
         self.groups = {group.name: group for group in result.groups}
-        self._read: dict[str, tuple[np.ndarray, MeanScore]] = {}
+        self._read: dict[str, tuple[np.ndarray, Statistic]] = {}
 
     def stale_because(self, digest: str, checkpoints: dict[Path, str]) -> str:
         """Return why the results cannot be compared with the others; empty if they can.
@@ -144,42 +145,54 @@ class _EvaluatedRun:
                 return "its prediction files do not belong to its results"
         return ""
 
-    def scores(self, name: str) -> RunStatistics:
-        """Return the scores of the examples: the mean over severities of the mean over noise seeds."""
+    def primary(self, name: str, task: Task) -> RunStatistics:
+        """Return the primary metric: the mean over severities of the mean over noise seeds."""
         group = self.groups[name]
-        if group.files:
-            return _of(*self._mean(group))
-        members = [
-            each for each in self.result.groups if each.severity is not None and group.kind in (each.kind, "mean")
-        ]
-        parts = [self._mean(member) for member in members if member.files]
-        score = np.mean([part[1].score for part in parts], axis=0)
-        return _of(parts[0][0], MeanScore(score))
+        members = (
+            [group]
+            if group.files
+            else [
+                each for each in self.result.groups if each.severity is not None and group.kind in (each.kind, "mean")
+            ]
+        )
+        parts = [self._over_noise_seeds(member, task) for member in members if member.files]
+        return self._statistics(parts[0][0], _mean([statistic for _, statistic in parts]))
 
-    def _mean(self, group: GroupResult) -> tuple[np.ndarray, MeanScore]:
+    def _over_noise_seeds(self, group: GroupResult, task: Task) -> tuple[np.ndarray, Statistic]:
         if group.name not in self._read:
             paths = [self.record.folder / EVALUATIONS / file for file in group.files]
-            columns = [read_columns(path, only=("name", "score")) for path in paths]
-            kept = read_cached(paths[0])
-            names = columns[0]["name"]
+            names = read_columns(paths[0], only=("name",))["name"]
             before = next((read for read, _ in self._read.values()), names)
             self._read[group.name] = (
                 before if np.array_equal(before, names) else names,  # one copy for all conditions
-                MeanScore(
-                    np.mean([each["score"].astype(float) for each in columns], axis=0),
-                    binary=len(paths) == 1 and kept is not None and kept.binary,
-                ),
+                _mean([self._of_file(path, task) for path in paths]),
             )
         return self._read[group.name]
+
+    def _of_file(self, path: Path, task: Task) -> Statistic:
+        columns = read_columns(path, only=("score",))
+        if "score" in columns:
+            kept = read_cached(path)
+            return MeanScore(columns["score"].astype(float), binary=kept is not None and kept.binary)
+        columns = read_columns(path)
+        table = RecordTable(names=columns["name"], columns=columns)
+        return task.measure(table, self.record.facts).statistics[self.result.metric]
 
     def calibration(self, name: str, task: Task) -> RunStatistics:
         """Return the expected calibration error."""
         columns = read_columns(self.record.folder / EVALUATIONS / self.groups[name].files[0])
-        return _of(columns["name"], calibration_statistic(*task.calibration_inputs(columns)))
+        return self._statistics(columns["name"], calibration_statistic(*task.calibration_inputs(columns)))
+
+    def _statistics(self, names: np.ndarray, statistic: Statistic) -> RunStatistics:
+        return RunStatistics(folder=self.record.folder, names=names, statistics={_METRIC: statistic})
 
 
-def _of(names: np.ndarray, statistic: Statistic) -> RunStatistics:
-    return RunStatistics(names=names, statistics={_METRIC: statistic})
+def _mean(statistics: Sequence[Statistic]) -> Statistic:
+    """Return the mean of statistics of the same examples; of mean scores, each example's mean score."""
+    scores = [each.score for each in statistics if isinstance(each, MeanScore)]
+    if len(statistics) == 1:
+        return statistics[0]
+    return MeanScore(np.mean(scores, axis=0)) if len(scores) == len(statistics) else MeanOfStatistics(statistics)
 
 
 _Evaluations = Mapping[str, Mapping[int, _EvaluatedRun]]  # by variant name and seed
@@ -275,15 +288,17 @@ def _condition(
 def _difference(
     baseline: Mapping[int, _EvaluatedRun], variant: Mapping[int, _EvaluatedRun], name: str, first: SuiteRun, task: Task
 ) -> Difference | None:
-    seeds = sorted(baseline.keys() & variant.keys())
-    if not seeds:
+    def read(runs: Mapping[int, _EvaluatedRun]) -> dict[int, RunStatistics]:
+        calibration = first.metric == "ece"
+        return {
+            seed: run.calibration(name, task) if calibration else run.primary(name, task) for seed, run in runs.items()
+        }
+
+    before, after = paired(read(baseline), read(variant))
+    if not before:
         return None
-    pairs = [*(baseline[seed] for seed in seeds), *(variant[seed] for seed in seeds)]
-    metric = first.metric
-    found = [run.calibration(name, task) if metric == "ece" else run.scores(name) for run in pairs]
-    runs = [each.statistics[_METRIC] for each in aligned(found, [run.record.folder for run in pairs])]
     return compare_statistics(
-        dict(zip(seeds, runs[: len(seeds)], strict=True)),
-        dict(zip(seeds, runs[len(seeds) :], strict=True)),
+        {seed: run.statistics[_METRIC] for seed, run in before.items()},
+        {seed: run.statistics[_METRIC] for seed, run in after.items()},
         higher_is_better=first.higher_is_better,
     )

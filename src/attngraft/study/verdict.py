@@ -28,7 +28,7 @@ def compare_statistics(
 ) -> Difference | None:
     """Return the difference of a metric, variant minus baseline, over the seeds that both have.
 
-    A mean of scores is compared by `compare_scores`; any other metric is computed again under every resample.
+    A mean of scores is compared by the differences of its scores; any other metric is computed again under every resample.
 
     Args:
         baseline: the baseline's metric by seed.
@@ -36,58 +36,28 @@ def compare_statistics(
         higher_is_better: direction of the metric.
 
     Returns:
-        None if the metric is undefined for a run.
+        The difference, or None if the metric is undefined for a run. `p_holm` is the uncorrected p-value until `corrected`
+        is applied to all variants.
     """
     seeds = sorted(baseline.keys() & variant.keys())
     first, second = [baseline[seed] for seed in seeds], [variant[seed] for seed in seeds]
-    by_seed = paired_differences(first, second, np.ones((1, first[0].examples)))[0]
+    before, after = ([each.score for each in runs if isinstance(each, MeanScore)] for runs in (first, second))
+    if not len(before) == len(after) == len(seeds):
+        by_seed = paired_differences(first, second, np.ones((1, first[0].examples)))[0]
+        if not np.isfinite(by_seed).all():
+            return None
+        resamples = affordable_resamples(first, second)
+        interval = crossed_bootstrap_of(first, second, resamples=resamples)
+        found = _difference(by_seed, interval, tests=[], higher_is_better=higher_is_better)
+        return dataclasses.replace(found, resamples=resamples)
+    differences = np.stack(after).astype(float) - np.stack(before).astype(float)
+    by_seed = differences.mean(axis=1)
     if not np.isfinite(by_seed).all():
         return None
-    scores = [each.score for each in first if isinstance(each, MeanScore)]
-    others = [each.score for each in second if isinstance(each, MeanScore)]
-    if len(scores) == len(others) == len(seeds):
-        return compare_scores(
-            dict(zip(seeds, scores, strict=True)),
-            dict(zip(seeds, others, strict=True)),
-            binary=all(each.binary for each in [*first, *second]),
-            higher_is_better=higher_is_better,
-        )
-    resamples = affordable_resamples(first, second)
-    interval = crossed_bootstrap_of(first, second, resamples=resamples)
-    found = difference_of(by_seed, interval, tests=[], higher_is_better=higher_is_better)
-    return dataclasses.replace(found, resamples=resamples)
-
-
-def compare_scores(
-    baseline: Mapping[int, np.ndarray],
-    variant: Mapping[int, np.ndarray],
-    *,
-    binary: bool,
-    higher_is_better: bool = True,
-) -> Difference:
-    """Return the difference of the mean scores, variant minus baseline, over the seeds that both have.
-
-    Args:
-        baseline, variant: scores (N,) per seed, of the same examples in the same order.
-        binary: whether scores are 0 or 1, so that McNemar's test applies.
-        higher_is_better: whether a higher metric is better.
-
-    Returns:
-        The difference. `p_holm` is the uncorrected p-value until `corrected` is applied to all variants.
-
-    Raises:
-        ValueError: no seed in common, or unequal numbers of examples.
-    """
-    seeds = sorted(baseline.keys() & variant.keys())
-    if not seeds:
-        raise ValueError("the two variants have no seed in common")
-    sizes = {len(scores[seed]) for scores in (baseline, variant) for seed in seeds}
-    if len(sizes) > 1:
-        raise ValueError(f"runs have different numbers of examples: {sorted(sizes)}")
-    differences = np.stack([np.asarray(variant[seed], float) - np.asarray(baseline[seed], float) for seed in seeds])
-    by_seed = differences.mean(axis=1)
-    tests = [mcnemar(baseline[seed], variant[seed], seed=seed) for seed in seeds] if binary else []
-    found = difference_of(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
+    tests = []
+    if all(each.binary for each in [*first, *second]):
+        tests = [mcnemar(*scores, seed=seed) for seed, *scores in zip(seeds, before, after, strict=True)]
+    found = _difference(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
     if differences.any():
         return found
     where = "in the one seed" if len(seeds) == 1 else f"in all {len(seeds)} seeds"
@@ -95,10 +65,9 @@ def compare_scores(
     return dataclasses.replace(found, why=why)
 
 
-def difference_of(
-    by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool = True
+def _difference(
+    by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool
 ) -> Difference:
-    """Return the difference of any statistic, from its differences by seed and its bootstrap interval."""
     t = t_interval(by_seed)
     p_value = paired_t_p(by_seed) if len(by_seed) > 1 else (tests[0].p_value if tests else None)
     verdict = _verdict(bootstrap, t, higher_is_better)

@@ -40,8 +40,11 @@ class ModelHandle:
 
     @property
     def has_predictions(self) -> bool:
-        """Return whether the run saved predictions made with these weights."""
-        return self.record is not None and self.record.predictions is not None and self.weights == "last"
+        """Return whether the run saved predictions made with these weights on its validation images."""
+        if self.record is None or self.record.predictions is None or self.weights != "last":
+            return False
+        judged = self.record.judged
+        return judged is None or (judged.weights, judged.split) == ("last", "val")
 
     def view(self, image: Image.Image) -> Tensor:
         """Return the resized and cropped pixels of an upright image, before normalization: bytes (C, H, W)."""
@@ -79,26 +82,20 @@ def open_handle(
     path, options = Path(where), host or HostOptions()
     if (path / RESULT_FILE).is_file() and not (path / "recipe.yaml").is_file():
         raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({where}/runs/...)")
-    kind = kind_of(where)
-    if kind in ("run", "exported"):
-        if options.given:
-            raise UsageError(
-                f"{where}: --pretrained, --host-weights and --host-arg apply to hosts, not folders; remove them"
-            )
-        if kind == "exported":
-            return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
+    kind = kind_of(where, options)
+    if kind == "exported":
+        return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
+    if kind == "run":
         opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
         return replace(handle, record=opened.record, weights=weights)
-    named, typed = where, kind == "host"
-    if not typed:
-        named, options = named_by_weights(path, options)
-    with trusting(named if typed else None, every=trust_code):
+    named, options = named_by_weights(path, options) if kind == "weights" else (where, options)
+    with trusting(named if kind == "host" else None, every=trust_code):
         config, _ = host_config(named, options)
         if config.name.startswith(SCHEME):
             refuse_untrusted(config.name)  # create_model trusts its caller
         model = create_model(config.name, pretrained=config.pretrained, weights=config.weights, **config.args)
-    return model_handle(name or (where if typed else path.stem), model)
+    return model_handle(name or (where if kind == "host" else path.stem), model)
 
 
 def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:

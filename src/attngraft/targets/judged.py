@@ -46,16 +46,20 @@ class HostOptions:
         return self.pretrained or self.weights is not None or bool(self.arguments)
 
 
-def kind_of(where: str) -> Literal["run", "exported", "weights", "host"]:
+def kind_of(where: str, options: HostOptions | None = None) -> Literal["run", "exported", "weights", "host"]:
     """Return what `where` is: the folder of a run or of an exported model, a file of weights, or a host's name.
 
     Raises:
-        UsageError: it is the folder of a study, or a path that does not exist.
+        UsageError: it is the folder of a study, a path that does not exist, or a folder although there are options of hosts.
     """
     path = Path(where)
     if path.is_dir() and transformers_folder(path) is None:
         if (path / RESULT_FILE).is_file() and not (path / _RECIPE).is_file():
             raise UsageError(f"{where} is a study; give one of its runs ({where}/runs/...)")
+        if options is not None and options.given:
+            raise UsageError(
+                f"{where}: --pretrained, --host-weights and --host-arg apply to hosts, not folders; remove them"
+            )
         return "exported" if (path / MANIFEST).is_file() else "run"
     if path.is_file():
         return "weights"
@@ -91,13 +95,10 @@ def open_target(
         UsageError: there is no such model, its weights are missing or not trained for its head, or an option does not apply.
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
-    kind, options = kind_of(where), host or HostOptions()
+    options = host or HostOptions()
+    kind = kind_of(where, options)
     if out is not None:
         _refuse_folder(out)
-    if kind not in ("weights", "host") and options.given:
-        raise UsageError(
-            f"{where}: --pretrained, --host-weights and --host-arg apply to hosts, not folders; remove them"
-        )
     if kind == "run":
         target = run_target(read_run(where), weights)
         _refuse_other_task(where, task, target.recipe.task["name"])
@@ -107,11 +108,8 @@ def open_target(
     results = out or Path()
     if kind == "exported":
         return _exported(Path(where), task, results, trust_code=trust_code)
-    name, typed = where, True
-    if kind == "weights":
-        name, options = named_by_weights(Path(where), options)
-        typed = False
-    with trusting(name if typed else None, every=trust_code):
+    name, options = named_by_weights(Path(where), options) if kind == "weights" else (where, options)
+    with trusting(name if kind == "host" else None, every=trust_code):
         return _host(where, name, options, task or DEFAULT_TASK, results)
 
 

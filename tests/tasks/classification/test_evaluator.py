@@ -14,8 +14,8 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, top_k_a
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from attngraft.errors import TrainingError
-from attngraft.results.records import RecordCollector, Records
-from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1
+from attngraft.results.records import RecordCollector, Records, RecordTable
+from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1, measure
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources import ArrayImages
 from attngraft.tasks.images.splits import LabelledSplit
@@ -170,3 +170,10 @@ def test_the_mean_score_is_the_primary_metric(primary: str) -> None:
     assert found.predictions.binary == (primary in ("top1", "top5"))
     assert found.metrics.keys() <= task.metrics.keys()
     assert next(iter(found.metrics)) == primary
+
+
+def test_the_columns_of_suites_are_enough() -> None:
+    labels = np.arange(12) % 10
+    columns = {"target": labels, "predicted": np.zeros_like(labels), "confidence": np.ones(12)}
+    found = measure(RecordTable(names=labels.astype(str), columns=columns), classes=10)
+    assert found.statistics.keys() == {"top1", "balanced_accuracy", "macro_f1"}

@@ -121,7 +121,7 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Read all columns, or `only` some, of a file written by `cache_predictions`.
+    """Read all columns, or `only` those of these names that there are, of a file written by `cache_predictions`.
 
     Raises:
         TrainingError: the file cannot be read.
@@ -129,7 +129,8 @@ def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.
     from pyarrow import ArrowException, parquet
 
     try:
-        table = parquet.read_table(path, columns=None if only is None else list(only))
+        names = parquet.read_schema(path).names
+        table = parquet.read_table(path, columns=[name for name in names if only is None or name in only])
     except (OSError, ValueError, ArrowException) as error:
         raise TrainingError(f"{path}: cannot be read ({error}); delete it and repeat the command") from None
     columns = {}

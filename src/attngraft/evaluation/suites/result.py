@@ -1,8 +1,6 @@
 """Results of a suite on one run as plain data, saved as results.json and results.csv next to the predictions."""
 
-import csv
 import dataclasses
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,7 @@ from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
 from attngraft.files import write_atomically
 from attngraft.results.sections import Reliability
 from attngraft.results.statistics import t_interval
+from attngraft.results.storage import table_csv
 from attngraft.results.study import Interval
 from attngraft.strict import read
 from attngraft.tasks.calibration import reliability
@@ -247,21 +246,16 @@ def read_suite_run(folder: Path) -> SuiteRun | None:
 
 
 def _csv(result: SuiteRun) -> str:
-    sheet = io.StringIO()
-    writer = csv.writer(sheet, lineterminator="\n")
-    writer.writerow(
-        ["suite", "condition", "label", "metric", "mean", "low", "high", "noise_seeds", "examples", "reason"]
-    )
+    header = ["suite", "condition", "label", "metric", "mean", "low", "high", "noise_seeds", "examples", "reason"]
+    rows = []
     for group in result.groups:
         for metric, each in group.metrics.items() or [("", None)]:
             interval = None if each is None else each.interval
             numbers = [
-                "" if each is None else each.mean,
-                "" if interval is None else interval.low,
-                "" if interval is None else interval.high,
+                None if each is None else each.mean,
+                None if interval is None else interval.low,
+                None if interval is None else interval.high,
             ]
             seeds = len(group.noise_seeds)
-            writer.writerow(
-                [result.suite, group.name, group.label, metric, *numbers, seeds, result.examples, group.reason]
-            )
-    return sheet.getvalue()
+            rows.append([result.suite, group.name, group.label, metric, *numbers, seeds, result.examples, group.reason])
+    return table_csv(header, rows)
