@@ -53,7 +53,7 @@ def test_pretrained_is_the_factorys_argument(trusted: None) -> None:
         ("fixed", {"num_classes": 10}, "returns logits of 3 classes, but the data have 10"),
         ("nothing", {}, "returned a dict; it must return a torch.nn.Module"),
         ("number", {}, "is a int; give a function"),
-        ("mak", {}, "has no 'mak'; did you mean make"),
+        ("mak", {}, "has no 'mak' (did you mean make"),
         ("make", {"depth": 2}, "takes no argument 'depth'; its arguments: num_classes, width"),
         ("make", {"drop_path_rate": 0.1}, "train.drop_path"),
         ("failing", {}, "failed: LookupError: no such checkpoint"),

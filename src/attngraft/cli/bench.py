@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attngraft.cli.output import output_console
+from attngraft.cli.output import output_console, progress_bars
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -150,11 +150,7 @@ def _show(result: ScalingResult, out: Path) -> None:
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
     """Show a transient progress bar; yields a function that advances it to the next measurement."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with progress_bars() as bars:
         task, begun = bars.add_task("starting", total=total), 0
 
         def starting(title: str, tokens: int) -> None:

@@ -1,6 +1,5 @@
 """`attngraft list`: grafts, hosts, recipes, papers, tasks, analyses and suites."""
 
-import json
 from typing import Annotated, Any, Literal
 
 import typer
@@ -73,7 +72,7 @@ def _coverage(*, as_json: bool) -> None:
             "share": share,
             "families": [r.to_dict() for r in rows],
         }
-        typer.echo(json.dumps(report, indent=1))
+        print_json(report)
         return
     table = Table(title=f"timm's models that attend over tokens ({len(found)})", title_justify="left")
     for column in ("family", "names", *COUNTED, "supported by", "refused because"):

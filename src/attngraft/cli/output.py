@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -15,8 +17,21 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+T = TypeVar("T")
+
+
 def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def command_line() -> str:
+    """Return the command that is running, for the shell."""
+    return shlex.join(["attngraft", *sys.argv[1:]])
+
+
+def is_first_process() -> bool:
+    """Return whether this is the first process of a launcher, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def output_console(width: int = 140, *, highlight: bool = False) -> Console:
@@ -35,6 +50,18 @@ def progress_bars(*, described: bool = True) -> Progress:
     description = [TextColumn("{task.description}")] if described else []
     columns = (*description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def progress_display(
+    live: Callable[[Console], AbstractContextManager[T]], log: Callable[[], T], silent: Callable[[], T]
+) -> AbstractContextManager[T]:
+    """Return a live display on a terminal, log lines elsewhere, and no output except in the first process."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not is_first_process():
+        return nullcontext(silent())
+    return live(console) if console.is_terminal else nullcontext(log())
 
 
 @contextmanager

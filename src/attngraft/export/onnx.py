@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ExportError
-from attngraft.export.check import Forward, check_outputs, example_images
+from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.export.torch_export import EXAMPLE
 from attngraft.saved.manifest import Check, Manifest, manifest_text
 
@@ -54,7 +54,7 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
         with _quiet():
             exported = torch.onnx.export(
                 program,
-                (example_images(manifest, batch=EXAMPLE),),
+                (example_inputs(manifest, batch=EXAMPLE),),
                 input_names=["image"],
                 output_names=["logits"],
                 dynamo=True,

@@ -8,7 +8,7 @@ from timm.models._hub import save_config_for_hf  # part of timm.models.save_for_
 from torch import nn
 
 from attngraft.errors import ExportError
-from attngraft.export.check import example_images
+from attngraft.export.check import example_inputs
 from attngraft.models.schemes import split_scheme
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.saved.manifest import Manifest
@@ -55,5 +55,5 @@ def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float
         plain = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     except (RuntimeError, ValueError, TypeError, OSError, KeyError) as error:
         raise ExportError(f"plain timm cannot load the exported folder: {error}") from error
-    images = example_images(manifest, batch=2).float()
+    images = example_inputs(manifest, batch=2).float()
     return float((plain(images) - model.float()(images)).abs().max())

@@ -7,9 +7,9 @@ input, and its head, follow from attributes of the module that it returns:
 """
 
 import importlib
-import importlib.util
 import inspect
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, HostError, UsageError
-from attngraft.models.schemes import Started, build_anywhere, last_layer, near_names
+from attngraft.models.schemes import Started, build_anywhere, last_layer
 from attngraft.models.trust import SCHEME, refuse_untrusted
+from attngraft.suggest import did_you_mean
 
 _FORM = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<factory>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -62,23 +63,22 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
     if ((folder / f"{top}.py").is_file() or (folder / top).is_dir()) and os.fspath(folder) not in (*sys.path, ""):
         sys.path.append(os.fspath(folder))  # behind installed packages, which it must not replace
     try:
-        place: Any = importlib.import_module(found["module"])
+        importlib.import_module(found["module"])
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{shown}: {error}; run the command in the folder that contains {top}, or install the package"
         ) from error
     except Exception as error:  # any, from user code
         raise UsageError(f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}") from error
-    for part in found["factory"].split("."):
-        if not hasattr(place, part):
-            public = [each for each in vars(place) if not each.startswith("_")]
-            raise UsageError(f"{shown}: {found['module']} has no {found['factory']!r}{near_names(part, public)}")
-        place = getattr(place, part)
-    if not callable(place):
+    try:
+        factory: Callable[..., Any] = pkgutil.resolve_name(name)
+    except AttributeError as error:
+        hint = did_you_mean(str(error.name), dir(error.obj))
+        raise UsageError(f"{shown}: {found['module']} has no {found['factory']!r}{hint}") from None
+    if not callable(factory):
         raise UsageError(
-            f"{shown} is a {type(place).__name__}; give a function or class that returns a torch.nn.Module"
+            f"{shown} is a {type(factory).__name__}; give a function or class that returns a torch.nn.Module"
         )
-    factory: Callable[..., Any] = place
     return factory
 
 

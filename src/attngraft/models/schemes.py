@@ -13,7 +13,7 @@ Every host except timm's gets `pretrained_cfg` as timm's models have it: what it
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,9 +161,3 @@ def refuse_others_model(name: str) -> None:
     if bare not in own:
         other = f"; timm has it: type {name}" if is_model(bare) else did_you_mean(name, own)
         raise UsageError(f"attngraft:{name}: attngraft has no such model{other}")
-
-
-def near_names(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean a, b?`, or an empty text if no name is similar."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(near)}?" if near else ""

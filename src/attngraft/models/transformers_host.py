@@ -21,15 +21,17 @@ from attngraft.models.transformers_folder import (
     checked_fields,
     folder_config,
     folder_preprocessing,
+    folder_tensors,
     import_transformers,
     transformers_folder,
 )
-from attngraft.models.weights import transformers_weights
+from attngraft.models.weights import split_weights
 from attngraft.suggest import did_you_mean
 
 #: files besides the weights
 _FILES = ["*.json", "*.txt", "*.model"]
 _WEIGHTS = ["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"]
+_TOKENIZERS = "tokenizer_config.json tokenizer.json vocab.txt vocab.json spiece.model sentencepiece.bpe.model".split()
 _LIMIT = 10**6  #: of a sensible number of tokens; tokenizers without a limit have 10**30
 
 
@@ -76,7 +78,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     _describe(model, name, kind=kind, classes=classes, shown=shown)
     if not pretrained:
         return Started(model=model)
-    file = transformers_weights(find_folder(name, weights=True), kind)
+    file = split_weights(*folder_tensors(find_folder(name, weights=True), kind))
     return Started(model=model, file=file, fitted=file.fill_host(model))
 
 
@@ -194,23 +196,14 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
         folder: Path | None = find_folder(source, download=False)
     except (UsageError, HostError):
         folder = None  # deleted since, or elsewhere
-    names = (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "vocab.txt",
-        "vocab.json",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-    )
-    has_tokenizer = folder is not None and any((folder / name).is_file() for name in names)
+    if folder is not None and not any((folder / name).is_file() for name in _TOKENIZERS):
+        folder = None
     limits = [_positions(model)]
-    if has_tokenizer and folder is not None and (folder / "tokenizer_config.json").is_file():
-        limits.append(
-            json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("model_max_length")
-        )
+    if folder is not None and (settings := folder / _TOKENIZERS[0]).is_file():
+        limits.append(json.loads(settings.read_text(encoding="utf-8")).get("model_max_length"))
     lengths = [int(limit) for limit in limits if limit is not None and limit < _LIMIT]
     return {
-        "tokenizer": str(folder) if has_tokenizer else None,
+        "tokenizer": None if folder is None else str(folder),
         "max_length": min(lengths, default=None),
         "vocab_size": int(model.config.vocab_size),
         "pad": getattr(model.config, "pad_token_id", None),
