@@ -108,7 +108,7 @@ def test_it_is_imported_only_if_typed_or_trusted(
         attngraft.load("exported")
     assert not marker.exists()
     assert attngraft.load("exported", trust_code=True)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-    with pytest.raises(AttngraftError, match="is no model of timm"):
+    with pytest.raises(AttngraftError, match="is not a timm model"):
         export_run("run", "for-timm", to=["hf"], trust_code=True)
 
 

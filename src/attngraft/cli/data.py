@@ -96,7 +96,7 @@ def check(
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
     if task == "text_classification":
         if contact_sheet is not None:
-            raise UsageError("--contact-sheet: these data are no images; remove it")
+            raise UsageError("--contact-sheet: texts have no images; remove it")
         _check_texts(settings, save_split, as_json=as_json)
         return
     config: DataConfig = read(data_config(task), settings, where="task.data")

@@ -74,8 +74,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on its own validation data or on other data, clean or under suites.
 
-    The model is a run, a folder of attngraft export, a host with weights, or a file of weights that names its host. The
-    classes of the last two are those of the data, in their order, and as many as the outputs of the model.
+    The model is a run, a folder of attngraft export, a host with weights, or a file of weights that names its host. For
+    the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
 
     Predictions and results of suites are written to RUN_DIR/evaluation, or to the folder --out. Finished conditions are not
     repeated: rerun the same command to resume. If a suite fails, the others are still evaluated, and the exit code is 1.
@@ -111,7 +111,7 @@ def evaluate(
     opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
     if suite:
         if out is None and not opened.is_run:
-            raise UsageError(f"{model}: give the folder for the results of suites, with --out FOLDER")
+            raise UsageError(f"{model}: pass a folder for the results of suites: --out FOLDER")
         where = {"data": data, "split": split, "limit": limit, "trust_code": trust_code}
         _evaluate_suites(opened, suite, as_json=as_json, **where)
         return

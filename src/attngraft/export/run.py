@@ -84,10 +84,10 @@ def export_run(
     source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
     if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
-        raise UsageError(f"--to {others[0]}: only models of images; remove it, for a folder that attngraft loads")
+        raise UsageError(f"--to {others[0]}: only for models of images; remove it to get a folder for attngraft.load")
     other = manifest.serving.kind == "other"
     if other and (fold or dtype != "float32"):
-        raise UsageError(f"{'--fold' if fold else '--dtype'}: only models of images or texts; remove it")
+        raise UsageError(f"{'--fold' if fold else '--dtype'}: only for models of images or texts; remove it")
     if "hf" in to and manifest.around is not None:
         raise UsageError(
             f"--to hf: the task {manifest.task} has modules around the host, which plain timm lacks; remove it"

@@ -28,7 +28,7 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
             "for transformers, load that export with attngraft.load and call attngraft.save_pretrained(model.model, FOLDER)"
         )
     if split_scheme(manifest.host.name)[0] not in ("timm", "attngraft") or not getattr(model, "pretrained_cfg", None):
-        raise ExportError(f"{manifest.host.name} is no model of timm, so plain timm cannot load it; use --to torch")
+        raise ExportError(f"{manifest.host.name} is not a timm model, so plain timm cannot load it; use --to torch")
     given = manifest.serving.input
     inputs = {name: given[name] for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
     classes = list(manifest.serving.classes)

@@ -1,7 +1,7 @@
-"""`module:` hosts: what a function of the user returns, `module:package.path:factory`.
+"""`module:` hosts: modules returned by a function of the user, `module:package.path:factory`.
 
-The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. What the host takes as
-input, and its head, follow from attributes of the module that it returns:
+The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. Its input and
+its head are read from attributes of the returned module:
 
     attngraft_input, or pretrained_cfg as in timm: input_size, mean, std, interpolation, crop_pct, classifier
 """

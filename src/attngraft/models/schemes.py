@@ -6,8 +6,8 @@
     hf:FOLDER, hf:USER/NAME        a model of transformers, saved in a folder or on the Hugging Face Hub
     module:package.path:factory    a function of the user that returns an `nn.Module`
 
-Every host except timm's gets `pretrained_cfg` as timm's models have it: what it takes as input (`input_size`, `mean`, `std`,
-`interpolation`, `crop_pct`), and its `classifier`. A host that takes other things than images has `attngraft_input`.
+Every host except timm's gets a `pretrained_cfg` like timm's models: its input (`input_size`, `mean`, `std`,
+`interpolation`, `crop_pct`) and its `classifier`. A host whose input is not images has `attngraft_input`.
 """
 
 import difflib
@@ -42,7 +42,7 @@ class Started:
 
     model: nn.Module
     file: WeightsFile | None = None  #: the pretrained weights, where attngraft loaded them
-    fitted: Fitted | None = None  #: how these fit
+    fitted: Fitted | None = None  #: report on how these fit
 
 
 def split_scheme(name: str) -> tuple[str, str]:
@@ -133,10 +133,10 @@ def unknown_host(name: str) -> UsageError:
         )
     if (path / "config.json").is_file():
         return UsageError(
-            f"{name}: its config.json is not of transformers (no model_type); for a folder of timm, type local-dir:{name}"
+            f"{name}: its config.json is not from transformers (no model_type); for a folder of timm, type local-dir:{name}"
         )
     if path.is_dir():
-        return UsageError(f"{name}: no config.json in this folder, so it is no saved model of transformers or timm")
+        return UsageError(f"{name}: no config.json in this folder, so it is not a saved model of transformers or timm")
     if name in torchvision_models():
         return UsageError(f"{start}; torchvision has it: type torchvision:{name}")
     near = difflib.get_close_matches(name, list_models(), n=3, cutoff=0.5)

@@ -26,7 +26,7 @@ from attngraft.models.checkpoint_file import first_line
 
 log = logging.getLogger(__name__)
 
-HOST = "transformers_classifier"  #: the host whose initial weights such folders are
+HOST = "transformers_classifier"  #: the host that starts from such folders
 IMAGE_CLASSIFIER = "AutoModelForImageClassification"  #: the auto class of `transformers_classifier`
 GRAFTS = "grafts.safetensors"
 CONFIG = "config.json"

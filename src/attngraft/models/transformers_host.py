@@ -31,7 +31,8 @@ from attngraft.suggest import did_you_mean
 #: files besides the weights
 _FILES = ["*.json", "*.txt", "*.model"]
 _WEIGHTS = ["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"]
-_TOKENIZERS = "tokenizer_config.json tokenizer.json vocab.txt vocab.json spiece.model sentencepiece.bpe.model".split()
+_TOKENIZER = "tokenizer_config.json"
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _LIMIT = 10**6  #: of a sensible number of tokens; tokenizers without a limit have 10**30
 
 
@@ -196,10 +197,10 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
         folder: Path | None = find_folder(source, download=False)
     except (UsageError, HostError):
         folder = None  # deleted since, or elsewhere
-    if folder is not None and not any((folder / name).is_file() for name in _TOKENIZERS):
+    if folder is not None and not any((folder / name).is_file() for name in (_TOKENIZER, *_VOCABULARIES)):
         folder = None
     limits = [_positions(model)]
-    if folder is not None and (settings := folder / _TOKENIZERS[0]).is_file():
+    if folder is not None and (settings := folder / _TOKENIZER).is_file():
         limits.append(json.loads(settings.read_text(encoding="utf-8")).get("model_max_length"))
     lengths = [int(limit) for limit in limits if limit is not None and limit < _LIMIT]
     return {

@@ -108,7 +108,9 @@ class WeightsFile:
         return values, Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
     def outputs(self, model: nn.Module) -> int | None:
-        """Return the number of outputs of the file's head for a `model` of any number, on any device; None without a head.
+        """Return the number of outputs of the file's head; None without a head.
+
+        `model` is the host with any number of outputs, on any device.
 
         Raises:
             HostError: the file is not of this model.
