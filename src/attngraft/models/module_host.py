@@ -42,9 +42,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     try:
         model: Any = build_anywhere(lambda: factory(**given))
     except Exception as error:  # user code raises errors of any class
-        raise HostError(f"{shown} failed: {type(error).__name__}: {error}") from error
+        raise HostError(f"{shown} failed: {type(error).__name__}: {error}; attngraft -v shows where") from error
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{shown} returned a {type(model).__name__}; it must return a torch.nn.Module")
+        raise UsageError(f"{shown} returned an object of type {type(model).__name__}; it must return a torch.nn.Module")
     _describe(model, arguments.get("num_classes"), overlay)
     if "num_classes" in arguments:
         _refuse_other_classes(shown, model, arguments["num_classes"], accepts="num_classes" in given)
@@ -69,7 +69,9 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
             f"{shown}: {error}; run the command in the folder that contains {top}, or install the package"
         ) from error
     except Exception as error:  # any, from user code
-        raise UsageError(f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}") from error
+        raise UsageError(
+            f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}; attngraft -v shows where"
+        ) from error
     try:
         factory: Callable[..., Any] = pkgutil.resolve_name(name)
     except AttributeError as error:
@@ -77,7 +79,7 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
         raise UsageError(f"{shown}: {found['module']} has no {found['factory']!r}{hint}") from None
     if not callable(factory):
         raise UsageError(
-            f"{shown} is a {type(factory).__name__}; give a function or class that returns a torch.nn.Module"
+            f"{shown} is of type {type(factory).__name__}; give a function or class that returns a torch.nn.Module"
         )
     return factory
 

@@ -67,6 +67,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
     architectures, labels = config.pop("architectures", None) or [], config.pop("num_labels", None)
     kind = given.pop("auto_class", None) or auto_class(transformers, config["model_type"], architectures)
+    _check_auto_class(transformers, f"hf:{name}", kind, config["model_type"])
     classes = given.pop("num_classes", labels if "Classification" in kind else None)
     own = {"auto_class": kind, "num_classes": classes, **given}
     with creation_errors(f"hf:{name}", own, maker=f"transformers {transformers.__version__}"):
@@ -151,6 +152,22 @@ def auto_class(transformers: Any, model_type: str, architectures: list[str]) -> 
     return found
 
 
+def _check_auto_class(transformers: Any, host: str, kind: str, model_type: str) -> None:
+    """Check that the auto class `kind` exists, and creates models of this type.
+
+    Raises:
+        UsageError: it does not.
+    """
+    names = [name for name in dir(transformers) if name.startswith("AutoModel")]
+    if kind not in names:
+        raise UsageError(f"auto_class {kind!r}: transformers has no such class{did_you_mean(str(kind), names)}")
+    if model_type not in getattr(transformers, kind)._model_mapping._model_mapping:
+        raise UsageError(
+            f"{host}: transformers has no {kind} of model_type {model_type!r}; use another host for this task, or another "
+            "--host-arg auto_class"
+        )
+
+
 def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     """Rename timm's `img_size` and `in_chans` to transformers' fields."""
     names = {"img_size": "image_size", "in_chans": "num_channels"}
@@ -158,9 +175,6 @@ def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(transformers: Any, kind: str, fields: Mapping[str, Any], classes: int | None) -> nn.Module:
-    names = [name for name in dir(transformers) if name.startswith("AutoModel")]
-    if kind not in names:
-        raise UsageError(f"auto_class {kind!r}: transformers has no such class{did_you_mean(str(kind), names)}")
     settings = dict(fields) if classes is None else {**fields, "num_labels": classes}
     model_type = settings.pop("model_type")
     config = transformers.AutoConfig.for_model(model_type, **checked_fields(transformers, model_type, settings))

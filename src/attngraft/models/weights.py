@@ -203,9 +203,9 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         HostError: the file is damaged, contains more than plain tensors, or has no weights of a host.
     """
     file = Path(path).expanduser()
-    if host.startswith("hf:") and file.is_dir() and transformers_folder(file) is not None:
+    if host.startswith("hf:") and (folder := transformers_folder(file)) is not None:
         raise UsageError(
-            f"--weights {path}: to start from the weights of this folder, pass --host hf:{path} --pretrained"
+            f"{path}: transformers saved these weights; to start from them, use the host hf:{folder} with --pretrained"
         )
     if host == TRANSFORMERS:
         folder = transformers_folder(file)
