@@ -6,9 +6,9 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -39,6 +39,25 @@ def output_console(width: int = 140, *, highlight: bool = False) -> Console:
     from rich.console import Console
 
     return Console(highlight=highlight, width=None if sys.stdout.isatty() else width)
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Print rows as a table; their keys are the headings."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(value)) for value in row.values()))
+    output_console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}={shown}" for name, shown in value.items()) or "-"
+    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
 def progress_bars(*, described: bool = True) -> Progress:

@@ -76,6 +76,8 @@ def train(
 
         attngraft train --host levit_128s --data ./birds --set distill.teacher.weights=runs/tuned --out runs/taught
     """
+    from accelerate import PartialState
+
     from attngraft.training.loop import train as run
     from attngraft.training.progress import LiveBars, LogLines, Silent
     from attngraft.training.recipe import load_recipe
@@ -103,7 +105,7 @@ def train(
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None
-    _close_process_group()
+    PartialState().destroy_process_group()
     if as_json and is_first_process():
         _print_json(record)
 
@@ -117,13 +119,6 @@ def _host(name: str | None, *, pretrained: bool, weights: str | None) -> dict[st
     if pretrained or weights is not None:
         given |= {"host.pretrained": pretrained, "host.weights": weights}  # the recipe rejects both together
     return given
-
-
-def _close_process_group() -> None:
-    """Close the connection to the other processes of this run."""
-    from accelerate import PartialState
-
-    PartialState().destroy_process_group()
 
 
 def _print_json(record: RunRecord) -> None:

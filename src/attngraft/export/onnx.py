@@ -29,13 +29,13 @@ _SUMMARY = "## Exception summary"  #: heading in errors of torch's exporter, fol
 _CLASS = re.compile(r"^<class '(?:\w+\.)*(\w+)'>")
 
 
-def require_packages() -> None:
-    """Check that the packages for ONNX are installed.
+def require_packages(*names: str) -> None:
+    """Check that packages for ONNX are installed; default: all.
 
     Raises:
         ExportError: a package is missing; the message contains the command that installs it.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in names or PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ExportError(f'ONNX requires {", ".join(missing)}; run pip install "attngraft[export]"')
 
@@ -112,8 +112,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     Raises:
         ExportError: onnxruntime is not installed or cannot read the file.
     """
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise ExportError('ONNX requires onnxruntime; run pip install "attngraft[export]"')
+    require_packages("onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
