@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
@@ -249,8 +250,6 @@ def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> d
 
 
 def _show(results: list[AnalysisResult], folder: Path, study: Path | None) -> None:
-    from rich.text import Text
-
     from attngraft.report import REPORT_FILE
     from attngraft.report.analyses import PAGE
 

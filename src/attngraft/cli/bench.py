@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from attngraft.cli.output import output_console, progress_bars
 from attngraft.errors import UsageError
@@ -135,8 +136,6 @@ def _run(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, 
 
 
 def _show(result: ScalingResult, out: Path) -> None:
-    from rich.text import Text
-
     from attngraft.report.scaling import exponent_lines, scaling_table
 
     console = output_console()

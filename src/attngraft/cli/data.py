@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from attngraft.cli.output import output_console, print_json, progress_bars
 from attngraft.cli.values import assignments
 from attngraft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
     from attngraft.tasks.text.config import TextDataConfig
@@ -120,8 +120,6 @@ def check(
 
 
 def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
-    from rich.markup import escape
-
     from attngraft.strict import read
     from attngraft.tasks.text.config import TextDataConfig
     from attngraft.tasks.text.source import open_texts, save_split
@@ -181,9 +179,6 @@ def _save_split(result: Inspection, path: Path) -> None:
 
 
 def _show(result: Inspection, config: DataConfig) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     console = output_console()
     source, counts = result.survey.source, result.counts()
     labels = f"numbers: {', '.join(source.classes)}" if source.numeric else f"{len(source.classes)} classes"
@@ -217,8 +212,6 @@ def _show(result: Inspection, config: DataConfig) -> None:
 def _show_outcome(
     notes: Sequence[str], refusals: Sequence[str], config: DataConfig | TextDataConfig, task: str
 ) -> None:
-    from rich.markup import escape
-
     console = output_console()
     for note in notes:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
@@ -230,8 +223,6 @@ def _show_outcome(
 
 def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], noun: str) -> Table:
     """Return the number of images or texts of each class and split."""
-    from rich.markup import escape
-    from rich.table import Table
 
     table = Table("class", *(f"{name} {noun}" for name in counts))
     for label, name in enumerate(classes[:_CLASSES]):

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from attngraft.cli.output import output_console, print_json
 from attngraft.cli.values import HOST, HOST_ARG, assignments
@@ -39,7 +41,6 @@ def doctor(
 
         attngraft doctor --host xcit_nano_12_p16_224 --host-arg depth=2
     """
-    from rich.table import Table
 
     if host is not None:
         _examine(host, host_arg or [], as_json=as_json)
@@ -79,9 +80,6 @@ def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
 
 
 def _tables(found: Any) -> Iterator[Any]:
-    from rich.markup import escape
-    from rich.table import Table
-
     yield escape(f"{found.model}: " + (f"supported by {found.adapter}" if found.adapter else found.refusal))
     if found.sites:
         titles = ("sites", "modules", "shape", "hook points", "missing")

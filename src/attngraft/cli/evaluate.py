@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
 from attngraft.cli.output import is_first_process, output_console, print_json, progress_display
 from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
@@ -119,8 +120,6 @@ def evaluate(
 
 
 def _evaluate(target: Target, out: Path | None, *, as_json: bool, trust_code: bool, **where: Any) -> None:
-    from rich.table import Table
-
     from attngraft.targets.judged import save_evaluation
     from attngraft.training.evaluate import evaluate_target
 

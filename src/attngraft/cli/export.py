@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import print_json
@@ -109,9 +111,6 @@ def export(
 
 
 def _show(exported: Exported) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from attngraft.export.fold import summary
     from attngraft.files import shown_size
     from attngraft.results import wording

@@ -3,6 +3,9 @@
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from attngraft.cli.output import output_console, print_json, print_rows
 from attngraft.errors import UsageError
@@ -45,10 +48,7 @@ def list_command(
 
 def _coverage(*, as_json: bool) -> None:
     import timm
-    from rich.console import Console
-    from rich.markup import escape
     from rich.progress import track
-    from rich.table import Table
 
     from attngraft.models.coverage import COUNTED, by_family, cover, shares, timm_names
 

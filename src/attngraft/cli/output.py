@@ -11,9 +11,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
 
 
@@ -36,15 +38,12 @@ def is_first_process() -> bool:
 
 def output_console(width: int = 140, *, highlight: bool = False) -> Console:
     """Return a console as wide as the terminal, or of `width` columns if there is none."""
-    from rich.console import Console
 
     return Console(highlight=highlight, width=None if sys.stdout.isatty() else width)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
     """Print rows as a table; their keys are the headings."""
-    from rich.markup import escape
-    from rich.table import Table
 
     table = Table(title=title, title_justify="left")
     for column in rows[0] if rows else ():
@@ -62,7 +61,6 @@ def _cell(value: Any) -> str:
 
 def progress_bars(*, described: bool = True) -> Progress:
     """Return transient progress bars on standard error, shown if that is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
@@ -75,7 +73,6 @@ def progress_display(
     live: Callable[[Console], AbstractContextManager[T]], log: Callable[[], T], silent: Callable[[], T]
 ) -> AbstractContextManager[T]:
     """Return a live display on a terminal, log lines elsewhere, and no output except in the first process."""
-    from rich.console import Console
 
     console = Console(stderr=True)
     if not is_first_process():
