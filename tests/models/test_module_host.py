@@ -106,6 +106,19 @@ def test_it_is_imported_only_if_typed_or_trusted(
     forget(marker, monkeypatch)
     with pytest.raises(UsageError, match="--trust-code"):
         attngraft.load("exported")
+    image = ["--image", "a.png"]
+    for refused in (
+        ["predict", "exported", "a.png"],
+        ["predict", "run", "a.png"],
+        ["eval", "exported", "--data", "digits"],
+        ["eval", "run", "--suite", "clean"],
+        ["explore", "--model", "exported", *image],
+        ["analyze", "entropy", "--model", "run", *image],
+        ["train", *small, "--recipe", "digits", "--set", "distill.teacher.weights=run", "--out", "taught"],
+    ):
+        capsys.readouterr()
+        assert call(*refused) == 2, refused
+        assert "add --trust-code" in capsys.readouterr().err
     assert not marker.exists()
     assert attngraft.load("exported", trust_code=True)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
     with pytest.raises(AttngraftError, match="is not a timm model"):
