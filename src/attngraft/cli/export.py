@@ -132,6 +132,7 @@ def _show(exported: Exported) -> None:
             "plain timm loads the host without its grafts, which is a different model: on random images its outputs differ "
             f"by up to {exported.plain_difference:.2g}"
         )
+    inputs = {"images": "IMAGES...", "text": "TEXTS..."}.get(exported.manifest.serving.kind, "INPUTS...")
     typer.echo(
-        f'use it: attngraft predict {exported.folder} IMAGES...   or in Python: attngraft.load("{exported.folder}")'
+        f'use it: attngraft predict {exported.folder} {inputs}   or in Python: attngraft.load("{exported.folder}")'
     )

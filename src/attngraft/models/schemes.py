@@ -118,7 +118,8 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
         yield
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError, KeyError, AttributeError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
-        raise HostError(f"{maker} cannot create {name} with {given}: {error}") from error
+        reason = repr(error) if isinstance(error, KeyError) else error
+        raise HostError(f"{maker} cannot create {name} with {given}: {reason}") from error
 
 
 def unknown_host(name: str) -> UsageError:
