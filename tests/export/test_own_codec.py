@@ -95,7 +95,10 @@ def recipe() -> dict[str, Any]:
 
 def test_export_load_and_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    for arguments, reason in (({"to": ["onnx"]}, "only models of images"), ({"dtype": "bfloat16"}, "only models of")):
+    for arguments, reason in (
+        ({"to": ["onnx"]}, "only for models of images"),
+        ({"dtype": "bfloat16"}, "only for models of"),
+    ):
         with pytest.raises(UsageError, match=reason):
             export_run(run, out, **arguments)  # type: ignore[arg-type]
     export_run(run, out)

@@ -51,12 +51,12 @@ def test_pretrained_is_the_factorys_argument(trusted: None) -> None:
     ("name", "arguments", "message"),
     [
         ("fixed", {"num_classes": 10}, "returns logits of 3 classes, but the data have 10"),
-        ("nothing", {}, "returned a dict; it must return a torch.nn.Module"),
-        ("number", {}, "is a int; give a function"),
-        ("mak", {}, "has no 'mak'; did you mean make"),
+        ("nothing", {}, "returned an object of type dict; it must return a torch.nn.Module"),
+        ("number", {}, "is of type int; give a function"),
+        ("mak", {}, "has no 'mak' (did you mean make"),
         ("make", {"depth": 2}, "takes no argument 'depth'; its arguments: num_classes, width"),
         ("make", {"drop_path_rate": 0.1}, "train.drop_path"),
-        ("failing", {}, "failed: LookupError: no such checkpoint"),
+        ("failing", {}, "failed: LookupError: no such checkpoint; attngraft -v shows where"),
     ],
 )
 def test_what_does_not_fit(trusted: None, name: str, arguments: dict[str, Any], message: str) -> None:
@@ -106,9 +106,22 @@ def test_it_is_imported_only_if_typed_or_trusted(
     forget(marker, monkeypatch)
     with pytest.raises(UsageError, match="--trust-code"):
         attngraft.load("exported")
+    image = ["--image", "a.png"]
+    for refused in (
+        ["predict", "exported", "a.png"],
+        ["predict", "run", "a.png"],
+        ["eval", "exported", "--data", "digits"],
+        ["eval", "run", "--suite", "clean"],
+        ["explore", "--model", "exported", *image],
+        ["analyze", "entropy", "--model", "run", *image],
+        ["train", *small, "--recipe", "digits", "--set", "distill.teacher.weights=run", "--out", "taught"],
+    ):
+        capsys.readouterr()
+        assert call(*refused) == 2, refused
+        assert capsys.readouterr().err.rstrip().endswith("add --trust-code (in Python: trust_code=True)")
     assert not marker.exists()
     assert attngraft.load("exported", trust_code=True)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
-    with pytest.raises(AttngraftError, match="is no model of timm"):
+    with pytest.raises(AttngraftError, match="is not a timm model"):
         export_run("run", "for-timm", to=["hf"], trust_code=True)
 
 

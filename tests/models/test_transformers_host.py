@@ -159,8 +159,14 @@ def test_what_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         create_host(name, hidden_sise=3)
     with pytest.raises(UsageError, match="no such class.*AutoModel"):
         create_host(name, auto_class="AutoModell")
-    with pytest.raises(UsageError, match="pass --host hf:.*--pretrained"):
-        attngraft.create_model(name, weights=tmp_path / "vit")
+    with pytest.raises(
+        UsageError, match="transformers has no AutoModelForCausalLM of model_type 'vit'; use another host"
+    ):
+        create_host(name, auto_class="AutoModelForCausalLM")
+    (tmp_path / "vit" / "model.safetensors").touch()
+    for weights in (tmp_path / "vit", tmp_path / "vit" / "model.safetensors"):
+        with pytest.raises(UsageError, match="use the host hf:.*vit with --pretrained"):
+            attngraft.create_model(name, weights=weights)
 
 
 def test_no_remote_code(tmp_path: Path) -> None:

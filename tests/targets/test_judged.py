@@ -102,7 +102,8 @@ def test_suites(tmp_path: Path) -> None:
 REFUSED = {
     "vit_tiny_patch16_224": "add --pretrained, or --host-weights FILE",
     "nothing:vit": "unknown scheme",
-    "runs/nothing": "no such folder or file",
+    "runs/nothing": "no such folder, file or host",
+    "vit_tini_patch16_224": "no such folder, file or host (did you mean vit_tiny_patch16_224?)",
     "{run} --pretrained": "apply to hosts, not folders",
     "{run} --task multilabel": "its task is classification; remove --task",
     "{taken}": "--data SOURCE",

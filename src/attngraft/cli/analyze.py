@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, images_for, models_of_study, open_models
-from attngraft.cli.output import images_bar, output_console, print_json
-from attngraft.cli.values import HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.output import command_line, images_bar, output_console, print_json
+from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -61,9 +60,7 @@ def analyze(
     weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
     pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of hosts.")] = False,
     host_weights: Annotated[Path | None, _models("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
-    host_arg: Annotated[
-        list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of hosts; repeatable.")
-    ] = None,
+    host_arg: Annotated[list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, _models("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, _models("--sites", help="Layers to analyze, as in a graft specification.")] = "all",
     data: Annotated[
@@ -242,7 +239,7 @@ def _run(
 
 
 def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
+    made: dict[str, Any] = {"command": command_line()}
     saved = analysis.predictions and request.use_saved_predictions
     if request.image_set is not None and analysis.images != "none" and not saved:
         count = min(len(request.image_set), request.shown if analysis.images == "shown" else request.limit)
@@ -253,8 +250,6 @@ def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> d
 
 
 def _show(results: list[AnalysisResult], folder: Path, study: Path | None) -> None:
-    from rich.text import Text
-
     from attngraft.report import REPORT_FILE
     from attngraft.report.analyses import PAGE
 

@@ -11,20 +11,19 @@ From the command to the first batch:
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attngraft.cli.values import HOST, PRETRAINED, TRUST_CODE
+from attngraft.cli.output import command_line, output_console, print_json, progress_display
+from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
     from attngraft.study.config import StudyConfig
     from attngraft.study.executors import Executor
-    from attngraft.study.progress import StudyProgress
 
 _comparison, _training, _output, _many_runs = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Comparison", "Training", "Output", "Many runs")
@@ -79,10 +78,7 @@ def compare(
             help="Train as many epochs (at most --epochs) as fit into this time for the whole study: 90s, 10m, 1h30m.",
         ),
     ] = None,
-    task: Annotated[
-        str | None,
-        _comparison("--task", metavar="NAME", help="The task, with its own recipe unless --recipe names one."),
-    ] = None,
+    task: Annotated[str | None, _comparison("--task", metavar="NAME", help=TASK)] = None,
     recipe: Annotated[
         str | None, _training("--recipe", metavar="NAME|FILE", help="A packaged recipe or a YAML file.")
     ] = None,
@@ -90,19 +86,9 @@ def compare(
         list[str] | None,
         _training("--set", metavar="A.B=VALUE", help="Change a field of the recipe, for all variants; repeatable."),
     ] = None,
-    host_arg: Annotated[
-        list[str] | None,
-        _comparison("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
-    ] = None,
+    host_arg: Annotated[list[str] | None, _comparison("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     pretrained: Annotated[bool, _comparison("--pretrained", help=PRETRAINED)] = False,
-    weights: Annotated[
-        str | None,
-        _comparison(
-            "--weights",
-            metavar="FILE",
-            help="Start from a file or folder: .safetensors, .pth, a run, or a transformers folder.",
-        ),
-    ] = None,
+    weights: Annotated[str | None, _comparison("--weights", metavar="FILE", help=START)] = None,
     parameters: Annotated[
         str | None,
         _training(
@@ -156,13 +142,7 @@ def compare(
             "epoch 2; off continues variants that were stopped.",
         ),
     ] = None,
-    auto_batch: Annotated[
-        bool,
-        _training(
-            "--auto-batch",
-            help="After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples.",
-        ),
-    ] = False,
+    auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,
     study: Annotated[
         Path | None, _comparison("--study", metavar="FILE", help="A study as YAML; other options override its fields.")
     ] = None,
@@ -236,6 +216,7 @@ def compare(
     """
     from attngraft import study as studies
     from attngraft.cli.values import assignments, refuse_untyped_hosts
+    from attngraft.study.progress import LiveStudy, StudyLog, StudyProgress
 
     shorthands = {
         "task.metrics.primary": metric,
@@ -274,7 +255,7 @@ def compare(
     if report_only:
         result = studies.report_only(config)
     else:
-        with _progress() as progress:
+        with progress_display(LiveStudy, StudyLog, StudyProgress) as progress:
             result = studies.compare(config, executor=executor, progress=progress, trust_code=trust_code)
     _print_result(result, config, as_json=as_json)
     if studies.incomplete(result):  # a study with missing runs has failed, although it reports the others
@@ -284,9 +265,6 @@ def compare(
 
 def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
     """Return the configuration of the study file, if any, with the given options applied."""
-    import shlex
-    import sys
-
     from attngraft.errors import UsageError
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
 
@@ -315,7 +293,7 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
         args = {**old.get("args", {}), **host.get("args", {})}
         options["host"] = host if "name" in host else {**old, **host, "args": args}
     if not report_only:
-        options["command"] = shlex.join(["attngraft", *sys.argv[1:]])
+        options["command"] = command_line()
     if not base and "grafts" not in options:
         raise UsageError("nothing to compare: give --graft SPEC or --against HOST (repeatable), or --study FILE")
     return study_from_dict({**base, **options}, source=str(file) if file is not None else "study")
@@ -358,19 +336,7 @@ def _executor(
     return None if jobs is None else Processes(jobs=jobs, **more)
 
 
-def _progress() -> AbstractContextManager[StudyProgress]:
-    """Return a live table on a terminal, log lines elsewhere."""
-    from rich.console import Console
-
-    from attngraft.study.progress import LiveStudy, StudyLog
-
-    console = Console(stderr=True)
-    return LiveStudy(console) if console.is_terminal else nullcontext(StudyLog())
-
-
 def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool, trust_code: bool) -> None:
-    import json
-
     from attngraft.study import prepare
     from attngraft.study.progress import describe_plan
 
@@ -394,24 +360,19 @@ def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool
         }
         for run in prepared.runs
     ]
-    typer.echo(json.dumps({"runs": runs, "seconds": prepared.seconds}, indent=2))
+    print_json({"runs": runs, "seconds": prepared.seconds})
 
 
 def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:
-    import json
-    import sys
-
-    from rich.console import Console
-
     from attngraft.report.metrics import NOT_CORRECTED, other_metrics_table
     from attngraft.report.tables import study_table
     from attngraft.results.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
 
     if as_json:
-        typer.echo(json.dumps(result_to_dict(result), indent=2))
+        print_json(result_to_dict(result))
         return
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = output_console(100, highlight=True)
     console.print(study_table(result))
     if (table := other_metrics_table(result)) is not None:
         console.print("Other metrics: differences to the baseline", style="bold")

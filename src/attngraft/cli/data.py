@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from attngraft.cli.output import output_console, print_json, progress_bars
 from attngraft.cli.values import assignments
 from attngraft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
     from attngraft.tasks.text.config import TextDataConfig
@@ -96,7 +96,7 @@ def check(
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
     if task == "text_classification":
         if contact_sheet is not None:
-            raise UsageError("--contact-sheet: these data are no images; remove it")
+            raise UsageError("--contact-sheet: texts have no images; remove it")
         _check_texts(settings, save_split, as_json=as_json)
         return
     config: DataConfig = read(data_config(task), settings, where="task.data")
@@ -120,9 +120,6 @@ def check(
 
 
 def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     from attngraft.strict import read
     from attngraft.tasks.text.config import TextDataConfig
     from attngraft.tasks.text.source import open_texts, save_split
@@ -134,7 +131,7 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
         if as_json:
             print_json({"task": "text_classification", "refusals": [str(error)]})
         else:
-            output_console().print(f"[bold]Training would be refused:[/bold] {escape(str(error))}", soft_wrap=True)
+            _show_outcome((), [str(error)], config, "text_classification")
         raise typer.Exit(1) from None
     if split is not None:
         save_split(split, source.train, source.val)
@@ -142,27 +139,26 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
     counts, sizes = source.counts(), {"train": len(source.train), "val": len(source.val)}
     if as_json:
         found = {
+            "task": "text_classification",
             "where": source.where,
             "column": source.column,
             "split": source.origin,
             "classes": list(source.classes),
+            "sizes": sizes,
+            "counts": counts,
+            "notes": list(source.notes),
+            "refusals": [],
         }
-        notes = {"notes": list(source.notes), "refusals": []}
-        print_json({"task": "text_classification", **found, "sizes": sizes, "counts": counts, **notes})
+        print_json(found)
         return
     console = output_console()
     console.print(
         f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes"
     )
-    console.print(f"Split: {escape(source.origin)}")
-    table = Table("class", *(f"{part} texts" for part in counts))
-    for name in source.classes[:_CLASSES]:
-        table.add_row(escape(name), *(f"{numbers[name]:,}" for numbers in counts.values()))
-    table.add_row("all", *(f"{size:,}" for size in sizes.values()))
-    console.print(table)
-    for note in source.notes:
-        console.print(f"Note: {escape(note)}", soft_wrap=True)
-    console.print(f"Ready: {escape(_compare_command(config, 'text_classification'))}", soft_wrap=True)
+    numbers = ", ".join(f"{size:,} {part} texts" for part, size in sizes.items())
+    console.print(f"Split: {escape(source.origin)}; {numbers}")
+    console.print(_class_table(source.classes, {part: list(by.values()) for part, by in counts.items()}, "texts"))
+    _show_outcome(source.notes, (), config, "text_classification")
 
 
 def _save_split(result: Inspection, path: Path) -> None:
@@ -183,9 +179,6 @@ def _save_split(result: Inspection, path: Path) -> None:
 
 
 def _show(result: Inspection, config: DataConfig) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     console = output_console()
     source, counts = result.survey.source, result.counts()
     labels = f"numbers: {', '.join(source.classes)}" if source.numeric else f"{len(source.classes)} classes"
@@ -204,7 +197,7 @@ def _show(result: Inspection, config: DataConfig) -> None:
         for index, name in enumerate(source.classes):
             table.add_row(escape(name), *(", ".join(f"{v:.4g}" for v in values[index]) for values in ranges.values()))
     else:
-        table = _class_table(source.classes, counts)
+        table = _class_table(source.classes, counts, "images")
     console.print(table)
     unreadable = result.survey.issues.unreadable
     if unreadable:
@@ -213,20 +206,25 @@ def _show(result: Inspection, config: DataConfig) -> None:
             console.print(f"  {name}: {escape(image)}: {escape(reason)}", soft_wrap=True)
         if len(unreadable) > _UNREADABLE:
             console.print(f"  and {len(unreadable) - _UNREADABLE} more (--json lists all)")
-    for note in result.notes:
+    _show_outcome(result.notes, result.refusals, config, result.task)
+
+
+def _show_outcome(
+    notes: Sequence[str], refusals: Sequence[str], config: DataConfig | TextDataConfig, task: str
+) -> None:
+    console = output_console()
+    for note in notes:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
-    for refusal in result.refusals:
+    for refusal in refusals:
         console.print(f"[bold]Training would be refused:[/bold] {escape(refusal)}", soft_wrap=True)
-    if not result.refusals:
-        console.print(f"Ready: {escape(_compare_command(config, result.task))}", soft_wrap=True)
+    if not refusals:
+        console.print(f"Ready: {escape(_compare_command(config, task))}", soft_wrap=True)
 
 
-def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]]) -> Table:
-    """Return the number of images of each class and split."""
-    from rich.markup import escape
-    from rich.table import Table
+def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], noun: str) -> Table:
+    """Return the number of images or texts of each class and split."""
 
-    table = Table("class", *(f"{name} images" for name in counts))
+    table = Table("class", *(f"{name} {noun}" for name in counts))
     for label, name in enumerate(classes[:_CLASSES]):
         table.add_row(escape(name), *(f"{numbers[label]:,}" for numbers in counts.values()))
     if len(classes) > _CLASSES:

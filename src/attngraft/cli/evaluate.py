@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
-from attngraft.cli.output import output_console
-from attngraft.cli.values import HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.output import is_first_process, output_console, print_json, progress_display
+from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,10 +65,7 @@ def evaluate(
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of the host.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
-    host_arg: Annotated[
-        list[str] | None,
-        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
-    ] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
@@ -80,8 +75,8 @@ def evaluate(
 ) -> None:
     """Evaluate a model on its own validation data or on other data, clean or under suites.
 
-    The model is a run, a folder of attngraft export, a host with weights, or a file of weights that names its host. The
-    classes of the last two are those of the data, in their order, and as many as the outputs of the model.
+    The model is a run, a folder of attngraft export, a host with weights, or a file of weights that names its host. For
+    the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
 
     Predictions and results of suites are written to RUN_DIR/evaluation, or to the folder --out. Finished conditions are not
     repeated: rerun the same command to resume. If a suite fails, the others are still evaluated, and the exit code is 1.
@@ -117,7 +112,7 @@ def evaluate(
     opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
     if suite:
         if out is None and not opened.is_run:
-            raise UsageError(f"{model}: give the folder for the results of suites, with --out FOLDER")
+            raise UsageError(f"{model}: pass a folder for the results of suites: --out FOLDER")
         where = {"data": data, "split": split, "limit": limit, "trust_code": trust_code}
         _evaluate_suites(opened, suite, as_json=as_json, **where)
         return
@@ -125,53 +120,38 @@ def evaluate(
 
 
 def _evaluate(target: Target, out: Path | None, *, as_json: bool, trust_code: bool, **where: Any) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from attngraft.targets.judged import save_evaluation
     from attngraft.training.evaluate import evaluate_target
 
     evaluation = evaluate_target(target, trust_code=trust_code, **where)
-    if out is not None and _is_main():
+    if out is not None and is_first_process():
         save_evaluation(evaluation, target, out, **where)
     examples = len(evaluation.predictions.names)
     if as_json:
         name = {"run": target.name} if target.is_run else {"model": target.name}
         facts = {**name, "weights": target.weights, "examples": examples, "metrics": dict(evaluation.metrics)}
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return
     table = Table(title=f"{target.name} ({target.weights} weights, {examples} examples)")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for metric, value in evaluation.metrics.items():
         table.add_row(metric, f"{value:.4g}")
-    Console().print(table)
-
-
-def _is_main() -> bool:
-    """Return whether this is the first of several processes, or the only one."""
-    return not int(os.environ.get("RANK", "0"))
+    output_console().print(table)
 
 
 def _evaluate_suites(target: Target, texts: list[str], *, as_json: bool, **where: Any) -> None:
-    from rich.console import Console
-
     from attngraft.evaluation.suites import SuitesFailed, evaluate_suites, parse_suites
     from attngraft.evaluation.suites.progress import SuiteBar, SuiteLog, SuiteProgress
 
     choices = parse_suites(texts)
-    console = Console(stderr=True)
-    if not _is_main():
-        progress: Any = nullcontext(SuiteProgress())
-    else:
-        progress = SuiteBar(console) if console.is_terminal else nullcontext(SuiteLog())
     failed = None
     try:
-        with progress as callbacks:
+        with progress_display(SuiteBar, SuiteLog, SuiteProgress) as callbacks:
             found = evaluate_suites(target, choices, progress=callbacks, **where)
     except SuitesFailed as error:
         found, failed = error.found, error
-    if _is_main():
+    if is_first_process():
         _show(target.results, found, as_json=as_json)
     if failed is not None:
         raise failed
@@ -181,7 +161,7 @@ def _show(results: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
     from attngraft.report.suites import suite_heading, suite_table
 
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        print_json([dataclasses.asdict(each) for each in found])
         return
     out = output_console(100, highlight=True)
     for each in found:

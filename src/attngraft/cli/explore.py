@@ -7,7 +7,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, open_models
-from attngraft.cli.values import HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 
 
 def explore(
@@ -29,9 +29,7 @@ def explore(
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = "last",
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
-    host_arg: Annotated[
-        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="Arguments of hosts; repeatable.")
-    ] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
     title: Annotated[str | None, typer.Option("--title", help="Title of the page. Default: the image's name.")] = None,

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import print_json
@@ -109,9 +111,6 @@ def export(
 
 
 def _show(exported: Exported) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from attngraft.export.fold import summary
     from attngraft.files import shown_size
     from attngraft.results import wording
@@ -133,6 +132,7 @@ def _show(exported: Exported) -> None:
             "plain timm loads the host without its grafts, which is a different model: on random images its outputs differ "
             f"by up to {exported.plain_difference:.2g}"
         )
+    inputs = {"images": "IMAGES...", "text": "TEXTS..."}.get(exported.manifest.serving.kind, "INPUTS...")
     typer.echo(
-        f'use it: attngraft predict {exported.folder} IMAGES...   or in Python: attngraft.load("{exported.folder}")'
+        f'use it: attngraft predict {exported.folder} {inputs}   or in Python: attngraft.load("{exported.folder}")'
     )

@@ -5,16 +5,13 @@ from typing import Annotated
 import typer
 
 from attngraft.cli.output import output_console
-from attngraft.cli.values import HOST, assignments
+from attngraft.cli.values import HOST, HOST_ARG, assignments
 
 
 def plan(
     host: Annotated[str, typer.Argument(help=HOST, metavar="HOST")],
     graft: Annotated[str, typer.Argument(help="A graft specification.", metavar="SPEC")],
-    host_arg: Annotated[
-        list[str] | None,
-        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
-    ] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run a random batch and report how much the outputs change.")
     ] = False,

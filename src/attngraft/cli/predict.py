@@ -86,7 +86,7 @@ def predict(
     elif serving.kind == "text":
         files = [*find_texts(given, column=serving.input["column"], stdin=stdin), *(text or [])]
     elif text:
-        raise UsageError(f"--text: {model} takes images")
+        raise UsageError(f"--text: {model} takes images; give image files, folders or patterns")
     else:
         files = find_images(given, stdin=stdin)
     unreadable = []

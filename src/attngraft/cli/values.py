@@ -17,6 +17,11 @@ MODEL = (
     "Run folder, exported folder, host (see attngraft compare --help), or file of weights that names its host "
     "(attngraft convert)."
 )  #: help of a model to open
+HOST_ARG = "Argument of the host's factory; repeatable."  #: help of --host-arg
+START = "Start from a file or folder: .safetensors, .pth, a run, or a transformers folder."  #: help of --weights
+TASK = "The task, with its own recipe unless --recipe names one."  #: help of --task
+#: help of --auto-batch
+AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples."
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 TRUST_CODE = "Import a module: host that a file or folder names, which runs its code."  #: help of --trust-code
 
@@ -27,13 +32,11 @@ def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -
     Raises:
         UsageError: one was read from a file.
     """
-    from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+    from attngraft.models.trust import SCHEME, refuse_untrusted
 
-    given = [text for text in typed if text]
     for name in names:
-        if name.startswith(SCHEME):
-            with trusting(name if any(name in text for text in given) else None):
-                refuse_untrusted(name)
+        if name.startswith(SCHEME) and not any(name in text for text in typed if text):
+            refuse_untrusted(name)
 
 
 def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
@@ -80,8 +83,7 @@ def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None
     found: list[str] = []
     for argument in arguments:
         if argument == "-":
-            lines = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
-            texts = [line for line in lines if line.strip()]
+            texts = _lines(stdin)
         elif not os.path.isfile(argument):
             raise UsageError(f"{argument}: no such file; give a table or a text file, or --text TEXT")
         else:
@@ -92,13 +94,17 @@ def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None
     return found
 
 
+def _lines(stdin: IO[bytes] | None) -> list[str]:
+    lines = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
+    return [line for line in lines if line.strip()]
+
+
 def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
     from attngraft.tasks.images.sources.folder import list_folder
     from attngraft.tasks.images.sources.listing import is_image, natural
 
     if argument == "-":
-        names = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
-        names = [name for name in names if name.strip()]
+        names = _lines(stdin)
         if not names:
             raise UsageError("-: standard input is empty; write one image name per line to it")
         return names

@@ -13,7 +13,7 @@ from attngraft.export.fold import summary
 from attngraft.models.schemes import split_scheme
 from attngraft.results import facts as described
 from attngraft.results import wording
-from attngraft.results.storage import RESULT_FILE, load_result
+from attngraft.results.storage import RESULT_FILE, cost_ratios, load_result
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.training.recipe import recipe_to_dict
@@ -44,24 +44,23 @@ class StudyOfRun:
         return [self._row(variant) for variant in shown]
 
     def _row(self, variant: VariantResult) -> dict[str, str]:
-        spread, difference, cost = variant.last.get(self.result.metric), variant.difference, variant.cost
+        spread, difference = variant.last.get(self.result.metric), variant.difference
         texts = []
         if difference:
             texts = [f"{self.style.change(difference.mean)} {self.style.points}".rstrip()]
             texts.append(f"bootstrap {self.style.interval(difference.bootstrap)}")
             if difference.t is not None:
                 texts.append(f"t {self.style.interval(difference.t)}")
-        training = cost.train_time_ratio if cost else None
-        inference = cost.inference_time_ratio if cost else None
+        ratios = cost_ratios(variant.cost)
         return {
             "name": variant.name,
             "value": wording.spread_text(spread.mean, spread.deviation, self.style) if spread else wording.ABSENT,
             "difference": "; ".join(texts),
             "verdict": difference.verdict if difference else ("baseline" if variant.is_baseline else ""),
-            "parameters": wording.ratio(cost.parameters_ratio if cost else None, exact=True),
-            "macs": wording.ratio(cost.macs_ratio if cost else None, exact=True),
-            "training": wording.ratio(training.point if training else None),
-            "inference": wording.ratio(inference.point if inference else None),
+            "parameters": wording.ratio(ratios["parameters"], exact=True),
+            "macs": wording.ratio(ratios["macs"], exact=True),
+            "training": wording.ratio(ratios["train_time"]),
+            "inference": wording.ratio(ratios["inference_time"]),
         }
 
     @property

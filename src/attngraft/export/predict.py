@@ -8,8 +8,7 @@ import io
 import itertools
 import json
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
 from attngraft.models.trust import trusting
 from attngraft.saved.folder import load, open_codec
-from attngraft.saved.manifest import MANIFEST, parse_manifest, read_manifest
+from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.images.heads import mean_logits
@@ -53,101 +52,83 @@ class Prediction:
 
 
 class Predictor:
-    """A model with its preprocessing, which maps image files to probabilities.
+    """A model with its preprocessing, which maps image files, texts or other inputs to predictions.
 
         predictor = open_model("./flowers-model")
         for prediction in predictor(["a.jpg", "b.jpg"]):
             print(prediction.image, predictor.serving.classes[prediction.probabilities.argmax()])
 
     Args:
-        forward: function that maps normalized images (B, C, H, W) to outputs (B, classes).
         serving: description of the model's inputs and outputs.
-        dtype: dtype of the model's input.
+        predict: function that maps a batch of inputs to their probabilities, numbers or other values.
+        read: function that opens an input by name; None: the names are the inputs.
     """
 
-    def __init__(self, forward: Forward, serving: Serving, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        predict: Callable[[list[Any]], Iterable[Any]],
+        *,
+        read: Callable[[str], Any] | None = None,
+    ) -> None:
         self.serving = serving
-        self._forward, self._dtype = forward, dtype
-        self._preprocessor = Preprocessor.from_serving(serving)
-
-    def __call__(self, images: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction per file, in order; for unreadable files, it contains the reason instead of probabilities."""
-        names = (os.fspath(image) for image in images)
-        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
-            while part := list(itertools.islice(names, batch)):
-                inputs = list(readers.map(self._read, part))
-                readable = [each for each in inputs if isinstance(each, Tensor)]
-                predicted = iter(self._predicted(readable) if readable else ())
-                field = "numbers" if self.serving.numeric else "probabilities"
-                for name, each in zip(part, inputs, strict=True):
-                    if isinstance(each, Tensor):
-                        yield Prediction(image=name, **{field: next(predicted)})
-                    else:
-                        yield Prediction(image=name, error=each)
-
-    def _read(self, name: str) -> Tensor | str:
-        """Return the image as uint8 (C, H, W), or the reason why it cannot be read."""
-        try:
-            with open(name, "rb") as stream:
-                return self._preprocessor.read(stream, where=name)
-        except UnreadableImage as error:
-            return error.reason
-        except OSError as error:
-            return error.strerror or str(error)
-
-    @torch.inference_mode()
-    def _predicted(self, images: list[Tensor]) -> np.ndarray:
-        return _activated(self._forward(self._preprocessor.batch(images).to(self._dtype)), self.serving)
-
-
-class TextPredictor(Predictor):
-    """A model with its tokenizer, which maps texts to probabilities.
-
-    Args:
-        model: network that takes `input_ids` and `attention_mask` (B, L).
-        serving: description of the model's inputs and outputs.
-        folder: the folder of the run or the exported model, with the tokenizer.
-        device: the device of the model.
-    """
-
-    def __init__(self, model: nn.Module, serving: Serving, *, folder: Path, device: str | torch.device) -> None:
-        self.serving = serving
-        self._model, self._device = model, device
-        self._tokenizer = read_tokenizer(folder / serving.input["tokenizer"])
-
-    @torch.inference_mode()
-    def __call__(self, texts: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction per text, in order."""
-        remaining = (str(text) for text in texts)
-        while part := list(itertools.islice(remaining, batch)):
-            inputs = self._tokenizer.batch(self._tokenizer.encode(part)[0])
-            outputs = call_model(self._model, **{name: value.to(self._device) for name, value in inputs.items()})
-            for text, probabilities in zip(part, _activated(outputs, self.serving), strict=True):
-                yield Prediction(image=text, probabilities=probabilities)
-
-
-class CodecPredictor(Predictor):
-    """A model with its task's own codec (`Task.codec`).
-
-    Args:
-        model: the network.
-        codec: description of its inputs and outputs.
-        device: the device of the model.
-    """
-
-    def __init__(self, model: nn.Module, codec: Codec, *, device: str | torch.device) -> None:
-        self.serving = OTHER
-        self._model, self._codec, self._device = model, codec, device
+        self._predict, self._open = predict, read
 
     @torch.no_grad()
     def __call__(self, inputs: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction per input, in order."""
-        remaining = (os.fspath(each) for each in inputs)
-        while part := list(itertools.islice(remaining, batch)):
-            args, kwargs = send_to_device(self._codec.encode(part), self._device)
-            outputs = self._codec.run(self._model, args, kwargs)
-            for name, value in zip(part, self._codec.decode(outputs), strict=True):
-                yield Prediction(image=name, value=value)
+        """Yield a prediction per input, in order; for unreadable files, it contains the reason instead of values."""
+        names = (os.fspath(each) for each in inputs)
+        field = "numbers" if self.serving.numeric else "probabilities"
+        field = "value" if self.serving.kind == "other" else field
+        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
+            while part := list(itertools.islice(names, batch)):
+                read = list(readers.map(self._read, part))
+                readable = [each for each in read if not isinstance(each, Prediction)]
+                predicted = iter(self._predict(readable) if readable else ())
+                for name, each in zip(part, read, strict=True):
+                    yield each if isinstance(each, Prediction) else Prediction(image=name, **{field: next(predicted)})
+
+    def _read(self, name: str) -> Any:
+        """Return the opened input, or a prediction with the reason why it cannot be read."""
+        try:
+            return name if self._open is None else self._open(name)
+        except UnreadableImage as error:
+            reason = error.reason
+        except OSError as error:
+            reason = error.strerror or str(error)
+        return Prediction(image=name, error=reason)
+
+
+def _image_predictor(forward: Forward, manifest: Manifest) -> Predictor:
+    serving, dtype = manifest.serving, getattr(torch, manifest.dtype)
+    preprocessor = Preprocessor.from_serving(serving)
+
+    def read(name: str) -> Tensor:
+        with open(name, "rb") as stream:
+            return preprocessor.read(stream, where=name)
+
+    def predict(images: list[Tensor]) -> np.ndarray:
+        return _activated(forward(preprocessor.batch(images).to(dtype)), serving)
+
+    return Predictor(serving, predict, read=read)
+
+
+def _text_predictor(model: nn.Module, serving: Serving, *, folder: Path, device: str | torch.device) -> Predictor:
+    tokenizer = read_tokenizer(folder / serving.input["tokenizer"])
+
+    def predict(texts: list[str]) -> np.ndarray:
+        inputs = tokenizer.batch(tokenizer.encode(texts)[0])
+        return _activated(call_model(model, **send_to_device(inputs, device)), serving)
+
+    return Predictor(serving, predict)
+
+
+def _codec_predictor(model: nn.Module, codec: Codec, *, device: str | torch.device) -> Predictor:
+    def predict(inputs: list[str]) -> list[Any]:
+        args, kwargs = send_to_device(codec.encode(inputs), device)
+        return codec.decode(codec.run(model, args, kwargs))
+
+    return Predictor(OTHER, predict)
 
 
 def _activated(outputs: object, serving: Serving) -> np.ndarray:
@@ -192,7 +173,7 @@ def open_model(
         raise ExportError(
             f"{path}: has no manifest, so classes and preprocessing are unknown; use a file written by attngraft export"
         )
-    return Predictor(forward, manifest.serving, dtype=getattr(torch, manifest.dtype))
+    return _image_predictor(forward, manifest)
 
 
 def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None, *, trust_code: bool) -> Predictor:
@@ -211,14 +192,17 @@ def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | N
     except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
         raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
     if manifest.serving.kind == "other":
-        return CodecPredictor(network, codec, device=device)
+        return _codec_predictor(network, codec, device=device)
     if manifest.serving.kind == "text":
-        return TextPredictor(network, manifest.serving, folder=path, device=device)
-    return Predictor(lambda images: network(images.to(device)), manifest.serving, dtype=getattr(torch, manifest.dtype))
+        return _text_predictor(network, manifest.serving, folder=path, device=device)
+    return _image_predictor(lambda images: network(images.to(device)), manifest)
 
 
-class PredictionWriter(ABC):
-    """Base class for writing predictions to an open binary file, as UTF-8; names that are not UTF-8 keep their bytes.
+class PredictionWriter:
+    """Write predictions to an open binary file, a JSON object on each line; subclasses write other formats.
+
+    An object has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities`
+    (several labels), or `numbers`, or `error`. The file is UTF-8; names that are not UTF-8 keep their bytes.
 
     For one label per image, the output contains the most probable class, or the `top` classes, with probabilities. For
     several labels, it contains the labels whose probability reaches the threshold, and the probabilities of all or the
@@ -247,8 +231,9 @@ class PredictionWriter(ABC):
         """Write the header."""
         return
 
-    @abstractmethod
-    def add(self, prediction: Prediction) -> None: ...
+    def add(self, prediction: Prediction) -> None:
+        """Write a prediction."""
+        self.write(_json(self.entry(prediction)) + "\n")
 
     def end(self) -> None:
         """Write the footer."""
@@ -271,6 +256,25 @@ class PredictionWriter(ABC):
         """Return the most probable classes in descending order; ties are in the order of the classes."""
         order = np.argsort(-probabilities, kind="stable")[: self.top]
         return [(self.serving.classes[index], _rounded(probabilities[index])) for index in order]
+
+    def entry(self, prediction: Prediction) -> dict[str, Any]:
+        """Return a prediction as a JSON-ready object."""
+        probabilities = prediction.probabilities
+        if prediction.error is not None:
+            return {self.noun: prediction.image, "error": prediction.error}
+        if prediction.value is not None:
+            return {self.noun: prediction.image, "prediction": prediction.value}
+        if probabilities is None:
+            return {self.noun: prediction.image, "numbers": self.numbers(prediction)}
+        best = self.best(probabilities)
+        if self.multilabel:
+            classes = self.serving.classes
+            values = dict(zip(classes, map(_rounded, probabilities), strict=True)) if self.all else dict(best)
+            return {self.noun: prediction.image, "labels": self.labels(probabilities), "probabilities": values}
+        entry: dict[str, Any] = {self.noun: prediction.image, "label": best[0][0], "probability": best[0][1]}
+        if len(best) > 1:
+            entry["top"] = [{"label": label, "probability": value} for label, value in best]
+        return entry
 
 
 class CsvWriter(PredictionWriter):
@@ -315,36 +319,7 @@ class CsvWriter(PredictionWriter):
         self.write(line.getvalue())
 
 
-class JsonLinesWriter(PredictionWriter):
-    """Write a JSON object per image on a line.
-
-    It has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities`
-    (several labels), or `numbers`, or `error`.
-    """
-
-    def add(self, prediction: Prediction) -> None:
-        self.write(_json(self.entry(prediction)) + "\n")
-
-    def entry(self, prediction: Prediction) -> dict[str, Any]:
-        probabilities = prediction.probabilities
-        if prediction.error is not None:
-            return {self.noun: prediction.image, "error": prediction.error}
-        if prediction.value is not None:
-            return {self.noun: prediction.image, "prediction": prediction.value}
-        if probabilities is None:
-            return {self.noun: prediction.image, "numbers": self.numbers(prediction)}
-        best = self.best(probabilities)
-        if self.multilabel:
-            classes = self.serving.classes
-            values = dict(zip(classes, map(_rounded, probabilities), strict=True)) if self.all else dict(best)
-            return {self.noun: prediction.image, "labels": self.labels(probabilities), "probabilities": values}
-        entry: dict[str, Any] = {self.noun: prediction.image, "label": best[0][0], "probability": best[0][1]}
-        if len(best) > 1:
-            entry["top"] = [{"label": label, "probability": value} for label, value in best]
-        return entry
-
-
-class JsonWriter(JsonLinesWriter):
+class JsonWriter(PredictionWriter):
     """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and a list, `images` or `texts`."""
 
     def begin(self) -> None:
@@ -363,7 +338,7 @@ class JsonWriter(JsonLinesWriter):
         self.write("\n]}\n")
 
 
-WRITERS: dict[Format, type[PredictionWriter]] = {"csv": CsvWriter, "json": JsonWriter, "jsonl": JsonLinesWriter}
+WRITERS: dict[Format, type[PredictionWriter]] = {"csv": CsvWriter, "json": JsonWriter, "jsonl": PredictionWriter}
 
 
 def _json(value: Any) -> str:

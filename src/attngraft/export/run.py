@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attngraft.attention import sites_with_detached
 from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
-from attngraft.export.check import check_outputs, check_programs
+from attngraft.export.check import check_outputs, in_precision
 from attngraft.export.fold import fold as fold_model
 from attngraft.files import write_atomically
 from attngraft.hosts import forget
@@ -23,7 +23,6 @@ from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.task import FITTED_FOLDER
-from attngraft.tasks.text.lengths import logits_of
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]
@@ -85,10 +84,10 @@ def export_run(
     source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
     if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
-        raise UsageError(f"--to {others[0]}: only models of images; remove it, for a folder that attngraft loads")
+        raise UsageError(f"--to {others[0]}: only for models of images; remove it to get a folder for attngraft.load")
     other = manifest.serving.kind == "other"
     if other and (fold or dtype != "float32"):
-        raise UsageError(f"{'--fold' if fold else '--dtype'}: only models of images or texts; remove it")
+        raise UsageError(f"{'--fold' if fold else '--dtype'}: only for models of images or texts; remove it")
     if "hf" in to and manifest.around is not None:
         raise UsageError(
             f"--to hf: the task {manifest.task} has modules around the host, which plain timm lacks; remove it"
@@ -119,10 +118,8 @@ def export_run(
         manifest = write_model(source.model, manifest, folder)
         source.task.save_files(folder / FITTED_FOLDER)
         again = load(folder, trust_code=trust_code)
-        if other:
-            checks.append(check_programs(again, source.model, source.codec, file=WEIGHTS, tolerance=RELOADING))
-        else:
-            checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
+        codec = source.codec if other else None
+        checks.append(check_outputs(again, source.model, manifest, codec=codec, file=WEIGHTS, tolerance=RELOADING))
         programs: dict[str, str] = {}
         if {"pt2", "onnx"} & set(to):
             program = torch_export.export_program(source.model, manifest)
@@ -152,7 +149,7 @@ def _folded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
     trained = copy.deepcopy(model)
     folded = fold_model(model)
     host = replace(manifest.host, args={**manifest.host.args, **folded.arguments}, fused=folded.fused)
-    check = check_outputs(model, trained, manifest, file="folding", batches=(2,), tolerance=FOLDING)
+    check = check_outputs(model, trained, manifest, file="folding", tolerance=FOLDING)
     return replace(manifest, folds=folded.entries, host=host), check
 
 
@@ -161,11 +158,8 @@ def _rounded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
     exact = copy.deepcopy(model)
     model.to(torch.bfloat16)
 
-    def rounded(images: Tensor) -> Tensor:
-        outputs = logits_of(model(images.bfloat16() if images.is_floating_point() else images))
-        if not isinstance(outputs, Tensor):
-            raise ExportError(f"the model returns {type(outputs).__name__}, not a tensor")
-        return outputs
+    def rounded(*inputs: Tensor) -> Any:
+        return model(*in_precision(inputs, torch.bfloat16))
 
     check = check_outputs(rounded, exact, manifest, file="rounding to bfloat16", batches=(8,), tolerance=ROUNDING)
     return replace(manifest, dtype="bfloat16"), check

@@ -81,7 +81,7 @@ def create_host(name: str, *, pretrained: bool = False, **arguments: Any) -> nn.
 
 
 def start_host(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Started:
-    """Create a host of any scheme, and return it with the weights that it was filled with.
+    """Create a host of any scheme, and return it with the weights that were loaded.
 
     Raises:
         UsageError, HostError: as in `create_host`.

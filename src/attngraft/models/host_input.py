@@ -1,4 +1,4 @@
-"""What a host takes as input, from its scheme alone: no adapter is needed."""
+"""The input configuration of a host, from its scheme alone: no adapter is needed."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +13,9 @@ from attngraft.models.schemes import split_scheme
 
 
 def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a host takes as input; the host is built without weights on the meta device.
+    """Return the input configuration of a host, which is built without weights on the meta device.
 
-    For images this is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
+    For images it is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
     `img_size` and `in_chans`, which timm's configuration ignores, determine the input size. Other inputs have a `kind`:
 
         {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N, "pad": id or None}
@@ -39,13 +39,13 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def other_input(model: nn.Module) -> dict[str, Any] | None:
-    """Return the input of a model that takes other things than images (its `attngraft_input`); None for images."""
+    """Return the `attngraft_input` of a model whose input is not images; None for images."""
     given = getattr(model, "attngraft_input", None)
     return dict(given) if isinstance(given, Mapping) and given.get("kind", "images") != "images" else None
 
 
 def _unknown_input(scheme: str, name: str) -> str:
-    start = f"{name}: what this host takes as input is unknown"
+    start = f"{name}: the host's input is unknown"
     given = "pretrained_cfg_overlay={input_size: [3, 224, 224], mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}"
     if scheme == "module":
         return f"{start}; set model.attngraft_input in its factory, for example to {{'input_size': (3, 224, 224)}}"

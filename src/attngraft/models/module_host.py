@@ -1,15 +1,15 @@
-"""`module:` hosts: what a function of the user returns, `module:package.path:factory`.
+"""`module:` hosts: modules returned by a function of the user, `module:package.path:factory`.
 
-The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. What the host takes as
-input, and its head, follow from attributes of the module that it returns:
+The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. Its input and
+its head are read from attributes of the returned module:
 
     attngraft_input, or pretrained_cfg as in timm: input_size, mean, std, interpolation, crop_pct, classifier
 """
 
 import importlib
-import importlib.util
 import inspect
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, HostError, UsageError
-from attngraft.models.schemes import Started, build_anywhere, last_layer, near_names
+from attngraft.models.schemes import Started, build_anywhere, last_layer
 from attngraft.models.trust import SCHEME, refuse_untrusted
+from attngraft.suggest import did_you_mean
 
 _FORM = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<factory>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -41,9 +42,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     try:
         model: Any = build_anywhere(lambda: factory(**given))
     except Exception as error:  # user code raises errors of any class
-        raise HostError(f"{shown} failed: {type(error).__name__}: {error}") from error
+        raise HostError(f"{shown} failed: {type(error).__name__}: {error}; attngraft -v shows where") from error
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{shown} returned a {type(model).__name__}; it must return a torch.nn.Module")
+        raise UsageError(f"{shown} returned an object of type {type(model).__name__}; it must return a torch.nn.Module")
     _describe(model, arguments.get("num_classes"), overlay)
     if "num_classes" in arguments:
         _refuse_other_classes(shown, model, arguments["num_classes"], accepts="num_classes" in given)
@@ -62,23 +63,24 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
     if ((folder / f"{top}.py").is_file() or (folder / top).is_dir()) and os.fspath(folder) not in (*sys.path, ""):
         sys.path.append(os.fspath(folder))  # behind installed packages, which it must not replace
     try:
-        place: Any = importlib.import_module(found["module"])
+        importlib.import_module(found["module"])
     except ModuleNotFoundError as error:
         raise UsageError(
             f"{shown}: {error}; run the command in the folder that contains {top}, or install the package"
         ) from error
     except Exception as error:  # any, from user code
-        raise UsageError(f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}") from error
-    for part in found["factory"].split("."):
-        if not hasattr(place, part):
-            public = [each for each in vars(place) if not each.startswith("_")]
-            raise UsageError(f"{shown}: {found['module']} has no {found['factory']!r}{near_names(part, public)}")
-        place = getattr(place, part)
-    if not callable(place):
         raise UsageError(
-            f"{shown} is a {type(place).__name__}; give a function or class that returns a torch.nn.Module"
+            f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}; attngraft -v shows where"
+        ) from error
+    try:
+        factory: Callable[..., Any] = pkgutil.resolve_name(name)
+    except AttributeError as error:
+        hint = did_you_mean(str(error.name), dir(error.obj))
+        raise UsageError(f"{shown}: {found['module']} has no {found['factory']!r}{hint}") from None
+    if not callable(factory):
+        raise UsageError(
+            f"{shown} is of type {type(factory).__name__}; give a function or class that returns a torch.nn.Module"
         )
-    factory: Callable[..., Any] = place
     return factory
 
 

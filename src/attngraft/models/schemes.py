@@ -6,14 +6,14 @@
     hf:FOLDER, hf:USER/NAME        a model of transformers, saved in a folder or on the Hugging Face Hub
     module:package.path:factory    a function of the user that returns an `nn.Module`
 
-Every host except timm's gets `pretrained_cfg` as timm's models have it: what it takes as input (`input_size`, `mean`, `std`,
-`interpolation`, `crop_pct`), and its `classifier`. A host that takes other things than images has `attngraft_input`.
+Every host except timm's gets a `pretrained_cfg` like timm's models: its input (`input_size`, `mean`, `std`,
+`interpolation`, `crop_pct`) and its `classifier`. A host whose input is not images has `attngraft_input`.
 """
 
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ class Started:
 
     model: nn.Module
     file: WeightsFile | None = None  #: the pretrained weights, where attngraft loaded them
-    fitted: Fitted | None = None  #: how these fit
+    fitted: Fitted | None = None  #: report on how these fit
 
 
 def split_scheme(name: str) -> tuple[str, str]:
@@ -118,7 +118,8 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
         yield
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError, KeyError, AttributeError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
-        raise HostError(f"{maker} cannot create {name} with {given}: {error}") from error
+        reason = repr(error) if isinstance(error, KeyError) else error
+        raise HostError(f"{maker} cannot create {name} with {given}: {reason}") from error
 
 
 def unknown_host(name: str) -> UsageError:
@@ -133,10 +134,10 @@ def unknown_host(name: str) -> UsageError:
         )
     if (path / "config.json").is_file():
         return UsageError(
-            f"{name}: its config.json is not of transformers (no model_type); for a folder of timm, type local-dir:{name}"
+            f"{name}: its config.json is not from transformers (no model_type); for a folder of timm, type local-dir:{name}"
         )
     if path.is_dir():
-        return UsageError(f"{name}: no config.json in this folder, so it is no saved model of transformers or timm")
+        return UsageError(f"{name}: no config.json in this folder, so it is not a saved model of transformers or timm")
     if name in torchvision_models():
         return UsageError(f"{start}; torchvision has it: type torchvision:{name}")
     near = difflib.get_close_matches(name, list_models(), n=3, cutoff=0.5)
@@ -161,9 +162,3 @@ def refuse_others_model(name: str) -> None:
     if bare not in own:
         other = f"; timm has it: type {name}" if is_model(bare) else did_you_mean(name, own)
         raise UsageError(f"attngraft:{name}: attngraft has no such model{other}")
-
-
-def near_names(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean a, b?`, or an empty text if no name is similar."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f"; did you mean {', '.join(near)}?" if near else ""

@@ -13,8 +13,9 @@ from torchvision.ops import StochasticDepth
 
 from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import first_line
-from attngraft.models.schemes import Started, build_anywhere, creation_errors, last_layer, near_names
+from attngraft.models.schemes import Started, build_anywhere, creation_errors, last_layer
 from attngraft.models.weights import WeightsFile
+from attngraft.suggest import did_you_mean
 
 #: settings without which the default weights do not give their published results
 _SETTINGS = {name: {"transform_input": True, "init_weights": True} for name in ("googlenet", "inception_v3")}
@@ -35,7 +36,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
 
     known = models.list_models()
     if name not in known:
-        raise UsageError(f"torchvision:{name}: torchvision {__version__} has no such model{near_names(name, known)}")
+        raise UsageError(f"torchvision:{name}: torchvision {__version__} has no such model{did_you_mean(name, known)}")
     weights = getattr(models.get_model_weights(name), "DEFAULT", None)
     given = dict(arguments)
     drop_path = given.pop("drop_path_rate", None)

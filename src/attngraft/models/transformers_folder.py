@@ -28,7 +28,7 @@ from attngraft.models.checkpoint_file import first_line
 
 log = logging.getLogger(__name__)
 
-HOST = "transformers_classifier"  #: the host whose initial weights such folders are
+HOST = "transformers_classifier"  #: the host that starts from such folders
 IMAGE_CLASSIFIER = "AutoModelForImageClassification"  #: the auto class of `transformers_classifier`
 GRAFTS = "grafts.safetensors"
 CONFIG = "config.json"
@@ -51,6 +51,7 @@ _IGNORED = {
     "problem_type",
     "transformers_version",
 }
+_KERNELS = ("_implementation", "_implementation_internal")  #: ends of keys with the names of attention kernels
 #: Pillow's resampling filters by number
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
@@ -148,12 +149,8 @@ def _fields(config: Any) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return `value` as read from JSON, without the names of attention kernels, which transformers may download."""
     if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items() if not _names_kernel(str(name))}
+        return {str(name): _plain(each) for name, each in value.items() if not str(name).endswith(_KERNELS)}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _names_kernel(name: str) -> bool:
-    return name.endswith(("_implementation", "_implementation_internal"))
 
 
 def configuration_fields(transformers: Any, model_type: str) -> set[str]:

@@ -21,15 +21,18 @@ from attngraft.models.transformers_folder import (
     checked_fields,
     folder_config,
     folder_preprocessing,
+    folder_tensors,
     import_transformers,
     transformers_folder,
 )
-from attngraft.models.weights import transformers_weights
+from attngraft.models.weights import split_weights
 from attngraft.suggest import did_you_mean
 
 #: files besides the weights
 _FILES = ["*.json", "*.txt", "*.model"]
 _WEIGHTS = ["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"]
+_TOKENIZER = "tokenizer_config.json"
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
 _LIMIT = 10**6  #: of a sensible number of tokens; tokenizers without a limit have 10**30
 
 
@@ -64,6 +67,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
     architectures, labels = config.pop("architectures", None) or [], config.pop("num_labels", None)
     kind = given.pop("auto_class", None) or auto_class(transformers, config["model_type"], architectures)
+    _check_auto_class(transformers, f"hf:{name}", kind, config["model_type"])
     classes = given.pop("num_classes", labels if "Classification" in kind else None)
     own = {"auto_class": kind, "num_classes": classes, **given}
     with creation_errors(f"hf:{name}", own, maker=f"transformers {transformers.__version__}"):
@@ -76,7 +80,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     _describe(model, name, kind=kind, classes=classes, shown=shown)
     if not pretrained:
         return Started(model=model)
-    file = transformers_weights(find_folder(name, weights=True), kind)
+    file = split_weights(*folder_tensors(find_folder(name, weights=True), kind))
     return Started(model=model, file=file, fitted=file.fill_host(model))
 
 
@@ -148,6 +152,22 @@ def auto_class(transformers: Any, model_type: str, architectures: list[str]) -> 
     return found
 
 
+def _check_auto_class(transformers: Any, host: str, kind: str, model_type: str) -> None:
+    """Check that the auto class `kind` exists, and creates models of this type.
+
+    Raises:
+        UsageError: it does not.
+    """
+    names = [name for name in dir(transformers) if name.startswith("AutoModel")]
+    if kind not in names:
+        raise UsageError(f"auto_class {kind!r}: transformers has no such class{did_you_mean(str(kind), names)}")
+    if model_type not in getattr(transformers, kind)._model_mapping._model_mapping:
+        raise UsageError(
+            f"{host}: transformers has no {kind} of model_type {model_type!r}; use another host for this task, or another "
+            "--host-arg auto_class"
+        )
+
+
 def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     """Rename timm's `img_size` and `in_chans` to transformers' fields."""
     names = {"img_size": "image_size", "in_chans": "num_channels"}
@@ -155,9 +175,6 @@ def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(transformers: Any, kind: str, fields: Mapping[str, Any], classes: int | None) -> nn.Module:
-    names = [name for name in dir(transformers) if name.startswith("AutoModel")]
-    if kind not in names:
-        raise UsageError(f"auto_class {kind!r}: transformers has no such class{did_you_mean(str(kind), names)}")
     settings = dict(fields) if classes is None else {**fields, "num_labels": classes}
     model_type = settings.pop("model_type")
     config = transformers.AutoConfig.for_model(model_type, **checked_fields(transformers, model_type, settings))
@@ -194,23 +211,14 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
         folder: Path | None = find_folder(source, download=False)
     except (UsageError, HostError):
         folder = None  # deleted since, or elsewhere
-    names = (
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "vocab.txt",
-        "vocab.json",
-        "spiece.model",
-        "sentencepiece.bpe.model",
-    )
-    has_tokenizer = folder is not None and any((folder / name).is_file() for name in names)
+    if folder is not None and not any((folder / name).is_file() for name in (_TOKENIZER, *_VOCABULARIES)):
+        folder = None
     limits = [_positions(model)]
-    if has_tokenizer and folder is not None and (folder / "tokenizer_config.json").is_file():
-        limits.append(
-            json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8")).get("model_max_length")
-        )
+    if folder is not None and (settings := folder / _TOKENIZER).is_file():
+        limits.append(json.loads(settings.read_text(encoding="utf-8")).get("model_max_length"))
     lengths = [int(limit) for limit in limits if limit is not None and limit < _LIMIT]
     return {
-        "tokenizer": str(folder) if has_tokenizer else None,
+        "tokenizer": None if folder is None else str(folder),
         "max_length": min(lengths, default=None),
         "vocab_size": int(model.config.vocab_size),
         "pad": getattr(model.config, "pad_token_id", None),

@@ -25,7 +25,7 @@ from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
 from attngraft.models.create import create_host as create_by_name
 from attngraft.models.host_input import host_input
-from attngraft.models.trust import trusting
+from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
@@ -106,6 +106,8 @@ def open_codec(manifest: Manifest, folder: Path) -> Codec:
 
 def create_host(manifest: Manifest) -> nn.Module:
     """Create the manifest's host with random weights."""
+    if manifest.host.name.startswith(SCHEME):
+        refuse_untrusted(manifest.host.name)
     try:
         with seeded("host", 0):
             model = create_by_name(manifest.host.name, **manifest.host.args)

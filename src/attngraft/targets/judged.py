@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from timm.models import is_model, list_models
 
 from attngraft._version import __version__
 from attngraft.errors import ExportError, UsageError
@@ -20,6 +21,7 @@ from attngraft.models.weights import read_weights
 from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.suggest import did_you_mean
 from attngraft.tasks.task import FITTED_FOLDER, Evaluation, load_task
 from attngraft.training.build import build_started_model, model_data_config
 from attngraft.training.evaluate import Weights, run_target
@@ -63,11 +65,11 @@ def kind_of(where: str, options: HostOptions | None = None) -> Literal["run", "e
         return "exported" if (path / MANIFEST).is_file() else "run"
     if path.is_file():
         return "weights"
-    scheme = where.partition(":")[0]
-    if not path.is_dir() and (path.suffix in SUFFIXES or ("/" in where and scheme == where)):
+    known = ":" in where or is_model(where.partition(".")[0])
+    if not path.is_dir() and (path.suffix in SUFFIXES or not known):
         raise UsageError(
-            f"{where}: no such folder or file; give a run, an exported folder, a file of weights, or a host "
-            f"({', '.join(f'{each}:' for each in SCHEMES)})"
+            f"{where}: no such folder, file or host{did_you_mean(where, list_models())}; give a run, an exported folder, a "
+            f"file of weights, or a host ({', '.join(f'{each}:' for each in SCHEMES)})"
         )
     return "host"
 

@@ -69,6 +69,12 @@ def test_what_cannot_be_used_is_refused(
         open_texts(TextDataConfig(source=str(table(tmp_path / "a.csv", rows, header))))
 
 
+def test_a_split_that_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
+    source = str(table(tmp_path / "a.csv", sentences(30)))
+    with pytest.raises(DataError, match="no split 'nope'; no column names splits"):
+        open_texts(TextDataConfig(source=source, val_split="nope"))
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.csv: no such file or folder; give a \.csv"):
         open_texts(TextDataConfig(source=str(tmp_path / "none.csv")))

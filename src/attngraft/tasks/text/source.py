@@ -211,6 +211,8 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
             raise DataError(
                 f"{where}: no training rows; name their split with task.data.train_split; available: {values}"
             )
+        if asked := config.val_split or config.train_split:
+            raise DataError(f"{path}: no split {asked!r}; no column names splits (task.data.split_column)")
         return table, np.zeros(len(table), dtype=np.int64), origin
     val = find_val(values, settings, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])

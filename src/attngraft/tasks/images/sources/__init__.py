@@ -40,6 +40,10 @@ def open_source(config: DataConfig) -> ImageSource:
     source = _open(config, config.source.strip())
     if config.root is not None and source.kind not in ("table", "timm", "coco"):
         raise DataError(f"{config.source}: task.data.root applies only to tables, COCO and timm sources; remove it")
+    if config.val_split is not None and source.val is None:
+        raise DataError(
+            f"{config.source}: no split {config.val_split!r} (task.data.val_split); these data have no splits"
+        )
     return replace(source, classes=printable(source.classes))
 
 
