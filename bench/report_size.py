@@ -83,14 +83,23 @@ def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> 
 
 def predictions(logits: np.ndarray, target: np.ndarray) -> Predictions:
     """Return predictions as the task saves them."""
-    predicted = logits.argmax(axis=1)
+    top5 = np.argsort(-logits, axis=1)[:, :5]
     probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
-    confidence = probabilities.max(axis=1) / probabilities.sum(axis=1)
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    rows, predicted = np.arange(len(target)), top5[:, 0]
+    arrays = {
+        "target": target,
+        "predicted": predicted,
+        "confidence": probabilities.max(axis=1),
+        "loss": -np.log(probabilities[rows, target]),
+        "top5": top5,
+        "logits": logits,
+    }
     return Predictions(
         names=[f"val/class {label:03}/{place:05}.jpg" for place, label in enumerate(target)],
         score=(predicted == target).astype(np.float64),
         binary=True,
-        arrays={"target": target, "predicted": predicted, "confidence": confidence, "logits": logits},
+        arrays=arrays,
     )
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attngraft.results.measured import MeanScore
 from attngraft.results.statistics import mcnemar
 from attngraft.results.study import Interval
-from attngraft.study.verdict import compare_scores
+from attngraft.study.verdict import compare_statistics
 from proof.simulation import SETTINGS, Setting, equal_models, simulate
 
 PAIRINGS = 200  #: number of random pairings of the runs, for a coverage that is not tested
@@ -27,7 +28,8 @@ class Count:
 
     def add(self, baseline: np.ndarray, variant: np.ndarray, *, truth: float, on_these_images: float) -> None:
         """Add a study, by the scores (seeds, images) of both arms."""
-        found = compare_scores(dict(enumerate(baseline)), dict(enumerate(variant)), binary=True)
+        runs = ({seed: MeanScore(score, binary=True) for seed, score in enumerate(arm)} for arm in (baseline, variant))
+        found = compare_statistics(*runs, higher_is_better=True)
         self.studies += 1
         self.bootstrap += _holds(found.bootstrap, truth)
         self.with_t += found.t is not None

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.study.predictions import align_scores, read_scores
+from attngraft.results.measured import MeanScore
+from attngraft.study.predictions import aligned, read_statistics
+from attngraft.training.build import build_task
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe
@@ -40,7 +42,9 @@ def make_run(folder: Path, seed: int, *, changes: Sequence[str] = CHANGES) -> Ru
 
 def scores_of(records: Sequence[RunRecord]) -> tuple[np.ndarray, np.ndarray]:
     """Return the scores (runs, images) of each half, for runs in the order of `seeds`."""
-    scores, _ = align_scores([read_scores(record) for record in records], [record.folder for record in records])
+    task = build_task(records[0].recipe)
+    runs = aligned([read_statistics(record, task) for record in records])
+    scores = [statistic.score for run in runs if isinstance(statistic := run.statistics[task.primary], MeanScore)]
     half = len(scores) // 2
     return np.stack(scores[:half]), np.stack(scores[half:])
 

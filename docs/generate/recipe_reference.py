@@ -68,7 +68,7 @@ def _section(cls: type, prefix: str, *, depth: int) -> Iterator[str]:
     """Return the table of a dataclass's fields, then one section for each dataclass in it."""
     docs = list(fields_of(cls))
     plain = [
-        doc for doc in docs if doc.section is None or doc.default == "`null`"
+        doc for doc in docs if doc.section is None or doc.default in ("`null`", "`[]`")
     ]  # a section that may be absent has both
     if prefix != "task":  # whose heading names the task
         yield f"{'#' * depth} {prefix or 'Top level'}\n"
@@ -97,9 +97,10 @@ def _study_file() -> str:
     """Return the table of a study file's keys, described by the comments of the configuration's fields."""
     comments = comments_of(study_config.StudyConfig) | {
         "title": "title of the report",
-        "grafts": "variants besides the baseline: specifications, or sections with `name`, `spec`, `host` (another host)",
+        "grafts": "variants besides the baseline: specifications, or sections with `name`, `graft`, `host` (another host), "
+        "`set` (another recipe)",
         "seeds": "number of seeds, counted from 0; or a list of seeds",
-        "set": "changes of the recipe: `section.field=value`",
+        "set": "changes of the recipe for all variants: `section.field=value`",
         "out": "the study's folder",
     }
     rows = []

@@ -25,6 +25,16 @@ class FieldError(ValueError):
         super().__init__(f"{field} {message}")
 
 
+def require(config: object, field: str, holds: bool, rule: str) -> None:
+    """Check a field of a dataclass in its `__post_init__`; `rule` follows the field's name in the message.
+
+    Raises:
+        FieldError: `holds` is False; the message also has the field's value.
+    """
+    if not holds:
+        raise FieldError(field, f"{rule}; got {getattr(config, field)}")
+
+
 def read(cls: type[T], values: Any, *, where: str) -> T:
     """Build an instance of the dataclass `cls` from a mapping; nested dataclasses from nested mappings.
 

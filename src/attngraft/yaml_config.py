@@ -101,8 +101,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """Return a copy of `config` with `a.b=value` texts applied in order, values read as YAML.
+def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str], *, source: str = "--set") -> dict[str, Any]:
+    """Return a copy of `config` with `a.b=value` texts applied in order, values read as YAML; messages name `source`.
 
     Raises:
         ConfigError: a text without `=`, an invalid YAML value, or a path through a value that is not a section.
@@ -112,8 +112,8 @@ def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str]) -> dict
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(f"--set {text}: write it as section.field=value, for example optimizer.lr=1e-3")
-        result = _with_value(result, keys, parse_yaml(value, source=f"--set {text}"), f"--set {text}")
+            raise ConfigError(f"{source} {text}: write it as section.field=value, for example optimizer.lr=1e-3")
+        result = _with_value(result, keys, parse_yaml(value, source=f"{source} {text}"), f"{source} {text}")
     return result
 
 
@@ -152,13 +152,18 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def differing_fields(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return `field (left -> right)` for each dotted field in which two plain mappings differ."""
-    found = []
+def differing_values(left: Mapping[str, Any], right: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Return the values in `left` and `right` of each dotted field in which two plain mappings differ."""
+    found: dict[str, tuple[Any, Any]] = {}
     for key in sorted({*left, *right}):
         a, b = left.get(key), right.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differing_fields(a, b, f"{prefix}{key}.")
+            found |= differing_values(a, b, f"{prefix}{key}.")
         elif a != b:
-            found.append(f"{prefix}{key} ({a!r} -> {b!r})")
+            found[f"{prefix}{key}"] = a, b
     return found
+
+
+def differing_fields(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    """Return `field (left -> right)` for each dotted field in which two plain mappings differ."""
+    return [f"{name} ({a!r} -> {b!r})" for name, (a, b) in differing_values(left, right).items()]

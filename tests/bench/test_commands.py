@@ -42,6 +42,7 @@ COMMANDS = {
     "local_filter": ["--ghosts", "add", "--threads", "1"],
     "elsa_models": ["--batch", "1", "--threads", "1"],
     "recording": ["--batch", "1", "--large-batch", "2", "--large", "vit_tiny_patch16_224", "--threads", "1"],
+    "resampling": [],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share
@@ -246,6 +247,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "recording": {"SMALL": "vit_tiny_patch16_224"},
     "local_filter": {"PIXELS": 14, "IMAGES": 1, "SECONDS": 0.01},
     "elsa_models": {"SMALL": 64, "LARGE": (128,)},
+    "resampling": {"IMAGES": 60, "CLASSES": 5, "RESAMPLES": 20, "FEW": 5, "WITHIN": 1e6},
 }
 
 

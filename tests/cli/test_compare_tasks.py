@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -10,6 +12,9 @@ from PIL import Image
 
 from attngraft.cli import main
 from attngraft.study import Tools, load_result, runner
+from attngraft.tasks.classification import Classification
+from attngraft.tasks.multilabel import MultiLabel
+from attngraft.tasks.token_labeling import TokenLabeling
 from tests.tasks.images.datasets import make_folder
 
 HOST = ["--host", "vit_tiny_patch16_224"]
@@ -42,7 +47,8 @@ def call(*arguments: str) -> int:
 
 
 def _compare(folder: Path, table: str, *more: str) -> int:
-    common = ["--graft", "cb_s", "--seeds", "2", "--epochs", "1", "--set", "train.batch_size=8"]
+    common = ["--graft", "cb_s", "--seeds", "2", "--set", "train.batch_size=8"]
+    more = more if "--epochs" in more else ("--epochs", "1", *more)
     return call("compare", *HOST, *common, "--data", str(folder / table), "--out", str(folder / "study"), *more)
 
 
@@ -51,13 +57,21 @@ def test_a_table_of_several_labels_and_the_recipe_for_it(
 ) -> None:
     bare = Tools(measure_costs=lambda *_, **__: {}, write_report=lambda result, folder: folder)
     monkeypatch.setattr(runner, "Tools", lambda: bare)
-    assert _compare(tables, "several.csv", "--recipe", "multilabel", "--metric", "loss") == 0
+    assert _compare(tables, "several.csv", "--recipe", "multilabel", "--metric", "map") == 0
     result = load_result(tables / "study")
-    assert (result.task, result.metric, result.higher_is_better) == ("multilabel", "loss", False)
-    assert {"image_ap", "map", "macro_f1", "micro_f1", "loss"} == result.variants[1].last.keys()
+    assert (result.task, result.metric, result.higher_is_better) == ("multilabel", "map", True)
+    baseline, variant = result.variants
+    assert {"image_ap", "map", "macro_f1", "micro_f1", "loss"} == variant.last.keys()
+    assert {"image_ap", "macro_f1", "micro_f1", "loss"} == variant.other_differences.keys()
+    for metric, found in {"map": variant.difference, **variant.other_differences}.items():
+        assert found is not None
+        assert found.mean == pytest.approx(variant.last[metric].mean - baseline.last[metric].mean, abs=1e-6)
+        assert found.bootstrap.low <= found.mean <= found.bootstrap.high
     assert [section.name for section in result.variants[1].sections] == ["classes", "reliability"]
     shown = capsys.readouterr().out
-    assert "Lower is better" in shown
+    assert "Other metrics: differences to the baseline" in shown
+    assert "lower is better" in shown
+    assert (tables / "study" / "metrics.csv").read_text().startswith("metric,primary,")
     split = tables / "study" / "split.csv"
     assert f"Split: {split} (reuse it with --set task.data.split_file={split})" in shown
     assert split.read_text(encoding="utf-8").count(",val") == result.data["sizes"]["val"]
@@ -109,10 +123,74 @@ def test_one_label_with_the_recipe_for_several_is_refused(tables: Path, capsys: 
     assert "remove --recipe multilabel" in said
 
 
-def test_the_metric_is_one_that_has_a_score_for_every_image(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _compare(tables, "one.csv", "--metric", "macro_f1", "--dry-run") != 0
+def test_the_metric_is_any_of_the_task(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "one.csv", "--metric", "macro_f1", "--dry-run") == 0
+    capsys.readouterr()
+    assert _compare(tables, "one.csv", "--metric", "macro_f2") == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "task.metrics.primary: 'macro_f1' is not a choice" in said
-    assert "top1, top5, balanced_accuracy, loss" in said
-    assert _compare(tables, "one.csv", "--metric", "top5", "--dry-run") != 0
+    assert "task.metrics.primary: 'macro_f2' is not a choice (did you mean macro_f1?)" in said
+    assert "top1, top5, balanced_accuracy, macro_f1, loss" in said
+    assert _compare(tables, "one.csv", "--metric", "top5") == 2
     assert "top5 needs more than five classes" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_task_brings_its_recipe(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "several.csv", "--task", "multilabel", "--dry-run") == 0
+    capsys.readouterr()
+    assert _compare(tables, "several.csv", "--task", "multilabel", "--recipe", "imbalanced", "--dry-run") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "--task multilabel: the recipe imbalanced is for the task classification; use --recipe multilabel, or" in said
+    )
+    assert _compare(tables, "several.csv", "--task", "multilable", "--dry-run") == 2
+    assert "did you mean multilabel" in capsys.readouterr().err
+    assert not (tables / "study").exists() or not list((tables / "study").iterdir())
+
+
+def test_a_host_that_the_task_cannot_use_is_refused_with_those_that_it_can(
+    tables: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    expected = (
+        "task token_labeling: cannot use the host vit_tiny_patch16_224: it has no logits for its patches (aux_head); "
+        "use one of volo_*, elsa_volo_*"
+    )
+    assert _compare(tables, "one.csv", "--task", "token_labeling", "--epochs", "40") == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert not (tables / "study" / "study.yaml").exists()
+    train = [
+        "train",
+        "--task",
+        "token_labeling",
+        *HOST,
+        "--data",
+        str(tables / "one.csv"),
+        "--out",
+        str(tables / "run"),
+    ]
+    assert call(*train) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert not (tables / "run" / "recipe.yaml").exists()
+
+
+def test_a_variant_of_the_command_line_has_its_own_recipe(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = "{name: slow, graft: cb_s, set: {schedule.epochs: 2}}"
+    assert _compare(tables, "one.csv", "--graft", own, "--dry-run", "--json") == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert {(run["variant"], run["epochs"], *run["set"]) for run in runs} == {
+        ("baseline", 1),
+        ("cb_s", 1),
+        ("slow", 2, "schedule.epochs=2"),
+    }
+    assert _compare(tables, "several.csv", "--recipe", "multilabel", "--metric", "top1") == 2
+    assert "image_ap, map, macro_f1, micro_f1, loss" in " ".join(capsys.readouterr().err.split())
+    assert not (tables / "study" / "runs").exists()
+
+
+def test_help_names_the_metrics_of_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that the recipes allow."""
+    assert call("compare", "--help") == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for task in (Classification, TokenLabeling, MultiLabel):
+        primary = get_type_hints(get_type_hints(task.config_class)["metrics"])["primary"]
+        assert list(get_args(primary)) == list(task.metrics)
+        assert ", ".join(task.metrics) in shown

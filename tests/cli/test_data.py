@@ -131,6 +131,7 @@ def test_a_contact_sheet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
         (["digits", "--set", "colour=1"], 2, "task.data.colour: unknown field"),
         (["digits", "--val-fraction", "2"], 2, "task.data.val_fraction: must lie between 0 and 1"),
         (["digits", "--set", "classes=[cat, dog]"], 2, "digits has no class 'cat'"),
+        (["digits", "--task", "multilable"], 2, "did you mean multilabel"),
         ([], 2, "Missing argument"),
     ],
 )
@@ -157,6 +158,9 @@ def test_several_labels_lead_to_their_recipe(tmp_path: Path, capsys: pytest.Capt
     assert f"Ready: attngraft compare --data {tmp_path}/labels.csv --recipe multilabel --host" in shown
     assert check(tmp_path / "labels.csv", "--task", "classification") == 1
     assert "use --recipe multilabel" in capsys.readouterr().out
+    assert check("digits", "--task", "token_labeling") == 0
+    assert "10 classes, for token_labeling" in (shown := capsys.readouterr().out)
+    assert "--recipe elsa-volo-imagenet --host" in shown
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attngraft.errors import UsageError
+from attngraft.evaluation.suites.result import GroupMetric, GroupResult, SuiteRun, save_suite_run
 from attngraft.papers.compute import compute_table
 from attngraft.papers.runs import find_runs
 from attngraft.papers.schema import load_paper
@@ -15,12 +17,18 @@ from attngraft.training.recipe import recipe_from_dict, recipe_to_yaml
 
 
 def a_run(
-    folder: Path, *, graft: str | None, top1: list[float], finished: bool = True, teacher: str | None = None
+    folder: Path,
+    *,
+    graft: str | None,
+    top1: list[float],
+    finished: bool = True,
+    teacher: str | None = None,
+    host: dict[str, Any] | None = None,
 ) -> None:
     recipe = recipe_from_dict(
         {
             **({} if teacher is None else {"distill": {"teacher": {"name": teacher}}}),
-            "host": {"name": "swin_tiny_patch4_window7_224", "args": {"drop_path_rate": 0.2}},
+            "host": host or {"name": "swin_tiny_patch4_window7_224", "args": {"drop_path_rate": 0.2}},
             "graft": graft,
             "task": {"name": "classification", "data": {"source": "imagenet100"}},
         }
@@ -80,3 +88,32 @@ def test_a_run_of_the_plain_host_leaves_no_row_unread(tmp_path: Path):
         "softmax": "printed",
     }
     assert list(result.unmatched) == [str(tmp_path / "plain")]
+
+
+def test_suites_fill_columns(tmp_path: Path) -> None:
+    a_run(tmp_path / "run", graft="cb", top1=[0.5], host={"name": "vit_small_patch16_224"})
+    metric = GroupMetric(mean=0.7, interval=None, values=[0.7])
+    for suite, group, folder in (("occlusion", "center", "occlusion"), ("a", "a", "a--imagenet-a-1234")):
+        groups = [
+            GroupResult(name=group, label=group, noise_seeds=[], metrics={"top1": metric}, files=[]),
+        ]
+        result = SuiteRun(
+            suite=suite,
+            title=suite,
+            run="run",
+            weights="last",
+            checkpoint="",
+            data="",
+            examples=1,
+            metric="top1",
+            higher_is_better=True,
+            groups=groups,
+        )
+        save_suite_run(result, tmp_path / "run" / "evaluation" / "last" / folder)
+    paper = load_paper("cb")
+    rows = {row.label: row.cells for row in compute_table(paper, paper.table("table8"), runs=find_runs(tmp_path)).rows}
+    assert [rows["ViT-S + CB"][name].ours for name in ("occ", "a")] == pytest.approx([70, 70])
+    assert {name: cell.verdict for name, cell in rows["ViT-S"].items()} == dict.fromkeys(
+        ("occ", "a", "fgsm"), "printed"
+    )
+    assert rows["ViT-S + CB"]["fgsm"].verdict == "printed"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 from scipy import stats
 
+from attngraft.report.tables import study_table
 from attngraft.results.sections import Column, Matrix, Metric, Reliability, Section, Table
 from attngraft.results.statistics import epochs_to_baseline
 from attngraft.results.study import (
@@ -130,6 +133,23 @@ def with_hostile_names() -> StudyResult:
     )
 
 
+def with_other_metrics() -> StudyResult:
+    """Two other metrics, the second in the other direction and not compared for one variant."""
+    study = usual()
+    variants = []
+    for variant in study.variants:
+        top1, others = variant.difference, {}
+        if top1 is not None:
+            others["macro_f1"] = top1
+            if variant.name != "cb":
+                t = None if top1.t is None else _negated(top1.t)
+                loss = replace(top1, mean=-FLIP * top1.mean, bootstrap=_negated(top1.bootstrap), t=t, mcnemar=[])
+                others["loss"] = replace(loss, resamples=640)
+        variants.append(replace(variant, other_differences=others))
+    notes = ["The bootstrap intervals of loss are from 640 resamples, not 2,000, which would take over a minute."]
+    return replace(study, variants=variants, notes=notes)
+
+
 def translation() -> StudyResult:
     """Lower is better, no class, no image, no McNemar, no top-anything."""
     study = usual()
@@ -248,6 +268,7 @@ ALL = {
     "without_costs": without_costs,
     "with_failed_runs": with_failed_runs,
     "with_hostile_names": with_hostile_names,
+    "with_other_metrics": with_other_metrics,
     "translation": translation,
     "with_sections": with_sections,
     "with_many_classes": with_many_classes,
@@ -372,3 +393,12 @@ def _difference(runs: list[RunSummary], base: list[RunSummary], comparisons: int
         verdict=verdict,
         why=why,
     )
+
+
+def table_text(result: StudyResult, *, width: int = 88) -> str:
+    """The terminal's table without control codes."""
+    text = io.StringIO()
+    Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False).print(
+        study_table(result)
+    )
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attngraft.report.page import halving_rows, report_html
-from attngraft.report.tables import table_text
 from attngraft.results.storage import csv_rows
 from attngraft.results.study import HalvingResult, Standing, StudyResult
 from attngraft.results.wording import headline, stopped_text
 
-from .studies import HOSTILE, usual
+from .studies import HOSTILE, table_text, usual
 
 
 def halved(*, last: str = "horizontal") -> StudyResult:

@@ -6,10 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
-from attngraft.report.tables import markdown_table, study_table, table_text
+from attngraft.report.tables import study_table
 from attngraft.results import wording
 from attngraft.results.storage import csv_rows, csv_text
 from tests.report import studies
+from tests.report.studies import table_text
 
 every_study = pytest.mark.parametrize("study", [make() for make in studies.ALL.values()], ids=list(studies.ALL))
 
@@ -62,15 +63,6 @@ def test_user_text_is_not_read_as_markup():
 def test_the_terminal_table_needs_no_unicode_terminal():
     text = table_text(studies.usual()).replace("─", "-")
     assert text.encode("latin-1").decode("latin-1") == text
-
-
-@every_study
-def test_markdown_is_one_table(study):
-    lines = markdown_table(study).splitlines()
-    assert len(lines) == 2 + len(study.variants)
-    cells = [line.replace("\\|", "").count("|") for line in lines]
-    assert len(set(cells)) == 1
-    assert "<script" not in markdown_table(study)
 
 
 @every_study

@@ -13,7 +13,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from attngraft.results.statistics import crossed_bootstrap, holm, mcnemar, paired_t_p, t_interval
+from attngraft.results.measured import ClosedForm, MeanAveragePrecision, MeanScore, SpearmanCorrelation, macro_f1
+from attngraft.results.statistics import (
+    FEWEST,
+    RESAMPLES,
+    affordable_resamples,
+    crossed_bootstrap,
+    crossed_bootstrap_of,
+    holm,
+    interval_of,
+    mcnemar,
+    paired_differences,
+    paired_t_p,
+    t_interval,
+)
 
 small_differences = hnp.arrays(
     np.int8, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=st.integers(-1, 1)
@@ -106,6 +119,91 @@ class TestCrossedBootstrap:
             )
             interval = crossed_bootstrap(differences, resamples=300)
             covered += interval.low <= 0 <= interval.high
+        assert stats.binomtest(covered, studies, 0.95, alternative="less").pvalue > 0.001
+
+
+class TestBootstrapOfAnyMetric:
+    @staticmethod
+    def ranked(generator: np.random.Generator, truth: np.ndarray, *, noise: float) -> MeanAveragePrecision:
+        return MeanAveragePrecision(truth + generator.normal(0, noise, truth.shape), truth)
+
+    def test_against_a_loop(self) -> None:
+        """Every resample written out: examples of both runs, then seeds; the first class is in one example only."""
+        generator = np.random.default_rng(0)
+        truth = np.concatenate([np.eye(30, 1, dtype=bool), generator.random((30, 2)) < 0.4], axis=1)
+        seeds = [[self.ranked(generator, truth, noise=noise) for _ in range(3)] for noise in (1.0, 0.7)]
+        found = crossed_bootstrap_of(*seeds, resamples=300)
+        generator, resamples, undefined = np.random.default_rng(0), np.empty((300, 3)), 0
+        for row in range(300):
+            at = np.repeat(np.arange(30), generator.multinomial(30, np.full(30, 1 / 30)))
+            undefined += 0 not in at
+            for seed, (before, after) in enumerate(zip(*seeds, strict=True)):
+                resamples[row, seed] = after.take(at).point - before.take(at).point
+        weights = generator.multinomial(3, np.full(3, 1 / 3), size=300)
+        by_seed = np.array([after.point - before.point for before, after in zip(*seeds, strict=True)])
+        expected = interval_of((resamples * weights).mean(axis=1), by_seed)
+        assert undefined > 50
+        np.testing.assert_allclose([found.low, found.point, found.high], [expected.low, by_seed.mean(), expected.high])
+
+    def test_a_mean_score_has_the_interval_of_its_differences(self) -> None:
+        generator = np.random.default_rng(2)
+        before, after = (generator.random((2, 3, 400)) < np.array([0.5, 0.6])[:, None, None]).astype(float)
+        found = crossed_bootstrap_of([*map(MeanScore, before)], [*map(MeanScore, after)], resamples=4000)
+        expected = crossed_bootstrap(after - before, resamples=4000)
+        np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high], atol=0.004)
+
+    def test_what_is_undefined_for_one_is_left_out_of_both(self) -> None:
+        """The precision of a class that a run never predicts is undefined."""
+
+        def precision(sums: np.ndarray) -> np.ndarray:
+            correct, predicted = np.split(sums, 2, axis=1)
+            return correct / predicted
+
+        first = ClosedForm(np.array([[1.0, 1, 1, 1], [0, 0, 1, 0]]), precision)
+        second = ClosedForm(np.array([[0.0, 1, 1, 2], [0, 0, 1, 0]]), precision)
+        counts = np.array([[1.0, 1], [1, 0], [0, 1]])
+        np.testing.assert_allclose(first.parts(counts), [[0.5, 1], [1, 1], [0, np.nan]])
+        np.testing.assert_allclose(paired_differences([first], [second], counts), [[-0.5], [-0.75], [0]])
+        never = ClosedForm(np.array([[0.0, 1, 0, 2], [0, 1, 0, 2]]), precision)
+        np.testing.assert_allclose(paired_differences([first], [never], counts), [[-0.5], [-0.5], [np.nan]])
+
+    def test_identical_runs(self) -> None:
+        statistic = macro_f1(np.arange(50) % 3, np.arange(50) % 4, classes=4)
+        interval = crossed_bootstrap_of([statistic, statistic], [statistic, statistic])
+        assert (interval.point, interval.low, interval.high) == (0, 0, 0)
+
+    def test_refuses_what_is_undefined(self) -> None:
+        constant = SpearmanCorrelation(np.ones(5), np.arange(5.0))
+        with pytest.raises(ValueError, match="undefined"):
+            crossed_bootstrap_of([constant], [constant])
+
+    def test_fewer_resamples_where_they_take_long(self) -> None:
+        truth = np.random.default_rng(0).random((1000, 150)) < 0.3
+        ranked = self.ranked(np.random.default_rng(0), truth, noise=1.0)
+        assert affordable_resamples([ranked], [ranked]) == RESAMPLES
+        assert FEWEST < affordable_resamples([ranked] * 40, [ranked] * 40) < RESAMPLES
+        assert affordable_resamples([ranked], [ranked], seconds=0.01) == FEWEST
+
+    def test_coverage(self) -> None:
+        """Of macro F1, for known probabilities; the truth is that of 400,000 examples."""
+        generator, seeds, examples = np.random.default_rng(3), 3, 150
+
+        def drawn(size: int, target: np.ndarray, *, right: float) -> np.ndarray:
+            return np.where(generator.random(size) < right, target, generator.integers(4, size=size))
+
+        def f1(target: np.ndarray, *, right: float) -> ClosedForm:
+            return macro_f1(drawn(len(target), target, right=right), target, classes=4)
+
+        def targets(size: int) -> np.ndarray:
+            return generator.choice(4, size=size, p=[0.6, 0.2, 0.15, 0.05])
+
+        many = targets(400_000)
+        truth, covered, studies = f1(many, right=0.6).point - f1(many, right=0.5).point, 0, 150
+        for _ in range(studies):
+            target = targets(examples)
+            runs = [[f1(target, right=right) for _ in range(seeds)] for right in (0.5, 0.6)]
+            interval = crossed_bootstrap_of(*runs, resamples=200)
+            covered += interval.low <= truth <= interval.high
         assert stats.binomtest(covered, studies, 0.95, alternative="less").pvalue > 0.001
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,9 +10,15 @@ import numpy as np
 import pytest
 
 from attngraft.errors import ConfigError, DataError, TrainingError
+from attngraft.results.measured import MeanScore, SpearmanCorrelation, macro_f1
+from attngraft.results.storage import save_result
 from attngraft.results.study import StudyResult
-from attngraft.study import compare, load_result
+from attngraft.study import collect as collecting
+from attngraft.study import compare, load_result, verdict
 from attngraft.study.collect import collect
+from attngraft.study.predictions import RunStatistics
+from attngraft.tasks.task import Task
+from attngraft.training.run_folder import RunRecord
 
 from .fakes import EXAMPLES, FakeTrainer, study, tools
 
@@ -78,7 +85,7 @@ def test_best_epoch_is_secondary_and_the_first_of_equals(tmp_path: Path) -> None
 
 def test_what_is_said_of_the_data_is_a_note(tmp_path: Path) -> None:
     conducted(tmp_path, FakeTrainer())
-    changed = "The runs were trained on different images: the data changed during the study."
+    changed = "The runs were trained on different examples: the data changed during the study."
     paths = sorted((tmp_path / "runs").glob("*/seed*/data.json"))
     for path in paths:
         held = json.loads(path.read_text())
@@ -110,6 +117,41 @@ def test_examples_are_paired_by_name(tmp_path: Path) -> None:
     assert other is not None
     assert one.mcnemar == other.mcnemar
     assert one.mean == pytest.approx(other.mean)
+
+
+def test_all_metrics_are_compared_each_in_its_direction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that are no means; one is undefined, and another takes too long for all resamples."""
+    conducted(tmp_path, FakeTrainer({"cb_s": 0.2, "horizontal": 0.1}), seeds=3)
+    read = collecting.read_statistics
+
+    def with_more(run: RunRecord, task: Task) -> RunStatistics:
+        found = read(run, task)
+        score = found.statistics["top1"]
+        assert isinstance(score, MeanScore)
+        target = np.arange(EXAMPLES) % 2
+        f1 = macro_f1(np.where(score.score > 0, target, 1 - target), target, classes=2)
+        loss, constant = MeanScore(1 - score.score), SpearmanCorrelation(np.ones(EXAMPLES), score.score)
+        more = {"loss": loss, "macro_f1": f1, "constant": constant, "other": f1}
+        comparable = {"other": run.recipe.graft or "none"}
+        return dataclasses.replace(found, statistics={**found.statistics, **more}, comparable=comparable)
+
+    monkeypatch.setattr(collecting, "read_statistics", with_more)
+    monkeypatch.setattr(verdict, "affordable_resamples", lambda *_: 300)
+    result = collect(study(tmp_path, seeds=3))
+    gain = result.variants[1]
+    assert gain.difference is not None
+    assert (gain.difference.verdict, gain.difference.resamples) == ("better", 2000)
+    assert gain.other_differences.keys() == {"loss", "macro_f1"}
+    loss, f1 = gain.other_differences["loss"], gain.other_differences["macro_f1"]
+    assert (loss.verdict, loss.mean) == ("better", pytest.approx(-gain.difference.mean))
+    assert (f1.verdict, f1.resamples, f1.mcnemar) == ("better", 300, [])
+    assert f1.p_value is not None and f1.p_holm is not None
+    assert f1.p_value < f1.p_holm <= 2 * f1.p_value + 1e-12
+    assert any("intervals of macro_f1 are from 300 resamples, not 2,000" in note for note in result.notes)
+    assert "constant of cb_s or of the baseline is undefined for a seed: not compared." in result.notes
+    assert "other of cb_s is measured in other units than the baseline's: not compared." in result.notes
+    save_result(result, tmp_path)
+    assert load_result(tmp_path) == result
 
 
 def test_other_examples_are_refused(tmp_path: Path) -> None:

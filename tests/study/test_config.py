@@ -80,7 +80,7 @@ def test_a_host_as_text(tmp_path: Path) -> None:
     [
         ({"graft": ["cb"]}, "did you mean grafts"),
         ({"host": {"nam": "x"}}, "nam"),
-        ({"epochs": 0}, "at least 1"),
+        ({"epochs": -1}, "must not be negative"),
         ({"epochs": "many"}, "epochs"),
         ({"data": 3}, "data"),
         ({"set": ["seed=3"]}, "--seeds"),

@@ -68,7 +68,7 @@ def test_other_hosts_share_all_but_the_model(tmp_path: Path) -> None:
     assert result.variants[0].runs[0].curve == result.variants[1].runs[0].curve
     assert result.variants[2].runs[0].curve != result.variants[0].runs[0].curve
     assert any("differently from the baseline's for the other (mean, std)." in note for note in result.notes)
-    assert not any("trained on different images" in note for note in result.notes)
+    assert not any("trained on different examples" in note for note in result.notes)
 
 
 @pytest.mark.slow

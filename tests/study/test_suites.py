@@ -18,15 +18,18 @@ from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.cache import read_columns
 from attngraft.report.page import report_html
 from attngraft.report.suites import suite_comparison, suite_views
+from attngraft.results.measured import MeanScore
 from attngraft.results.statistics import t_interval
 from attngraft.results.storage import suites_csv
 from attngraft.results.study import StudyResult, SuiteResult
 from attngraft.study import StudyConfig, Tools, compare, load_result, report_only, study_from_dict
+from attngraft.study.predictions import RunStatistics, aligned
 from attngraft.study.progress import StudyLog
 from attngraft.study.suites import evaluate_finished
-from attngraft.study.verdict import CalibrationInputs, compare_calibration, compare_scores
-from attngraft.tasks.calibration import reliability
+from attngraft.study.verdict import compare_statistics
+from attngraft.tasks.calibration import calibration_statistic, reliability
 from attngraft.training.evaluate import weights_file
+from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import TREE
 from tests.export.runs import VIT
@@ -113,7 +116,8 @@ def test_scores_are_averaged_over_noise_seeds_and_paired(found: tuple[Path, Stud
             files = [read_columns(folder / f"gaussian_noise-10-seed{each}.parquet") for each in range(5)]
             assert all(each["name"].tolist() == files[0]["name"].tolist() for each in files)
             scores[variant][seed] = np.mean([each["score"] for each in files], axis=0)
-    assert condition.variants[1].difference == compare_scores(scores["baseline"], scores["cb"], binary=False)
+    runs = ({seed: MeanScore(score) for seed, score in scores[name].items()} for name in ("baseline", "cb"))
+    assert condition.variants[1].difference == compare_statistics(*runs, higher_is_better=True)
     means = [each.mean() for each in scores["cb"].values()]
     assert condition.variants[1].value is not None
     assert condition.variants[1].value.mean == pytest.approx(np.mean(means))
@@ -177,6 +181,18 @@ def test_severities_are_averaged_example_by_example(tmp_path: Path) -> None:
     assert whole.difference is not None
 
 
+def test_a_primary_metric_that_is_no_mean_of_scores(tmp_path: Path) -> None:
+    recipe = ["train.batch_size=6", "task.metrics.primary=macro_f1"]
+    result = compare(small(tmp_path, suites=["noise"], seeds=1, set=recipe), costs=False, tools=BARE)
+    (suite,) = result.suites
+    assert suite.metric == "macro_f1"
+    for condition in suite.conditions:
+        baseline, variant = condition.variants
+        assert variant.difference is not None
+        assert variant.difference.mean == pytest.approx(variant.value.mean - baseline.value.mean, abs=1e-6)
+        assert variant.difference.mcnemar == []
+
+
 def test_calibration_by_brute_force() -> None:
     """Resampling rows one by one gives the interval; names may stand in another order."""
     random = np.random.default_rng(0)
@@ -184,18 +200,19 @@ def test_calibration_by_brute_force() -> None:
     runs = []
     for sharpness in (1.0, 1.0, 1.6, 1.7):
         stated = np.clip(random.random((60, 1)) * sharpness, 0, 1)
-        runs.append(CalibrationInputs(names=names, stated=stated, true=random.random((60, 1)) < 0.5))
-    found = compare_calibration(runs[:2], runs[2:])
+        runs.append((stated, random.random((60, 1)) < 0.5))
+    statistics = [calibration_statistic(*run) for run in runs]
+    found = compare_statistics(dict(enumerate(statistics[:2])), dict(enumerate(statistics[2:])), higher_is_better=False)
 
-    def error(run: CalibrationInputs, rows: np.ndarray) -> float:
-        return reliability([run.stated[rows, 0]], [run.true[rows, 0]]).error_by_seed[0]
+    def error(run: tuple[np.ndarray, np.ndarray], rows: np.ndarray) -> float:
+        return reliability([run[0][rows, 0]], [run[1][rows, 0]]).error_by_seed[0]
 
     by_seed = [error(runs[2 + s], np.arange(60)) - error(runs[s], np.arange(60)) for s in range(2)]
     assert found.mean == pytest.approx(np.mean(by_seed), abs=1e-6)
     t = t_interval(by_seed)
     assert found.t is not None and t is not None
     assert (found.t.low, found.t.high) == pytest.approx((t.low, t.high), abs=1e-5)
-    one = compare_calibration(runs[:1], runs[2:3])
+    one = compare_statistics({0: statistics[0]}, {0: statistics[2]}, higher_is_better=False)
     draws = []
     for _ in range(600):
         rows = random.integers(60, size=60)
@@ -203,10 +220,13 @@ def test_calibration_by_brute_force() -> None:
     low, high = np.quantile(draws, [0.025, 0.975])
     assert (one.bootstrap.low, one.bootstrap.high) == pytest.approx((low, high), abs=0.025)
     order = random.permutation(60)
-    moved = CalibrationInputs(names=names[order], stated=runs[2].stated[order], true=runs[2].true[order])
-    assert compare_calibration(runs[:1], [moved]) == one
+    first = RunStatistics(folder=Path("a"), names=names, statistics={"ece": statistics[0]})
+    moved = RunStatistics(folder=Path("b"), names=names[order], statistics={"ece": statistics[2].take(order)})
+    back = aligned([first, moved])[1].statistics["ece"]
+    assert compare_statistics({0: statistics[0]}, {0: back}, higher_is_better=False) == one
+    fewer = RunStatistics(folder=Path("b"), names=names[:59], statistics={})
     with pytest.raises(DataError, match="different examples"):
-        compare_calibration(runs[:1], [replace(runs[2], names=names[:59])])
+        aligned([first, fewer])
 
 
 def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path: Path) -> None:
@@ -223,7 +243,7 @@ def test_what_is_wrong_is_told_before_anything_is_trained(tmp_path: Path) -> Non
 
 
 def test_one_failing_suite_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = SimpleNamespace(folder=tmp_path)
+    record = SimpleNamespace(folder=tmp_path, recipe=Recipe())
     monkeypatch.setattr("attngraft.study.suites.finished_runs", lambda config: {"cb_s": {0: record}})
     asked = []
 

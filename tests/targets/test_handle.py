@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,15 @@ import pytest
 import timm
 import torch
 from PIL import Image
+from torch import nn
 
+import attngraft
 from attngraft.errors import HostError, TrainingError, UsageError
 from attngraft.export.run import export_run
 from attngraft.targets.handle import model_handle, open_handle
+from attngraft.targets.judged import HostOptions
 from attngraft.training.evaluate import trained_model
-from attngraft.training.run_folder import read_run
+from attngraft.training.run_folder import Judged, read_run
 from tests.export.runs import CLASSES, make_run
 
 TINY = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
@@ -44,8 +48,23 @@ def test_a_run_and_its_export_are_the_same_model(tmp_path: Path) -> None:
     assert not first.model.training
 
 
+def test_saved_predictions_are_of_the_weights_and_images_that_a_run_is_judged_by(tmp_path: Path) -> None:
+    handle = open_handle(str(make_run(tmp_path / "run", None)))
+    predicted = replace(handle.record, predictions=tmp_path / "predictions.npz")
+
+    def judged(weights: str, split: str) -> bool:
+        record = replace(predicted, judged=Judged(weights=weights, epoch=1, split=split, metrics={}))
+        return replace(handle, record=record).has_predictions
+
+    assert replace(handle, record=predicted).has_predictions
+    assert not replace(handle, record=predicted, weights="best").has_predictions
+    assert judged("last", "val")
+    assert not judged("best", "val")
+    assert not judged("last", "test")
+
+
 def test_models_of_timm() -> None:
-    handle = open_handle("vit_tiny_patch16_224", arguments=TINY)
+    handle = open_handle("vit_tiny_patch16_224", host=HostOptions(arguments=TINY))
     assert handle.name == "vit_tiny_patch16_224"
     assert handle.classes == ()
     model = handle.model
@@ -66,11 +85,19 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         open_handle(str(tmp_path / "nothing"))
     with pytest.raises(UsageError, match="did you mean"):
         open_handle("vit_tiny_patch16_225")
-    with pytest.raises(UsageError, match="--pretrained and --host-arg apply to timm models"):
-        open_handle(str(make_run(tmp_path / "run")), pretrained=True)
+    with pytest.raises(UsageError, match="--host-arg apply to hosts"):
+        open_handle(str(make_run(tmp_path / "run")), host=HostOptions(pretrained=True))
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(TrainingError, match="not a run folder"):
         open_handle(str(empty))
+
+
+def test_hosts_without_an_adapter(tmp_path: Path) -> None:
+    """Their input is that of their scheme; only grafting and recording need an adapter."""
+    handle = open_handle("torchvision:shufflenet_v2_x0_5", host=HostOptions(arguments={"img_size": 32}))
+    assert handle.inputs([handle.view(Image.new("RGB", (40, 40)))]).shape == (1, 3, 32, 32)
+    with pytest.raises(HostError, match="not a supported host"):
+        attngraft.graft(handle.model, "cb_s")
     with pytest.raises(HostError):
-        open_handle("resnet18")
+        model_handle("own", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))

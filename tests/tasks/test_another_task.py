@@ -46,7 +46,7 @@ def test_entry_points_are_found_and_ours_come_first(installed: Path) -> None:
     with pytest.raises(ConfigError, match=r"task broken: cannot import tests\.tasks\.nowhere:Nothing"):
         load_task("broken")
     with pytest.raises(
-        ConfigError, match=r"'toy_dens' \(did you mean toy_dense\?\).*classification, multilabel, .*toy_dense"
+        ConfigError, match=r"'toy_dens' \(did you mean toy_dense\?\).*classification, .*multilabel, .*toy_dense"
     ):
         load_task("toy_dens")
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from attngraft.study.verdict import CalibrationInputs, compare_calibration
-from attngraft.tasks.calibration import mean_over_seeds, reliability, share_or_none
+from attngraft.tasks.calibration import calibration_statistic, mean_over_seeds, reliability, share_or_none
 
 
 def _seed(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,11 +51,10 @@ def test_a_confidence_of_1_is_in_the_last_bin_with_its_neighbors() -> None:
     assert found.counts == [0] * 14 + [200]
     assert found.stated[-1] == pytest.approx(0.975, abs=1e-7)
     assert found.error_by_seed == pytest.approx([0.025, 0.025], abs=1e-7)
-    names = np.array([f"{place:03}" for place in range(100)])
-    exact = CalibrationInputs(names=names, stated=np.ones((100, 1)), true=np.ones((100, 1), dtype=bool))
-    variant = CalibrationInputs(names=names, stated=stated[:, None], true=true[:, None])
-    difference = compare_calibration([exact] * 2, [variant] * 2, resamples=10)
-    assert difference.mean == pytest.approx(found.error_by_seed[0], abs=1e-12)
+    exact = calibration_statistic(np.ones((100, 1)), np.ones((100, 1), dtype=bool))
+    variant = calibration_statistic(stated[:, None], true[:, None])
+    assert exact.point == 0
+    assert variant.point == pytest.approx(found.error_by_seed[0], abs=1e-12)
 
 
 def test_means_leave_out_what_is_not_there() -> None:

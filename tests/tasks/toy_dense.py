@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.results.measured import ClosedForm, MeanScore, Measured
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Column, Metric, Section, Table
 from attngraft.tasks.seeding import generator
-from attngraft.tasks.task import Batch, CollectingEvaluator, Evaluation, Evaluator, Predictions, Split, Task, TaskData
+from attngraft.tasks.task import Batch, Split, Task, TaskData
 
 SIDE, CLASSES = 8, ("ground", "bar", "square")
 
@@ -48,23 +50,10 @@ class Drawings(Split):
         return f"{self.part}/{index}"
 
 
-class IntersectionOverUnion(CollectingEvaluator):
-    """`image_iou`: the mean over drawings of the mean over classes that are in the drawing; `miou`: over all pixels."""
-
-    def __init__(self, split: Drawings) -> None:
-        super().__init__(split)
-        self.names = [split.name(index) for index in range(len(split))]
-
-    def result(self) -> Evaluation:
-        kept = self.collected()
-        inter, union = kept["intersection"].astype(float), kept["union"].astype(float)
-        there = kept["there"] > 0
-        score = (np.divide(inter, union, where=there, out=np.zeros_like(inter))).sum(1) / there.sum(1)
-        metrics = {"image_iou": float(score.mean()), "miou": float((inter.sum(0) / union.sum(0)).mean())}
-        arrays = {"intersection": kept["intersection"], "union": kept["union"]}
-        return Evaluation(
-            metrics=metrics, predictions=Predictions(names=self.names, score=score, binary=False, arrays=arrays)
-        )
+def mean_iou(sums: np.ndarray) -> np.ndarray:
+    """IoU by class, from sums of intersections and unions."""
+    intersection, union = np.split(sums, 2, axis=1)
+    return intersection / union
 
 
 class ToyDense(Task):
@@ -98,9 +87,6 @@ class ToyDense(Task):
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return (batch["drawing"],), {}
 
-    def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        return batch
-
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         return {"loss": F.cross_entropy(outputs.transpose(1, 2), batch["mask"].flatten(1))}
 
@@ -109,9 +95,14 @@ class ToyDense(Task):
         there = F.one_hot(batch["mask"].flatten(1), len(CLASSES)).bool()
         return {"intersection": (given & there).sum(1), "union": (given | there).sum(1), "there": there.sum(1)}
 
-    def evaluator(self, split: Split) -> Evaluator:
-        assert isinstance(split, Drawings)
-        return IntersectionOverUnion(split)
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        """`image_iou`: the mean over drawings of the mean over classes that are in the drawing; `miou`: over all pixels."""
+        inter, union = table.array("intersection").astype(float), table.array("union").astype(float)
+        there = table.array("there") > 0
+        score = (np.divide(inter, union, where=there, out=np.zeros_like(inter))).sum(1) / there.sum(1)
+        miou = ClosedForm(np.concatenate([inter, union], axis=1), mean_iou)
+        values = {"image_iou": float(score.mean()), "miou": miou.point}
+        return Measured(values=values, statistics={"image_iou": MeanScore(score), "miou": miou})
 
     def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
         shares = np.mean([each["intersection"].sum(0) / each["union"].sum(0) for each in predictions], axis=0)

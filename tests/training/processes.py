@@ -33,9 +33,14 @@ class FirstStep(Silent):
         self._file.touch()
 
 
-def start(recipe: Mapping[str, Any], folder: Path, environment: Mapping[str, str] | None = None) -> BaseProcess:
-    """A process that trains the toy recipe (plain values) in `folder`; it exits like the command line."""
-    arguments = (dict(recipe), str(folder), dict(environment or {}))
+def start(
+    recipe: Mapping[str, Any],
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    prepare: Callable[[], None] | None = None,
+) -> BaseProcess:
+    """A process that trains the toy recipe (plain values) in `folder`, after `prepare()`; it exits like the command line."""
+    arguments = (dict(recipe), str(folder), dict(environment or {}), prepare)
     process = _context.Process(target=_train, args=arguments)
     process.start()
     return process
@@ -50,9 +55,11 @@ def finish(process: BaseProcess, *, within: float = 120.0) -> int | None:
     return process.exitcode
 
 
-def start_together(recipe: Mapping[str, Any], folder: Path, *, processes: int) -> list[BaseProcess]:
+def start_together(
+    recipe: Mapping[str, Any], folder: Path, *, processes: int, prepare: Callable[[], None] | None = None
+) -> list[BaseProcess]:
     """Processes of one distributed run, as torchrun would start them."""
-    return [start(recipe, folder, environment) for environment in _ranks(processes)]
+    return [start(recipe, folder, environment, prepare) for environment in _ranks(processes)]
 
 
 def run_together(function: Callable[[str], None], argument: str, *, processes: int) -> list[BaseProcess]:
@@ -84,7 +91,9 @@ def _run(function: Callable[[str], None], argument: str, environment: dict[str, 
     torch.distributed.destroy_process_group()
 
 
-def _train(recipe: dict[str, Any], folder: str, environment: dict[str, str]) -> None:
+def _train(
+    recipe: dict[str, Any], folder: str, environment: dict[str, str], prepare: Callable[[], None] | None
+) -> None:
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background ignores it
 
@@ -96,6 +105,8 @@ def _train(recipe: dict[str, Any], folder: str, environment: dict[str, str]) -> 
     from attngraft.training.recipe import recipe_from_dict
 
     torch.set_num_threads(1)
+    if prepare is not None:
+        prepare()
     multiprocessing.set_start_method("fork", force=True)  # for loading processes; else they would inherit forkserver
     torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = (
         0.1  # orphans of a killed run leave sooner: the test waits

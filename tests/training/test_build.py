@@ -12,10 +12,12 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from timm.layers import DropPath
 
+from attngraft.errors import UsageError
+from attngraft.tasks.classification import Classification
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.task import TaskData
-from attngraft.training.build import build_model, build_task, model_data_config
-from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
+from attngraft.training.build import build_model, build_task, check_task_host, model_data_config, recipe_for_task
+from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from tests.tasks.images.datasets import make_folder
 
 #: hosts whose pretrained configurations differ in mean, std, crop, interpolation and size
@@ -139,3 +141,26 @@ def test_stochastic_depth_is_in_the_model(
         model = build_model(recipe, {"num_classes": 2})
         found = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
         assert [rate for rate in found if rate] == pytest.approx(expected)
+
+
+def test_a_task_and_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("classification", "multilabel", "token_labeling"):
+        own = recipe_for_task(name, None)
+        assert load_recipe(own).task["name"] == name
+    assert recipe_for_task("classification", "deit") == "deit"
+    with pytest.raises(UsageError, match=r"recipe deit is for the task classification; use --recipe multilabel, or"):
+        recipe_for_task("multilabel", "deit")
+
+    class Mine(Classification):
+        name = "mine"
+        hosts = ("vit_*",)
+
+    monkeypatch.setattr("attngraft.training.build.load_task", {"mine": Mine, "classification": Classification}.get)
+    with pytest.raises(UsageError, match="--task mine: this task has no recipe of its own"):
+        recipe_for_task("mine", None)
+    (tmp_path / "mine.yaml").write_text("task: {name: mine}")
+    monkeypatch.setattr(Mine, "default_recipe", str(tmp_path / "mine.yaml"))
+    assert recipe_for_task("mine", None) == str(tmp_path / "mine.yaml")
+    check_task_host(recipe_from_dict({"host": {"name": "vit_tiny_patch16_224"}, "task": {"name": "mine"}}))
+    with pytest.raises(UsageError, match=r"task mine: cannot use the host resnet10t: .*use one of vit_\*"):
+        check_task_host(recipe_from_dict({"host": {"name": "resnet10t"}, "task": {"name": "mine"}}))

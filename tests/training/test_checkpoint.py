@@ -70,7 +70,7 @@ def _state(seed: int) -> TrainState:
         optimizer=accelerator.prepare_optimizer(torch.optim.AdamW(model.parameters())),
         ema=None,
         counters=Counters(),
-        freezing=FreezingSchedule(model, None),
+        freezing=FreezingSchedule(model),
     )
 
 
@@ -100,7 +100,7 @@ def shard_save_and_restore(folder: str) -> None:
             optimizer=optimizer,
             ema=None,
             counters=Counters(epoch=seed),
-            freezing=FreezingSchedule(model, None),
+            freezing=FreezingSchedule(model),
         )
 
     accelerator = Accelerator(cpu=True)

@@ -31,7 +31,7 @@ def test_an_evaluation_can_be_stopped_between_batches() -> None:
     recipe = toy_recipe(train={"eval_batch_size": 4})
     task = build_task(recipe)
     data = task.load(model_data_config=model_data_config(recipe))
-    evaluate = SplitEvaluator(task, data.val, recipe, create_accelerator(recipe))
+    evaluate = SplitEvaluator(task, data.val, recipe, create_accelerator(recipe), facts=data.facts)
     model = build_model(recipe, data.model_args)
     stop = AfterBatches(2)
     assert evaluate(model, stop=stop) is None
@@ -47,7 +47,7 @@ def test_batch_size_and_workers_do_not_matter() -> None:
         recipe = toy_recipe(train={"eval_batch_size": size, "workers": workers})
         task = build_task(recipe)
         data = task.load(model_data_config=model_data_config(recipe))
-        evaluation = SplitEvaluator(task, data.val, recipe, create_accelerator(recipe))(
+        evaluation = SplitEvaluator(task, data.val, recipe, create_accelerator(recipe), facts=data.facts)(
             build_model(recipe, data.model_args)
         )
         assert evaluation is not None

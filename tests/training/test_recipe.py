@@ -13,6 +13,7 @@ from attngraft.errors import ConfigError
 from attngraft.tasks.task import load_task
 from attngraft.training.build import build_model, model_data_config
 from attngraft.training.recipe import (
+    RECIPES,
     Recipe,
     load_recipe,
     packaged_recipes,
@@ -21,7 +22,7 @@ from attngraft.training.recipe import (
     recipe_to_dict,
     recipe_to_yaml,
 )
-from attngraft.yaml_config import parse_yaml
+from attngraft.yaml_config import parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize("name", packaged_recipes())
@@ -33,8 +34,12 @@ def test_packaged_recipes_load_and_their_task_reads_its_section(name: str) -> No
     assert recipe_from_dict(recipe_to_dict(recipe)) == recipe
 
 
-def test_the_default_recipe_is_the_defaults() -> None:
+def test_the_default_recipe_lists_every_field_with_its_default() -> None:
+    listed, every = read_yaml(RECIPES / "default.yaml"), recipe_to_dict(Recipe())
     assert load_recipe("default") == Recipe()
+    assert listed.keys() == every.keys()
+    for section in ("host", "optimizer", "schedule", "train"):
+        assert listed[section].keys() == every[section].keys()
 
 
 def test_the_papers_recipes_say_what_the_papers_say() -> None:

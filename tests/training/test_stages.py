@@ -107,8 +107,9 @@ def test_stopped_between_epochs_it_ends_the_same(undisturbed: Path, tmp_path: Pa
     assert_same_outcome(undisturbed, tmp_path)
 
 
-def test_an_optimizer_with_momentum_alone_resumes_across_the_boundary(tmp_path: Path) -> None:
-    recipe = staged(optimizer={"name": "sgd", "momentum": 0.9, "lr": 0.05, "weight_decay": 0.1})
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_an_optimizer_with_momentum_or_nothing_resumes_across_the_boundary(tmp_path: Path, momentum: float) -> None:
+    recipe = staged(optimizer={"name": "momentum", "momentum": momentum, "lr": 0.05, "weight_decay": 0.1})
     train(recipe, tmp_path / "whole", progress=Silent())
     for epoch in (1, 3):
         train(recipe, tmp_path / "parts", progress=Silent(), stop_after_epoch=epoch)
@@ -118,13 +119,13 @@ def test_an_optimizer_with_momentum_alone_resumes_across_the_boundary(tmp_path: 
 def test_nothing_to_train_first_is_said() -> None:
     recipe = staged(graft="cb", train={"first": {"parameters": "grafts", "epochs": 1}})
     with pytest.raises(ConfigError, match=r"train\.first\.parameters: grafts leaves nothing to train"):
-        FreezingSchedule(build_model(recipe, {"num_classes": 3}), recipe.train.first)
+        FreezingSchedule(build_model(recipe, {"num_classes": 3}), recipe)
 
 
 def test_the_first_stage_may_be_within_fewer_parameters() -> None:
     recipe = staged(train={"parameters": "grafts+head", "first": {"parameters": "grafts", "epochs": 1}})
     model = build_model(recipe, {"num_classes": 3})
-    schedule = FreezingSchedule(model, recipe.train.first)
+    schedule = FreezingSchedule(model, recipe)
 
     def trained() -> Iterator[str]:
         return (name for name, parameter in model.named_parameters() if parameter.requires_grad)

@@ -27,7 +27,7 @@ from attngraft.training.profiler import BenchmarkBatch, Profiler
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import read_run
-from attngraft.training.teacher import check_teacher, create_teacher, step_losses, weights_hash
+from attngraft.training.teacher import check_teacher, create_teacher, weights_hash
 from tests.tasks.images.datasets import picture
 from tests.training.processes import finish, start_together
 from tests.training.toys import assert_same_outcome, final_state, metric_rows
@@ -113,7 +113,7 @@ def test_what_it_says_is_the_models_answer_to_the_mixed_images_in_evaluation_mod
     assert not any(parameter.requires_grad for parameter in found.model.parameters())
     assert found.facts["sha256"] == weights_hash(alone)
     own = torch.randn(8, 10)
-    losses = step_losses(task, own, mixed, teacher=found, teacher_outputs=said)
+    losses = found.losses(task, own, mixed, said)
     by_hand = -(mixed["target"] * own.log_softmax(-1)).sum(-1).mean()
     wanted = said.softmax(-1)
     by_hand = by_hand + 5 * (wanted * (wanted.log() - own.log_softmax(-1))).sum(-1).mean()
@@ -298,12 +298,12 @@ def test_the_second_head_of_a_distilled_host_follows_the_teacher(teacher: Path, 
     task.load(model_data_config=model_data_config(recipe))
     batch = {"image": torch.randn(4, 1, 8, 8), "target": torch.arange(4)}
     own, second = fresh(batch["image"])
-    losses = step_losses(task, (own, second), batch, teacher=found, teacher_outputs=found(batch))
+    losses = found.losses(task, (own, second), batch, found(batch))
     assert torch.equal(losses["label_loss"], task.loss(own, batch)["loss"])
     best = found(batch).argmax(-1)
     assert torch.allclose(losses["teacher_loss"], torch.nn.functional.cross_entropy(second, best))
     with pytest.raises(TrainingError, match="token requires a host that returns the logits of two heads"):
-        step_losses(task, own, batch, teacher=found, teacher_outputs=found(batch))
+        found.losses(task, own, batch, found(batch))
 
 
 def test_a_two_headed_host_may_follow_with_the_mean_of_its_heads(teacher: Path, tmp_path: Path) -> None:

@@ -14,12 +14,16 @@ from timm.models import register_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attngraft.results.measured import MeanScore, Measured
+from attngraft.results.records import RecordTable
 from attngraft.strict import read
 from attngraft.tasks.seeding import generator
-from attngraft.tasks.task import TASKS, Evaluation, Evaluator, Predictions, Split, Task, TaskData
+from attngraft.tasks.task import TASKS, Split, Task, TaskData
 from attngraft.training.recipe import Recipe, recipe_from_dict
 
 TASKS["toy"] = "tests.training.toys:Toy"
+TASKS["toy_bars"] = "tests.tasks.toy_bars:ToyBars"
+TASKS["toy_drawings"] = "tests.tasks.toy_dense:ToyDense"  # there an entry point declares it, as toy_dense
 CLASSES = 3
 
 
@@ -27,7 +31,10 @@ CLASSES = 3
 class ToyConfig:
     train: int = 48
     val: int = 10
+    test: int = 0
+    budget: int | None = None
     noise: float = 0.3
+    smoothing: float = 0.0
     double: bool = False
 
 
@@ -52,33 +59,23 @@ class ToySplit(Split):
         images, labels = zip(*examples, strict=True)
         return {"image": torch.stack(images), "label": torch.tensor(labels)}
 
+    def batches(self, *, seed: int, epoch: int) -> list[np.ndarray] | None:
+        """As many examples as fit into a budget, of which example i takes 5 + i % 20."""
+        if self._config.budget is None:
+            return None
+        found: list[list[int]] = [[]]
+        left = self._config.budget
+        for index in np.random.default_rng([seed, epoch]).permutation(self._length):
+            cost = 5 + int(index) % 20
+            if cost > left:
+                found.append([])
+                left = self._config.budget
+            found[-1].append(int(index))
+            left -= cost
+        return [np.array(batch) for batch in found if len(batch) >= 4]
+
     def name(self, index: int) -> str:
         return f"toy/{self._first + index}"
-
-
-class ToyEvaluator(Evaluator):
-    def __init__(self, split: Split) -> None:
-        self._split, self.seen, self.updates = split, {}, 0
-
-    def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
-        self.updates += len(indices)
-        for row, label, index in zip(outputs["logits"], outputs["label"], indices.tolist(), strict=True):
-            self.seen.setdefault(index, (row, int(label)))
-
-    def result(self) -> Evaluation:
-        order = sorted(self.seen)
-        logits = torch.stack([self.seen[i][0] for i in order])
-        labels = torch.tensor([self.seen[i][1] for i in order])
-        right = (logits.argmax(1) == labels).double()
-        return Evaluation(
-            metrics={"top1": 100 * float(right.mean()), "nll": float(F.cross_entropy(logits, labels))},
-            predictions=Predictions(
-                names=[self._split.name(i) for i in order],
-                score=right.numpy(),
-                binary=True,
-                arrays={"logits": logits.numpy(), "label": labels.numpy()},
-            ),
-        )
 
 
 class Toy(Task):
@@ -96,6 +93,7 @@ class Toy(Task):
         return TaskData(
             train=ToySplit(config.train, config, seed=self.seed, first=0),
             val=ToySplit(config.val, config, seed=self.seed, first=1000),
+            test=ToySplit(config.test, config, seed=self.seed, first=2000) if config.test else None,
             model_args={"num_classes": CLASSES},
             facts={"classes": CLASSES, "input_size": list(model_data_config["input_size"])},
         )
@@ -103,18 +101,19 @@ class Toy(Task):
     def to_model(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return (batch["image"],), {}
 
-    def prepare(self, batch: Any, *, epoch: int, step: int) -> Any:
-        return batch
-
     def loss(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        loss = F.cross_entropy(outputs, batch["label"])
+        loss = F.cross_entropy(outputs, batch["label"], label_smoothing=self.config.smoothing)
         return {"loss": loss, "twice": 2 * loss}
 
     def predict(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         return {"logits": outputs, "label": batch["label"]}
 
-    def evaluator(self, split: Split) -> Evaluator:
-        return ToyEvaluator(split)
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        logits, labels = table.array("logits"), table.array("label")
+        right = logits.argmax(1) == labels
+        nll = float(F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels)))
+        values = {"top1": 100 * float(right.mean()), "nll": nll}
+        return Measured(values=values, statistics={"top1": MeanScore(right, binary=True)})
 
 
 def _vit(**kwargs: Any) -> nn.Module:

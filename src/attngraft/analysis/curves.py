@@ -28,6 +28,7 @@ def run(request: AnalysisRequest) -> Content:
     keys = list(dict.fromkeys((primary, "val/loss", "train/loss", "val/top5")))
     shown = [key for key in keys if any(key in row for _, record in runs for row in record.epochs)]
     reached = []  # the first epoch (from 1) at which each run is as good as the baseline's best
+    counted = any(record.recipe.counts_updates for _, record in runs)  # evaluations are not epochs
     for _, record in runs:
         found = epochs_to_baseline(
             [_curve(record, primary)],
@@ -35,7 +36,7 @@ def run(request: AnalysisRequest) -> Content:
             key=primary,
             higher_is_better=task.higher_is_better,
         )
-        reached.append(None if found is None else found.of_mean_curve)
+        reached.append(None if found is None or counted else found.of_mean_curve)
     labels = {f"val/{name}": metric.label for name, metric in task.metrics.items()}
     return Content(
         note="After each epoch, on the validation split. The training loss is the mean over the epoch, with augmentation, "
@@ -45,12 +46,12 @@ def run(request: AnalysisRequest) -> Content:
         panels=[
             Curves(
                 title=_title(key, labels),
-                x_axis="epoch",
+                x_axis="update" if counted else "epoch",
                 lines=[
                     Line(
                         name=name,
                         subject=index,
-                        x=[float(row["epoch"]) for row in record.epochs],
+                        x=[float(row.get("step", row["epoch"])) for row in record.epochs],
                         y=[_finite(row.get(key)) for row in record.epochs],
                     )
                     for index, (name, record) in enumerate(runs)

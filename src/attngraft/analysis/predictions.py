@@ -10,7 +10,9 @@ from attngraft.errors import TrainingError, UsageError
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet, numbered_names
 from attngraft.targets.test_sets import CLASSES, synsets
+from attngraft.tasks.capabilities import require
 from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.task import load_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +58,13 @@ def _saved(model: ModelHandle) -> LabelPredictions:
     record = model.record
     if record is None or record.predictions is None:
         raise TypeError(f"{model.name} has no saved predictions")  # checked by `use_saved_predictions`
+    require(load_task(record.recipe.task["name"]), "labels")
     try:
         with np.load(record.predictions, allow_pickle=False) as file:
             arrays = dict(file)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{record.predictions}: cannot be read ({error}); repeat the run") from None
-    if not {"target", "predicted"} <= arrays.keys():
+    if not {"target", "predicted"} <= arrays.keys() or "classes" not in record.facts:
         raise UsageError(f"{model.name}: expected one label per image; its task has several labels, or none")
     return LabelPredictions(
         names=tuple(numbered_names(map(str, arrays["name"]))),

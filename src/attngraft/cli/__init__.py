@@ -1,4 +1,4 @@
-"""Command line. Each verb is a plain function in its own file; imports are inside the functions to keep `--help` fast."""
+"""Command line. Each verb is a function in its own file, which imports the other layers when called: `--help` is fast."""
 
 from __future__ import annotations
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.models import images_for, models_of_study, open_models
-from attngraft.cli.output import images_bar, output_console, print_json
-from attngraft.cli.values import assignments
+from attngraft.cli.models import host_options, images_for, models_of_study, open_models
+from attngraft.cli.output import command_line, images_bar, output_console, print_json
+from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -39,8 +38,8 @@ def analyze(
         _models(
             "--model",
             "--run",
-            help="Run folder, exported folder, or timm model; repeatable.",
-            metavar="RUN|FOLDER|NAME",
+            help=f"{MODEL} Repeatable.",
+            metavar="RUN|FOLDER|HOST|FILE",
         ),
     ] = None,
     study: Annotated[
@@ -59,10 +58,10 @@ def analyze(
     ] = None,
     name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of timm models.")] = False,
-    host_arg: Annotated[
-        list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
-    ] = None,
+    pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of hosts.")] = False,
+    host_weights: Annotated[Path | None, _models("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
+    host_arg: Annotated[list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    trust_code: Annotated[bool, _models("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, _models("--sites", help="Layers to analyze, as in a graft specification.")] = "all",
     data: Annotated[
         str | None,
@@ -131,6 +130,8 @@ def analyze(
         attngraft analyze cka --run runs/baseline --run runs/cb_s --data ./flowers --limit 1000
 
         attngraft analyze entropy --model vit_small_patch16_224 --pretrained --data ./photos --out looks
+
+        attngraft analyze entropy --model torchvision:vit_b_16 --host-weights vit.pth --image dog.jpg
     """
     from attngraft.analysis.catalog import ANALYSES, analysis
     from attngraft.analysis.request import AnalysisRequest
@@ -139,12 +140,19 @@ def analyze(
     baseline = None
     left_out: dict[str, str] = {}
     if (study is None) == (not model):
-        raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|NAME (repeatable)")
+        raise UsageError("give the models with either --study FOLDER or --model RUN|FOLDER|HOST|FILE (repeatable)")
     if study is not None:
-        models, baseline, left_out = models_of_study(study, variants=variant or [], seed=seed, weights=weights)
+        models, baseline, left_out = models_of_study(
+            study, variants=variant or [], seed=seed, weights=weights, trust_code=trust_code
+        )
     else:
-        arguments = assignments(host_arg or [], option="--host-arg")
-        models = open_models(model or [], names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
+        models = open_models(
+            model or [],
+            names=name or [],
+            weights=weights,
+            host=host_options(pretrained, host_weights, host_arg),
+            trust_code=trust_code,
+        )
     saved = not (image or data or split) and all(each.has_predictions for each in models)
     needs = any(each.needs_images(saved=saved) for each in analyses)
     specific = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
@@ -231,7 +239,7 @@ def _run(
 
 
 def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"command": shlex.join(["attngraft", *sys.argv[1:]])}
+    made: dict[str, Any] = {"command": command_line()}
     saved = analysis.predictions and request.use_saved_predictions
     if request.image_set is not None and analysis.images != "none" and not saved:
         count = min(len(request.image_set), request.shown if analysis.images == "shown" else request.limit)
@@ -242,8 +250,6 @@ def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> d
 
 
 def _show(results: list[AnalysisResult], folder: Path, study: Path | None) -> None:
-    from rich.text import Text
-
     from attngraft.report import REPORT_FILE
     from attngraft.report.analyses import PAGE
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
-from attngraft.cli.output import output_console
+from attngraft.cli.output import output_console, progress_bars
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def _run(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, 
 
 
 def _show(result: ScalingResult, out: Path) -> None:
-    from rich.text import Text
-
     from attngraft.report.scaling import exponent_lines, scaling_table
 
     console = output_console()
@@ -150,11 +149,7 @@ def _show(result: ScalingResult, out: Path) -> None:
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
     """Show a transient progress bar; yields a function that advances it to the next measurement."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with progress_bars() as bars:
         task, begun = bars.add_task("starting", total=total), 0
 
         def starting(title: str, tokens: int) -> None:

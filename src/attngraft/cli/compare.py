@@ -11,18 +11,19 @@ From the command to the first batch:
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attngraft.cli.output import command_line, output_console, print_json, progress_display
+from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE
+
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
     from attngraft.study.config import StudyConfig
     from attngraft.study.executors import Executor
-    from attngraft.study.progress import StudyProgress
 
 _comparison, _training, _output, _many_runs = (
     partial(typer.Option, rich_help_panel=panel) for panel in ("Comparison", "Training", "Output", "Many runs")
@@ -30,13 +31,14 @@ _comparison, _training, _output, _many_runs = (
 
 
 def compare(
-    host: Annotated[str | None, _comparison("--host", metavar="NAME", help="A timm model name.")] = None,
+    host: Annotated[str | None, _comparison("--host", metavar="NAME", help=HOST)] = None,
     graft: Annotated[
         list[str] | None,
         _comparison(
             "--graft",
             metavar="SPEC",
-            help="A variant: a graft specification; repeatable. The plain host (none) is always included.",
+            help='A variant: a graft specification, or "{graft: SPEC, set: {FIELD: VALUE}}"; repeatable. The plain host '
+            "(none) is always included.",
         ),
     ] = None,
     against: Annotated[
@@ -61,7 +63,12 @@ def compare(
         _comparison("--seeds", metavar="N|A,B", help="3 means seeds 0, 1, 2; 5,7 means seeds 5 and 7. Default: 3."),
     ] = None,
     epochs: Annotated[
-        int | None, _training("--epochs", metavar="E", help="Epochs of every run. Default: the recipe's.")
+        int | None,
+        _training(
+            "--epochs",
+            metavar="E",
+            help="Epochs of every run; 0 compares the models as they are. Default: the recipe's.",
+        ),
     ] = None,
     time_budget: Annotated[
         str | None,
@@ -71,25 +78,17 @@ def compare(
             help="Train as many epochs (at most --epochs) as fit into this time for the whole study: 90s, 10m, 1h30m.",
         ),
     ] = None,
+    task: Annotated[str | None, _comparison("--task", metavar="NAME", help=TASK)] = None,
     recipe: Annotated[
         str | None, _training("--recipe", metavar="NAME|FILE", help="A packaged recipe or a YAML file.")
     ] = None,
     set_: Annotated[
-        list[str] | None, _training("--set", metavar="A.B=VALUE", help="Change a field of the recipe; repeatable.")
-    ] = None,
-    host_arg: Annotated[
         list[str] | None,
-        _comparison("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
+        _training("--set", metavar="A.B=VALUE", help="Change a field of the recipe, for all variants; repeatable."),
     ] = None,
-    pretrained: Annotated[bool, _comparison("--pretrained", help="Start from timm's weights.")] = False,
-    weights: Annotated[
-        str | None,
-        _comparison(
-            "--weights",
-            metavar="FILE",
-            help="Start from a file or folder: .safetensors, .pth, a run, or a transformers folder.",
-        ),
-    ] = None,
+    host_arg: Annotated[list[str] | None, _comparison("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    pretrained: Annotated[bool, _comparison("--pretrained", help=PRETRAINED)] = False,
+    weights: Annotated[str | None, _comparison("--weights", metavar="FILE", help=START)] = None,
     parameters: Annotated[
         str | None,
         _training(
@@ -143,13 +142,7 @@ def compare(
             "epoch 2; off continues variants that were stopped.",
         ),
     ] = None,
-    auto_batch: Annotated[
-        bool,
-        _training(
-            "--auto-batch",
-            help="After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples.",
-        ),
-    ] = False,
+    auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,
     study: Annotated[
         Path | None, _comparison("--study", metavar="FILE", help="A study as YAML; other options override its fields.")
     ] = None,
@@ -158,7 +151,8 @@ def compare(
         _comparison(
             "--metric",
             metavar="NAME",
-            help="Metric of the comparison: top1, top5, balanced_accuracy, loss; multilabel: image_ap, loss.",
+            help="Metric of the comparison, any of the task's: top1, top5, balanced_accuracy, macro_f1, loss; multilabel: "
+            "image_ap, map, macro_f1, micro_f1, loss; regression: rmse, mae, r2, spearman.",
         ),
     ] = None,
     suite: Annotated[
@@ -173,6 +167,7 @@ def compare(
     report_only: Annotated[
         bool, _output("--report-only", help="Train nothing: report on the finished runs in --out.")
     ] = False,
+    trust_code: Annotated[bool, _comparison("--trust-code", help=TRUST_CODE)] = False,
     dry_run: Annotated[
         bool, _training("--dry-run", help="Check everything, print the estimate, train nothing.")
     ] = False,
@@ -181,7 +176,7 @@ def compare(
     """Train a host and grafted variants of it under one recipe, compare them, and write a report.
 
     Every variant is trained with every seed; all variants of a seed share initialization, batches and augmentation.
-    Rerun the same command to resume. Results go to FOLDER: results.json, results.csv, plots, report.html.
+    Rerun the same command to resume. Results go to FOLDER: results.json, results.csv, metrics.csv, plots, report.html.
 
     Examples:
 
@@ -193,6 +188,8 @@ def compare(
         attngraft compare --host vit_tiny_patch16_224 --against "swin_tiny_patch4_window7_224: {depths: [2, 2, 2, 2]}"
         --data ./flowers --out hosts
 
+        attngraft compare --host torchvision:vit_b_16 --against module:mymodels.vit:make --data ./flowers --out mine
+
         attngraft compare --study flowers.yaml --set optimizer.lr=5e-4 --out flowers-lr
 
         attngraft compare --recipe finetune --host vit_small_patch16_224 --pretrained --graft "cb_s" --data ./flowers
@@ -200,19 +197,26 @@ def compare(
 
         attngraft compare --study flowers.yaml --set train.threads=1 --jobs 8 --halving 3
 
-        attngraft compare --recipe multilabel --host vit_tiny_patch16_224 --graft cb_s --data labels.csv --out tagged
+        attngraft compare --host vit_tiny_patch16_224 --graft "{graft: cb_s, set: {schedule.warmup_epochs: 10}}"
+        --data ./flowers --out warmup
+
+        attngraft compare --task multilabel --host vit_tiny_patch16_224 --graft cb_s --data labels.csv --out tagged
 
         attngraft compare --recipe imbalanced --host vit_tiny_patch16_224 --graft cb_s --data ./rare --out rare
 
         attngraft compare --host levit_128s --graft cb_s --data ./flowers --set distill.teacher.weights=runs/teacher
         --out taught
 
+        attngraft compare --host vit_tiny_patch16_224 --weights runs/flowers --graft cb_s --data ./flowers
+        --epochs 0 --out as-is
+
         attngraft compare --study flowers.yaml --suite robustness --suite calibration
 
         attngraft compare --report-only --out study
     """
     from attngraft import study as studies
-    from attngraft.cli.values import assignments
+    from attngraft.cli.values import assignments, refuse_untyped_hosts
+    from attngraft.study.progress import LiveStudy, StudyLog, StudyProgress
 
     shorthands = {
         "task.metrics.primary": metric,
@@ -225,6 +229,7 @@ def compare(
         "grafts": graft,
         "against": against,
         "data": data,
+        "task": task,
         "recipe": recipe,
         "set": overrides + set_ if set_ else overrides or set_,
         "seeds": seeds,
@@ -241,15 +246,17 @@ def compare(
         "weights": weights,
     }
     config = _config(options, host_options, study, report_only=report_only)
+    if not trust_code and not report_only:  # a report imports no host
+        refuse_untyped_hosts(config.host_names(), typed=[host, *(against or []), *(set_ or [])])
     executor = _executor(jobs=jobs, ray=ray, cpus=cpus_per_run, gpus=gpus_per_run, retries=retries)
     if dry_run:
-        _print_plan(config, executor, as_json=as_json)
+        _print_plan(config, executor, as_json=as_json, trust_code=trust_code)
         return
     if report_only:
         result = studies.report_only(config)
     else:
-        with _progress() as progress:
-            result = studies.compare(config, executor=executor, progress=progress)
+        with progress_display(LiveStudy, StudyLog, StudyProgress) as progress:
+            result = studies.compare(config, executor=executor, progress=progress, trust_code=trust_code)
     _print_result(result, config, as_json=as_json)
     if studies.incomplete(result):  # a study with missing runs has failed, although it reports the others
         typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
@@ -258,9 +265,6 @@ def compare(
 
 def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
     """Return the configuration of the study file, if any, with the given options applied."""
-    import shlex
-    import sys
-
     from attngraft.errors import UsageError
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
 
@@ -272,6 +276,11 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
         base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved
     _merge_variants(options, base)
+    task = options.pop("task", None)
+    if task is not None and not report_only:
+        from attngraft.training.build import recipe_for_task
+
+        options["recipe"] = recipe_for_task(task, options.get("recipe", base.get("recipe")))
     if "set" in options:
         options["set"] = [*base.get("set", []), *options["set"]]
     if {"epochs", "time_budget"} & options.keys():
@@ -284,7 +293,7 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
         args = {**old.get("args", {}), **host.get("args", {})}
         options["host"] = host if "name" in host else {**old, **host, "args": args}
     if not report_only:
-        options["command"] = shlex.join(["attngraft", *sys.argv[1:]])
+        options["command"] = command_line()
     if not base and "grafts" not in options:
         raise UsageError("nothing to compare: give --graft SPEC or --against HOST (repeatable), or --study FILE")
     return study_from_dict({**base, **options}, source=str(file) if file is not None else "study")
@@ -295,7 +304,7 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
 
     --graft replaces the file's variants on the study's host, --against those on other hosts.
     """
-    from attngraft.study.variants import entry_against
+    from attngraft.study.variants import entry_against, entry_graft
 
     against = options.pop("against", None)
     if against is None and "grafts" not in options:
@@ -304,7 +313,8 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
     for entry in base.get("grafts", []):
         kept[isinstance(entry, dict) and entry.get("host") is not None].append(entry)
     others = kept[True] if against is None else [entry_against(text) for text in against]
-    options["grafts"] = [*options.get("grafts", kept[False]), *others]
+    own = [entry_graft(text) for text in options["grafts"]] if "grafts" in options else kept[False]
+    options["grafts"] = [*own, *others]
 
 
 def _executor(
@@ -326,32 +336,21 @@ def _executor(
     return None if jobs is None else Processes(jobs=jobs, **more)
 
 
-def _progress() -> AbstractContextManager[StudyProgress]:
-    """Return a live table on a terminal, log lines elsewhere."""
-    from rich.console import Console
-
-    from attngraft.study.progress import LiveStudy, StudyLog
-
-    console = Console(stderr=True)
-    return LiveStudy(console) if console.is_terminal else nullcontext(StudyLog())
-
-
-def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool) -> None:
-    import json
-
+def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool, trust_code: bool) -> None:
     from attngraft.study import prepare
     from attngraft.study.progress import describe_plan
 
-    prepared = prepare(config, executor=executor)
+    prepared = prepare(config, executor=executor, trust_code=trust_code)
     if not as_json:
         for run in prepared.runs:
-            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.epochs} epochs in {run.folder}")
+            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
         typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds))
         return
     runs = [
         {
             "variant": run.variant.name,
             "spec": run.variant.spec,
+            "set": list(run.variant.overrides),
             "host": run.recipe.host.name,
             "seed": run.seed,
             "epochs": run.recipe.schedule.epochs,
@@ -361,24 +360,25 @@ def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool
         }
         for run in prepared.runs
     ]
-    typer.echo(json.dumps({"runs": runs, "seconds": prepared.seconds}, indent=2))
+    print_json({"runs": runs, "seconds": prepared.seconds})
 
 
 def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:
-    import json
-    import sys
-
-    from rich.console import Console
-
+    from attngraft.report.metrics import NOT_CORRECTED, other_metrics_table
     from attngraft.report.tables import study_table
     from attngraft.results.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
 
     if as_json:
-        typer.echo(json.dumps(result_to_dict(result), indent=2))
+        print_json(result_to_dict(result))
         return
-    console = Console(width=None if sys.stdout.isatty() else 100)
+    console = output_console(100, highlight=True)
     console.print(study_table(result))
+    if (table := other_metrics_table(result)) is not None:
+        console.print("Other metrics: differences to the baseline", style="bold")
+        console.print(table)
+        where = "The report and metrics.csv have all metrics, with intervals."
+        console.print(f"Note: {NOT_CORRECTED} {where}", highlight=False)
     _print_suites(result, console)
     for note in result.notes:
         console.print(f"Note: {note}", markup=False, highlight=False)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
 from attngraft.cli.output import output_console, print_json, progress_bars
 from attngraft.cli.values import assignments
-from attngraft.errors import UsageError
+from attngraft.errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
+    from attngraft.tasks.text.config import TextDataConfig
 
 _CLASSES = 30  #: most classes listed
 _UNREADABLE = 20  #: most unreadable images listed
@@ -31,8 +35,8 @@ def check(
         ),
     ],
     task: Annotated[
-        Literal["classification", "multilabel"] | None,
-        typer.Option("--task", help="The task to train. Default: the one that fits the labels."),
+        str | None,
+        typer.Option("--task", metavar="NAME", help="The task to train. Default: the one that fits the labels."),
     ] = None,
     val_fraction: Annotated[
         float | None,
@@ -72,17 +76,30 @@ def check(
         attngraft data check "birds-{000..009}.tar" --json
 
         attngraft data check hf:./saved_dataset --task multilabel
+
+        attngraft data check ages.csv --task regression --set label_column=age
+
+        attngraft data check reviews.csv --task text_classification
     """
     from attngraft.strict import read
-    from attngraft.tasks.images.config import DataConfig
+    from attngraft.tasks.capabilities import require
     from attngraft.tasks.images.inspection import inspect_images
+    from attngraft.tasks.images.opening import data_config
+    from attngraft.tasks.task import load_task
 
+    if task is not None:
+        require(load_task(task), "data_check")
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}
     settings = {name: value for name, value in given.items() if value is not None}
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
-    config: DataConfig = read(DataConfig, settings, where="task.data")
+    if task == "text_classification":
+        if contact_sheet is not None:
+            raise UsageError("--contact-sheet: texts have no images; remove it")
+        _check_texts(settings, save_split, as_json=as_json)
+        return
+    config: DataConfig = read(data_config(task), settings, where="task.data")
     with progress_bars() as bar:
         progress = bar.add_task("Scanning images", total=None)
         result = inspect_images(
@@ -100,6 +117,48 @@ def check(
         typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:
         raise typer.Exit(1)
+
+
+def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
+    from attngraft.strict import read
+    from attngraft.tasks.text.config import TextDataConfig
+    from attngraft.tasks.text.source import open_texts, save_split
+
+    config: TextDataConfig = read(TextDataConfig, settings, where="task.data")
+    try:
+        source = open_texts(config)
+    except DataError as error:
+        if as_json:
+            print_json({"task": "text_classification", "refusals": [str(error)]})
+        else:
+            _show_outcome((), [str(error)], config, "text_classification")
+        raise typer.Exit(1) from None
+    if split is not None:
+        save_split(split, source.train, source.val)
+        typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
+    counts, sizes = source.counts(), {"train": len(source.train), "val": len(source.val)}
+    if as_json:
+        found = {
+            "task": "text_classification",
+            "where": source.where,
+            "column": source.column,
+            "split": source.origin,
+            "classes": list(source.classes),
+            "sizes": sizes,
+            "counts": counts,
+            "notes": list(source.notes),
+            "refusals": [],
+        }
+        print_json(found)
+        return
+    console = output_console()
+    console.print(
+        f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes"
+    )
+    numbers = ", ".join(f"{size:,} {part} texts" for part, size in sizes.items())
+    console.print(f"Split: {escape(source.origin)}; {numbers}")
+    console.print(_class_table(source.classes, {part: list(by.values()) for part, by in counts.items()}, "texts"))
+    _show_outcome(source.notes, (), config, "text_classification")
 
 
 def _save_split(result: Inspection, path: Path) -> None:
@@ -120,14 +179,10 @@ def _save_split(result: Inspection, path: Path) -> None:
 
 
 def _show(result: Inspection, config: DataConfig) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
     console = output_console()
     source, counts = result.survey.source, result.counts()
-    console.print(
-        f"[bold]{escape(source.where)}[/bold]: {source.kind}, {len(source.classes)} classes, for {result.task}"
-    )
+    labels = f"numbers: {', '.join(source.classes)}" if source.numeric else f"{len(source.classes)} classes"
+    console.print(f"[bold]{escape(source.where)}[/bold]: {source.kind}, {escape(labels)}, for {result.task}")
     console.print(f"Split: {escape(source.origin)}")
     table = Table("split", "images", "sizes: smallest, median, largest", "modes")
     for name, images in result.images().items():
@@ -136,12 +191,13 @@ def _show(result: Inspection, config: DataConfig) -> None:
         modes = ", ".join(f"{mode} {count}" for mode, count in scanned["modes"].items()) or "not scanned"
         table.add_row(name, f"{len(images):,}", sizes, modes)
     console.print(table)
-    table = Table("class", *(f"{name} images" for name in counts))
-    for label, name in enumerate(source.classes[:_CLASSES]):
-        table.add_row(escape(name), *(f"{numbers[label]:,}" for numbers in counts.values()))
-    if len(source.classes) > _CLASSES:
-        span = (f"{min(numbers)} to {max(numbers)}" for numbers in counts.values())
-        table.add_row(f"and {len(source.classes) - _CLASSES} more; range of all", *span)
+    if source.numeric:
+        ranges = result.ranges()
+        table = Table("number", *(f"{name}: lowest, mean, highest" for name in ranges))
+        for index, name in enumerate(source.classes):
+            table.add_row(escape(name), *(", ".join(f"{v:.4g}" for v in values[index]) for values in ranges.values()))
+    else:
+        table = _class_table(source.classes, counts, "images")
     console.print(table)
     unreadable = result.survey.issues.unreadable
     if unreadable:
@@ -150,18 +206,40 @@ def _show(result: Inspection, config: DataConfig) -> None:
             console.print(f"  {name}: {escape(image)}: {escape(reason)}", soft_wrap=True)
         if len(unreadable) > _UNREADABLE:
             console.print(f"  and {len(unreadable) - _UNREADABLE} more (--json lists all)")
-    for note in result.notes:
+    _show_outcome(result.notes, result.refusals, config, result.task)
+
+
+def _show_outcome(
+    notes: Sequence[str], refusals: Sequence[str], config: DataConfig | TextDataConfig, task: str
+) -> None:
+    console = output_console()
+    for note in notes:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
-    for refusal in result.refusals:
+    for refusal in refusals:
         console.print(f"[bold]Training would be refused:[/bold] {escape(refusal)}", soft_wrap=True)
-    if not result.refusals:
-        console.print(f"Ready: {escape(_compare_command(config, result.task))}", soft_wrap=True)
+    if not refusals:
+        console.print(f"Ready: {escape(_compare_command(config, task))}", soft_wrap=True)
 
 
-def _compare_command(config: DataConfig, task: str) -> str:
+def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], noun: str) -> Table:
+    """Return the number of images or texts of each class and split."""
+
+    table = Table("class", *(f"{name} {noun}" for name in counts))
+    for label, name in enumerate(classes[:_CLASSES]):
+        table.add_row(escape(name), *(f"{numbers[label]:,}" for numbers in counts.values()))
+    if len(classes) > _CLASSES:
+        span = (f"{min(numbers)} to {max(numbers)}" for numbers in counts.values())
+        table.add_row(f"and {len(classes) - _CLASSES} more; range of all", *span)
+    return table
+
+
+def _compare_command(config: DataConfig | TextDataConfig, task: str) -> str:
     """Return the command that compares grafts on these data."""
+    from attngraft.tasks.task import load_task
+
     words = ["attngraft", "compare", "--data", config.source]
-    words += ["--recipe", "multilabel"] if task == "multilabel" else []
+    recipe = load_task(task).default_recipe
+    words += [] if recipe == "default" else ["--task", task] if recipe is None else ["--recipe", recipe]
     for field in fields(config):
         value: Any = getattr(config, field.name)
         value = int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,7 +1,6 @@
 """`attngraft doctor`: versions, devices and backends of this machine, or sites and grafts of a model."""
 
 import dataclasses
-import json
 import os
 import platform
 import re
@@ -14,19 +13,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
-from attngraft.cli.output import output_console
-from attngraft.cli.values import assignments
+from attngraft.cli.output import output_console, print_json
+from attngraft.cli.values import HOST, HOST_ARG, assignments
 
 
 def doctor(
     host: Annotated[
-        str | None, typer.Option("--host", metavar="MODEL", help="Examine this timm model instead of the machine.")
+        str | None, typer.Option("--host", metavar="MODEL", help=f"Examine this host instead of the machine. {HOST}")
     ] = None,
-    host_arg: Annotated[
-        list[str] | None,
-        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
-    ] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report versions, devices, backends that work (and why others do not), and free disk space.
@@ -43,14 +41,13 @@ def doctor(
 
         attngraft doctor --host xcit_nano_12_p16_224 --host-arg depth=2
     """
-    from rich.table import Table
 
     if host is not None:
         _examine(host, host_arg or [], as_json=as_json)
         return
     findings = {"versions": _versions(), "devices": _devices(), "backends": _backends(), "disk": _disk()}
     if as_json:
-        typer.echo(json.dumps(findings, indent=2))
+        print_json(findings)
         return
     console = output_console()
     for title, entries in findings.items():
@@ -65,16 +62,17 @@ def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
 
     from attngraft.models.create import create_host
     from attngraft.models.examine import examine
+    from attngraft.models.trust import trusting
 
     arguments = assignments(host_arg, option="--host-arg")
-    with torch.device("meta"):
+    with trusting(name), torch.device("meta"):
         model = create_host(name, **arguments).eval()
     found = examine(model)
     if as_json:
         content = dataclasses.asdict(found)
         for site in content["sites"]:  # the same keys as in every release
             site["stages"], site["taps"] = site.pop("hook_points"), site.pop("record_tensors")
-        typer.echo(json.dumps(content, indent=2))
+        print_json(content)
         return
     console = output_console(160, highlight=True)
     for line in _tables(found):
@@ -82,9 +80,6 @@ def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
 
 
 def _tables(found: Any) -> Iterator[Any]:
-    from rich.markup import escape
-    from rich.table import Table
-
     yield escape(f"{found.model}: " + (f"supported by {found.adapter}" if found.adapter else found.refusal))
     if found.sites:
         titles = ("sites", "modules", "shape", "hook points", "missing")

@@ -1,30 +1,30 @@
-"""`attngraft eval`: evaluate a trained run, on clean data or under suites."""
+"""`attngraft eval`: evaluate a model, on clean data or under suites."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
-from attngraft.cli.output import output_console
+from attngraft.cli.output import is_first_process, output_console, print_json, progress_display
+from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attngraft.evaluation.suites import SuiteRun
+    from attngraft.training.target import Target
 
 
 Weights = Literal["last", "best", "ema", "best-ema"]  #: `training.evaluate.Weights`, without importing it
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder.", metavar="RUN_DIR")],
+    model: Annotated[str, typer.Argument(help=MODEL, metavar="RUN|FOLDER|HOST|FILE")],
     suite: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,7 +38,7 @@ def evaluate(
         typer.Option(
             "--data",
             help="Evaluate on other data of the same kind: on its validation part, or, with --suite, on all images of a "
-            "folder of class folders. Default: the run's data.",
+            "folder of class folders. Default: the run's data; other models need it.",
             metavar="DATA",
         ),
     ] = None,
@@ -46,16 +46,40 @@ def evaluate(
         str | None, typer.Option("--split", help="Name of the part to use instead of validation.", metavar="NAME")
     ] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = "last",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder for the results: predictions.npz and evaluation.json, or those of suites. Default: of suites "
+            "RUN_DIR/evaluation; of clean data none.",
+            metavar="FOLDER",
+        ),
+    ] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(
+            "--task",
+            metavar="NAME",
+            help="Task of a host (attngraft list tasks). Default: classification; runs and exported folders name theirs.",
+        ),
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of the host.")] = False,
+    host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
     ] = None,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a trained model on its own validation data or on other data, clean or under suites.
+    """Evaluate a model on its own validation data or on other data, clean or under suites.
 
-    Predictions and results of suites are written to RUN_DIR/evaluation. Finished conditions are not repeated: rerun the same
-    command to resume. If a suite fails, the others are still evaluated, and the exit code is 1.
+    The model is a run, a folder of attngraft export, a host with weights, or a file of weights that names its host. For
+    the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
+
+    Predictions and results of suites are written to RUN_DIR/evaluation, or to the folder --out. Finished conditions are not
+    repeated: rerun the same command to resume. If a suite fails, the others are still evaluated, and the exit code is 1.
 
     Examples:
 
@@ -70,65 +94,74 @@ def evaluate(
         attngraft eval runs/cb_s --suite corruptions,pgd --limit 500
 
         attngraft eval runs/imagenet --suite v2=./imagenetv2-matched-frequency-format-val --suite a=./imagenet-a
+
+        attngraft eval ./flowers-model --data ./more-flowers --out judged
+
+        attngraft eval vit_tiny_patch16_224 --pretrained --suite v2=./imagenetv2 --out judged-tiny
+
+        attngraft eval bixt.safetensors --data ./imagenet --split val --out judged-bixt
+
+        attngraft eval hf:./my-bert --pretrained --task text_classification --data reviews.csv
     """
-    if suite:
-        _evaluate_suites(run, suite, data=data, split=split, weights=weights, limit=limit, as_json=as_json)
-        return
-    if limit is not None:
+    from attngraft.cli.models import host_options
+    from attngraft.targets.judged import open_target
+
+    if limit is not None and not suite:
         raise UsageError("--limit needs --suite; add a suite, or leave --limit out")
-    _evaluate(run, data=data, split=split, weights=weights, as_json=as_json)
+    host = host_options(pretrained, host_weights, host_arg)
+    opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
+    if suite:
+        if out is None and not opened.is_run:
+            raise UsageError(f"{model}: pass a folder for the results of suites: --out FOLDER")
+        where = {"data": data, "split": split, "limit": limit, "trust_code": trust_code}
+        _evaluate_suites(opened, suite, as_json=as_json, **where)
+        return
+    _evaluate(opened, out, as_json=as_json, data=data, split=split, trust_code=trust_code)
 
 
-def _evaluate(run: Path, *, data: str | None, split: str | None, weights: Weights, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _evaluate(target: Target, out: Path | None, *, as_json: bool, trust_code: bool, **where: Any) -> None:
+    from attngraft.targets.judged import save_evaluation
+    from attngraft.training.evaluate import evaluate_target
 
-    from attngraft.training.evaluate import evaluate_run
-
-    evaluation = evaluate_run(run, data=data, split=split, weights=weights)
+    evaluation = evaluate_target(target, trust_code=trust_code, **where)
+    if out is not None and is_first_process():
+        save_evaluation(evaluation, target, out, **where)
     examples = len(evaluation.predictions.names)
     if as_json:
-        facts = {"run": str(run), "weights": weights, "examples": examples, "metrics": dict(evaluation.metrics)}
-        typer.echo(json.dumps(facts, indent=2))
+        name = {"run": target.name} if target.is_run else {"model": target.name}
+        facts = {**name, "weights": target.weights, "examples": examples, "metrics": dict(evaluation.metrics)}
+        print_json(facts)
         return
-    table = Table(title=f"{run} ({weights} weights, {examples} examples)")
+    table = Table(title=f"{target.name} ({target.weights} weights, {examples} examples)")
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in evaluation.metrics.items():
-        table.add_row(name, f"{value:.4g}")
-    Console().print(table)
+    for metric, value in evaluation.metrics.items():
+        table.add_row(metric, f"{value:.4g}")
+    output_console().print(table)
 
 
-def _evaluate_suites(run: Path, texts: list[str], *, as_json: bool, weights: Weights, **where: Any) -> None:
-    from rich.console import Console
-
+def _evaluate_suites(target: Target, texts: list[str], *, as_json: bool, **where: Any) -> None:
     from attngraft.evaluation.suites import SuitesFailed, evaluate_suites, parse_suites
     from attngraft.evaluation.suites.progress import SuiteBar, SuiteLog, SuiteProgress
 
     choices = parse_suites(texts)
-    console = Console(stderr=True)
-    silent = bool(int(os.environ.get("RANK", "0")))  # of several processes, only the first prints
-    if silent:
-        progress: Any = nullcontext(SuiteProgress())
-    else:
-        progress = SuiteBar(console) if console.is_terminal else nullcontext(SuiteLog())
     failed = None
     try:
-        with progress as callbacks:
-            found = evaluate_suites(run, choices, weights=weights, progress=callbacks, **where)
+        with progress_display(SuiteBar, SuiteLog, SuiteProgress) as callbacks:
+            found = evaluate_suites(target, choices, progress=callbacks, **where)
     except SuitesFailed as error:
         found, failed = error.found, error
-    if not silent:
-        _show(run, found, as_json=as_json)
+    if is_first_process():
+        _show(target.results, found, as_json=as_json)
     if failed is not None:
         raise failed
 
 
-def _show(run: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
+def _show(results: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
     from attngraft.report.suites import suite_heading, suite_table
 
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(each) for each in found], indent=2))
+        print_json([dataclasses.asdict(each) for each in found])
         return
     out = output_console(100, highlight=True)
     for each in found:
@@ -139,4 +172,4 @@ def _show(run: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
         for note in [*each.notes, *reasons, *remarks]:
             out.print(f"Note: {note}", markup=False, highlight=False)
     if found:
-        out.print(f"Predictions and results: {run / 'evaluation'}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"Predictions and results: {results}", markup=False, highlight=False, soft_wrap=True)

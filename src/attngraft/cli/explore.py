@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.models import open_models
-from attngraft.cli.values import assignments
+from attngraft.cli.models import host_options, open_models
+from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 
 
 def explore(
@@ -16,8 +16,8 @@ def explore(
         typer.Option(
             "--model",
             "--run",
-            help="Run folder, exported folder, or timm model; a second one is shown beside it.",
-            metavar="RUN|FOLDER|NAME",
+            help=f"{MODEL} A second one is shown beside it.",
+            metavar="RUN|FOLDER|HOST|FILE",
         ),
     ],
     image: Annotated[Path, typer.Option("--image", help="The image.", metavar="FILE")],
@@ -27,10 +27,10 @@ def explore(
     ] = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of timm models.")] = False,
-    host_arg: Annotated[
-        list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help="Arguments of timm models; repeatable.")
-    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of hosts.")] = False,
+    host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
     title: Annotated[str | None, typer.Option("--title", help="Title of the page. Default: the image's name.")] = None,
 ) -> None:
@@ -45,11 +45,15 @@ def explore(
 
         attngraft explore --model vit_small_patch16_224 --pretrained --image dog.jpg --out dog.html
 
+        attngraft explore --model bixt.safetensors --image dog.jpg
+
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
     """
     from attngraft.report.explorer import explore_handles
 
-    arguments = assignments(host_arg or [], option="--host-arg")
-    handles = open_models(model, names=name or [], weights=weights, pretrained=pretrained, arguments=arguments)
+    host = host_options(pretrained, host_weights, host_arg)
+    handles = open_models(
+        model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"
+    )
     page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

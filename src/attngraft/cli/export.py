@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import print_json
+from attngraft.cli.values import TRUST_CODE
 
 if TYPE_CHECKING:
     from attngraft.export.run import Exported
@@ -59,6 +62,7 @@ def export(
     private: Annotated[
         bool, typer.Option("--private", help="With --push: make the repository private if it is new.")
     ] = False,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Export a trained model to a folder, and check that its outputs match.
@@ -88,6 +92,7 @@ def export(
         dtype=_DTYPES[dtype],
         overwrite=overwrite,
         unfinished=unfinished,
+        trust_code=trust_code,
     )
     if not as_json:
         _show(exported)
@@ -106,9 +111,6 @@ def export(
 
 
 def _show(exported: Exported) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from attngraft.export.fold import summary
     from attngraft.files import shown_size
     from attngraft.results import wording
@@ -130,6 +132,7 @@ def _show(exported: Exported) -> None:
             "plain timm loads the host without its grafts, which is a different model: on random images its outputs differ "
             f"by up to {exported.plain_difference:.2g}"
         )
+    inputs = {"images": "IMAGES...", "text": "TEXTS..."}.get(exported.manifest.serving.kind, "INPUTS...")
     typer.echo(
-        f'use it: attngraft predict {exported.folder} IMAGES...   or in Python: attngraft.load("{exported.folder}")'
+        f'use it: attngraft predict {exported.folder} {inputs}   or in Python: attngraft.load("{exported.folder}")'
     )

@@ -1,11 +1,13 @@
 """`attngraft list`: grafts, hosts, recipes, papers, tasks, analyses and suites."""
 
-import json
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from attngraft.cli.output import output_console, print_json
+from attngraft.cli.output import output_console, print_json, print_rows
 from attngraft.errors import UsageError
 
 
@@ -32,9 +34,6 @@ def list_command(
 
         attngraft list hosts --coverage
     """
-    from rich.markup import escape
-    from rich.table import Table
-
     if coverage:
         if what != "hosts":
             raise UsageError(f"--coverage needs hosts: attngraft list hosts --coverage, not list {what}")
@@ -44,20 +43,12 @@ def list_command(
     if as_json:
         print_json(rows)
         return
-    table = Table(title=f"{what} ({len(rows)})", title_justify="left")
-    for column in rows[0] if rows else ():
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row.values()))
-    output_console().print(table)
+    print_rows(rows, f"{what} ({len(rows)})")
 
 
 def _coverage(*, as_json: bool) -> None:
     import timm
-    from rich.console import Console
-    from rich.markup import escape
     from rich.progress import track
-    from rich.table import Table
 
     from attngraft.models.coverage import COUNTED, by_family, cover, shares, timm_names
 
@@ -73,7 +64,7 @@ def _coverage(*, as_json: bool) -> None:
             "share": share,
             "families": [r.to_dict() for r in rows],
         }
-        typer.echo(json.dumps(report, indent=1))
+        print_json(report)
         return
     table = Table(title=f"timm's models that attend over tokens ({len(found)})", title_justify="left")
     for column in ("family", "names", *COUNTED, "supported by", "refused because"):
@@ -86,12 +77,6 @@ def _coverage(*, as_json: bool) -> None:
     console.print(table)
     for graft, value in share.items():
         console.print(f"{graft}: {value:.1%} of {len(found)} names")
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, dict):
-        return "\n".join(f"{name}={shown}" for name, shown in value.items()) or "-"
-    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _rows(what: str) -> list[dict[str, Any]]:

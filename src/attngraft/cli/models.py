@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from attngraft.cli.values import find_images
+from attngraft.cli.values import assignments, find_images
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from attngraft.targets.handle import ModelHandle
     from attngraft.targets.images import ImageSet
+    from attngraft.targets.judged import HostOptions
     from attngraft.training.evaluate import Weights
 
 
@@ -21,30 +22,41 @@ def open_models(
     *,
     names: Sequence[str] = (),
     weights: Weights = "last",
-    pretrained: bool = False,
-    arguments: dict[str, Any] | None = None,
+    host: HostOptions | None = None,
+    trust_code: bool = False,
+    purpose: str = "analyses",
 ) -> tuple[ModelHandle, ...]:
-    """Open runs, exported folders and timm models; `pretrained` and `arguments` apply to timm models only.
+    """Open runs, exported folders, hosts and files of weights; the options `host` apply to the latter two only.
+
+    `purpose` is the capability that the tasks of runs must have.
 
     Raises:
-        UsageError: more names than models, or two models with the same name.
+        UsageError: more names than models, two models with the same name, or `--host-weights` for several hosts.
     """
     from attngraft.targets.handle import open_handle
+    from attngraft.targets.judged import HostOptions, kind_of
 
     if len(names) > len(models):
         raise UsageError(
             f"{len(names)} --name for {len(models)} --model; give at most one --name per --model, in order"
         )
+    options, kinds = host or HostOptions(), [kind_of(model) for model in models]
+    if options.weights is not None and kinds.count("host") != 1:
+        raise UsageError(
+            f"--host-weights {options.weights} is for one host, and the models include {kinds.count('host')}; give files "
+            "that name their host instead (attngraft convert FILE OUT.safetensors --host MODEL)"
+        )
     found = []
-    for place, model in enumerate(models):
-        by_timm = not Path(model).is_dir()
+    for place, (model, kind) in enumerate(zip(models, kinds, strict=True)):
+        own = options if kind == "host" else HostOptions(arguments=options.arguments if kind == "weights" else {})
         found.append(
             open_handle(
                 model,
                 name=names[place] if place < len(names) else None,
                 weights=weights,
-                pretrained=pretrained and by_timm,
-                arguments=arguments if by_timm else None,
+                host=own,
+                trust_code=trust_code,
+                purpose=purpose,
             )
         )
     shown = [handle.name for handle in found]
@@ -54,8 +66,21 @@ def open_models(
     return tuple(found)
 
 
+def host_options(pretrained: bool, weights: Path | None, host_arg: Sequence[str] | None) -> HostOptions:
+    """Return the options `--pretrained`, `--host-weights` and `--host-arg`."""
+    from attngraft.targets.judged import HostOptions
+
+    arguments = assignments(host_arg or [], option="--host-arg")
+    return HostOptions(pretrained=pretrained, weights=weights, arguments=arguments)
+
+
 def models_of_study(
-    folder: Path, *, variants: Sequence[str] = (), seed: int | None = None, weights: Weights = "last"
+    folder: Path,
+    *,
+    variants: Sequence[str] = (),
+    seed: int | None = None,
+    weights: Weights = "last",
+    trust_code: bool = False,
 ) -> tuple[tuple[ModelHandle, ...], int | None, dict[str, str]]:
     """Open one run of each variant of a study, or of the named variants.
 
@@ -92,7 +117,9 @@ def models_of_study(
         raise UsageError(
             f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
         )
-    handles = tuple(open_handle(str(path), name=name, weights=weights) for name, path in runs.items())
+    handles = tuple(
+        open_handle(str(path), name=name, weights=weights, trust_code=trust_code) for name, path in runs.items()
+    )
     return handles, list(runs).index(config.baseline.name) if config.baseline.name in runs else None, left_out
 
 

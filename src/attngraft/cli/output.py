@@ -3,38 +3,81 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
+
+
+T = TypeVar("T")
 
 
 def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def command_line() -> str:
+    """Return the command that is running, for the shell."""
+    return shlex.join(["attngraft", *sys.argv[1:]])
+
+
+def is_first_process() -> bool:
+    """Return whether this is the first process of a launcher, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def output_console(width: int = 140, *, highlight: bool = False) -> Console:
     """Return a console as wide as the terminal, or of `width` columns if there is none."""
-    from rich.console import Console
 
     return Console(highlight=highlight, width=None if sys.stdout.isatty() else width)
 
 
+def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
+    """Print rows as a table; their keys are the headings."""
+
+    table = Table(title=title, title_justify="left")
+    for column in rows[0] if rows else ():
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(value)) for value in row.values()))
+    output_console().print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}={shown}" for name, shown in value.items()) or "-"
+    return ", ".join(value) if isinstance(value, list | tuple) else str(value)
+
+
 def progress_bars(*, described: bool = True) -> Progress:
     """Return transient progress bars on standard error, shown if that is a terminal."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     description = [TextColumn("{task.description}")] if described else []
     columns = (*description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def progress_display(
+    live: Callable[[Console], AbstractContextManager[T]], log: Callable[[], T], silent: Callable[[], T]
+) -> AbstractContextManager[T]:
+    """Return a live display on a terminal, log lines elsewhere, and no output except in the first process."""
+
+    console = Console(stderr=True)
+    if not is_first_process():
+        return nullcontext(silent())
+    return live(console) if console.is_terminal else nullcontext(log())
 
 
 @contextmanager

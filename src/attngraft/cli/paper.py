@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from attngraft.cli.output import output_console, print_json
+from attngraft.cli.output import output_console, print_json, print_rows
 from attngraft.errors import UsageError
 
 
@@ -48,21 +48,11 @@ def paper(
 
 
 def _list_papers(as_json: bool) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     from attngraft.papers.schema import list_papers, load_paper
 
     papers = [load_paper(name) for name in list_papers()]
-    if as_json:
-        print_json([{"id": one.id, "title": one.title, "source": one.source} for one in papers])
-        return
-    drawn = Table()
-    for heading in ("paper", "title", "source"):
-        drawn.add_column(heading)
-    for one in papers:
-        drawn.add_row(one.id, Text(one.title), Text(one.source))
-    output_console().print(drawn)
+    show = print_json if as_json else print_rows
+    show([{"id": paper.id, "title": paper.title, "source": paper.source} for paper in papers])
 
 
 def _list_tables(name: str, as_json: bool) -> None:

@@ -5,20 +5,17 @@ from typing import Annotated
 import typer
 
 from attngraft.cli.output import output_console
-from attngraft.cli.values import assignments
+from attngraft.cli.values import HOST, HOST_ARG, assignments
 
 
 def plan(
-    host: Annotated[str, typer.Argument(help="A timm model name.", metavar="HOST")],
+    host: Annotated[str, typer.Argument(help=HOST, metavar="HOST")],
     graft: Annotated[str, typer.Argument(help="A graft specification.", metavar="SPEC")],
-    host_arg: Annotated[
-        list[str] | None,
-        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
-    ] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run a random batch and report how much the outputs change.")
     ] = False,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load timm's weights (for --measure).")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the host's weights (for --measure).")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the sites of a graft, its parameters and MACs, and the parameters of the host that become unused.

@@ -10,7 +10,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import progress_bars
-from attngraft.cli.values import find_images
+from attngraft.cli.values import TRUST_CODE, find_images, find_texts
 from attngraft.errors import UsageError
 
 _SHOWN = 20  #: most unreadable images named on the terminal
@@ -23,10 +23,18 @@ def predict(
     model: Annotated[
         Path, typer.Argument(help="An exported folder, a run's folder, a .pt2 or an .onnx.", metavar="MODEL")
     ],
-    images: Annotated[
-        list[str],
-        typer.Argument(help="Files, folders, patterns; - reads names from standard input.", metavar="IMAGES..."),
-    ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, "
+            ".parquet), or files with a text on each line; - reads texts.",
+            metavar="INPUTS...",
+        ),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", help="A text, for a model of texts; repeatable.", metavar="TEXT"),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Output file. Default: standard output.", metavar="FILE")
     ] = None,
@@ -36,18 +44,19 @@ def predict(
     top: Annotated[
         int | None,
         typer.Option(
-            "--top", min=1, help="Number of classes per image. Default: 1; for several labels per image: all."
+            "--top", min=1, help="Number of classes per input. Default: 1; for several labels per image: all."
         ),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 32,
     checkpoint: Annotated[
         Weights, typer.Option("--checkpoint", help="Which weights to use, if MODEL is a run.")
     ] = "last",
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ... Default: the accelerator, if any.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Predict the classes of images, preprocessed exactly as in the run's evaluation.
+    """Predict the classes of images or texts, or numbers (regression), preprocessed exactly as in the run's evaluation.
 
     Images that cannot be read are listed and do not stop the others; the exit code is then 1.
 
@@ -58,17 +67,32 @@ def predict(
         attngraft predict flowers-model/model.onnx "holiday/**/*.jpg" --top 3 --format jsonl
 
         find . -name "*.png" | attngraft predict runs/flowers -
+
+        attngraft predict reviews-model new-reviews.csv --top 2 --out labels.csv
+
+        attngraft predict reviews-model --text "A wonderful film."
     """
     from attngraft.export.predict import WRITERS, open_model
     from attngraft.files import printable
 
     chosen = form or _format_of(out)
-    files = find_images(images, stdin=sys.stdin.buffer if "-" in images else None)
-    predictor = open_model(model, checkpoint=checkpoint, device=device)
+    given = inputs or []
+    if not given and not text:
+        raise UsageError("nothing to predict: give images, or for a model of texts a table or --text TEXT")
+    predictor = open_model(model, checkpoint=checkpoint, device=device, trust_code=trust_code)
+    serving, stdin = predictor.serving, sys.stdin.buffer if "-" in given else None
+    if serving.kind == "other":
+        files = [*given, *(text or [])]
+    elif serving.kind == "text":
+        files = [*find_texts(given, column=serving.input["column"], stdin=stdin), *(text or [])]
+    elif text:
+        raise UsageError(f"--text: {model} takes images; give image files, folders or patterns")
+    else:
+        files = find_images(given, stdin=stdin)
     unreadable = []
     with _output(out) as file, progress_bars(described=False) as bar:
-        progress = bar.add_task("images", total=len(files))
-        writer = WRITERS[chosen](file, predictor.serving, top=top)
+        progress = bar.add_task({"text": "texts", "other": "inputs"}.get(serving.kind, "images"), total=len(files))
+        writer = WRITERS[chosen](file, serving, top=top)
         writer.begin()
         for prediction in predictor(files, batch=batch):
             writer.add(prediction)

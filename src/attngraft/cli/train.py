@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import nullcontext
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from attngraft.cli.output import is_first_process, print_json, progress_display
+from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE, refuse_untyped_hosts
 
 if TYPE_CHECKING:
     from attngraft.training.run_folder import RunRecord
@@ -16,22 +18,16 @@ if TYPE_CHECKING:
 def train(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's folder.", metavar="DIR")],
     recipe: Annotated[
-        str, typer.Option("--recipe", help="A packaged recipe's name, or a YAML file.", metavar="NAME|FILE")
-    ] = "default",
-    host: Annotated[str | None, typer.Option("--host", help="The model, a timm name.", metavar="NAME")] = None,
-    host_arg: Annotated[
-        list[str] | None,
-        typer.Option("--host-arg", metavar="NAME=VALUE", help="Argument of the host's factory; repeatable."),
-    ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from timm's weights of the host.")] = False,
-    weights: Annotated[
         str | None,
         typer.Option(
-            "--weights",
-            help="Start from a file or folder: .safetensors, .pth, a run, or a transformers folder.",
-            metavar="FILE",
+            "--recipe", help="A packaged recipe's name, or a YAML file. Default: default.", metavar="NAME|FILE"
         ),
     ] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help=TASK)] = None,
+    host: Annotated[str | None, typer.Option("--host", help=HOST, metavar="NAME")] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
+    weights: Annotated[str | None, typer.Option("--weights", metavar="FILE", help=START)] = None,
     graft: Annotated[
         str | None, typer.Option("--graft", help="A graft specification; none: the plain host.", metavar="SPEC")
     ] = None,
@@ -51,16 +47,11 @@ def train(
     save_every: Annotated[
         int | None, typer.Option("--save-every", min=1, help="Also save every N updates, besides each epoch.")
     ] = None,
-    auto_batch: Annotated[
-        bool,
-        typer.Option(
-            "--auto-batch",
-            help="After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples.",
-        ),
-    ] = False,
+    auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Resume a run in DIR, or refuse a folder that holds one.")
     ] = True,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
 ) -> None:
     """Train one model, or resume a run that was stopped.
@@ -85,7 +76,10 @@ def train(
 
         attngraft train --host levit_128s --data ./birds --set distill.teacher.weights=runs/tuned --out runs/taught
     """
+    from accelerate import PartialState
+
     from attngraft.training.loop import train as run
+    from attngraft.training.progress import LiveBars, LogLines, Silent
     from attngraft.training.recipe import load_recipe
     from attngraft.training.stopping import Interrupted
 
@@ -95,17 +89,24 @@ def train(
     given["train.auto_batch"] = auto_batch or None
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
-    overrides = [f"{field}={_quoted(value)}" for field, value in given.items()]
+    overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]
+    overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
+    if task is not None:
+        from attngraft.training.build import recipe_for_task
+
+        recipe = recipe_for_task(task, recipe)
+    resolved = load_recipe(recipe or "default", [*overrides, *(set_ or [])])
+    if not trust_code:
+        refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])
     try:
-        with _display() as progress:
-            record = run(resolved, out, resume=resume, progress=progress)
+        with progress_display(LiveBars, LogLines, Silent) as progress:
+            record = run(resolved, out, resume=resume, progress=progress, trust_code=trust_code)
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None
-    _close_process_group()
-    if as_json and _first_process():
+    PartialState().destroy_process_group()
+    if as_json and is_first_process():
         _print_json(record)
 
 
@@ -120,39 +121,10 @@ def _host(name: str | None, *, pretrained: bool, weights: str | None) -> dict[st
     return given
 
 
-def _quoted(value: object) -> str:
-    """Return `value` as YAML, quoted where a name or path looks like a number."""
-    import json
-
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _first_process() -> bool:
-    """Return whether this is the first process of a launcher, or the only one."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _display() -> Any:
-    """Return progress bars on a terminal, log lines elsewhere; no output except in the first process."""
-    from rich.console import Console
-
-    from attngraft.training.progress import LiveBars, LogLines, Silent
-
-    console = Console(stderr=True)
-    if not _first_process():
-        return nullcontext(Silent())
-    return LiveBars(console) if console.is_terminal else nullcontext(LogLines())
-
-
-def _close_process_group() -> None:
-    """Close the connection to the other processes of this run."""
-    from accelerate import PartialState
-
-    PartialState().destroy_process_group()
-
-
 def _print_json(record: RunRecord) -> None:
-    import json
+    from dataclasses import asdict
 
-    facts = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
-    typer.echo(json.dumps(facts | {"metrics": record.epochs[-1], "epochs": record.epochs}, indent=2))
+    facts: dict[str, Any] = {"folder": str(record.folder), "finished": record.finished, "seconds": record.seconds}
+    if record.judged is not None:
+        facts["judged"] = asdict(record.judged)
+    print_json(facts | {"metrics": record.epochs[-1], "epochs": record.epochs})

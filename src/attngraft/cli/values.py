@@ -2,11 +2,41 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from attngraft.errors import UsageError
+
+HOST = (
+    "A timm model; or attngraft:NAME, torchvision:NAME, hf:FOLDER, hf:USER/NAME (transformers), "
+    "module:package.path:factory (your own)."
+)  #: help of --host
+PRETRAINED = "Start from the published weights of the host, or those in its folder."  #: help of --pretrained
+MODEL = (
+    "Run folder, exported folder, host (see attngraft compare --help), or file of weights that names its host "
+    "(attngraft convert)."
+)  #: help of a model to open
+HOST_ARG = "Argument of the host's factory; repeatable."  #: help of --host-arg
+START = "Start from a file or folder: .safetensors, .pth, a run, or a transformers folder."  #: help of --weights
+TASK = "The task, with its own recipe unless --recipe names one."  #: help of --task
+#: help of --auto-batch
+AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples."
+HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
+TRUST_CODE = "Import a module: host that a file or folder names, which runs its code."  #: help of --trust-code
+
+
+def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -> None:
+    """Check that every `module:` host is among the options `typed` on the command line.
+
+    Raises:
+        UsageError: one was read from a file.
+    """
+    from attngraft.models.trust import SCHEME, refuse_untrusted
+
+    for name in names:
+        if name.startswith(SCHEME) and not any(name in text for text in typed if text):
+            refuse_untrusted(name)
 
 
 def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
@@ -41,13 +71,40 @@ def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> 
     return [path for argument in arguments for path in _expand(argument, stdin)]
 
 
+def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None = None) -> list[str]:
+    """Return the texts of tables, the lines of other files, and, for `-`, those of `stdin`.
+
+    Raises:
+        UsageError: a missing file, or no texts.
+        DataError: a file that cannot be read.
+    """
+    from attngraft.tasks.text.source import read_texts
+
+    found: list[str] = []
+    for argument in arguments:
+        if argument == "-":
+            texts = _lines(stdin)
+        elif not os.path.isfile(argument):
+            raise UsageError(f"{argument}: no such file; give a table or a text file, or --text TEXT")
+        else:
+            texts = read_texts(Path(argument), column)
+        if not texts:
+            raise UsageError(f"{argument}: contains no texts")
+        found += texts
+    return found
+
+
+def _lines(stdin: IO[bytes] | None) -> list[str]:
+    lines = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
+    return [line for line in lines if line.strip()]
+
+
 def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
     from attngraft.tasks.images.sources.folder import list_folder
     from attngraft.tasks.images.sources.listing import is_image, natural
 
     if argument == "-":
-        names = [os.fsdecode(line.rstrip(b"\r\n")) for line in stdin or ()]
-        names = [name for name in names if name.strip()]
+        names = _lines(stdin)
         if not names:
             raise UsageError("-: standard input is empty; write one image name per line to it")
         return names

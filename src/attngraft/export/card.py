@@ -10,9 +10,10 @@ import timm
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from attngraft.export.fold import summary
+from attngraft.models.schemes import split_scheme
 from attngraft.results import facts as described
 from attngraft.results import wording
-from attngraft.results.storage import RESULT_FILE, load_result
+from attngraft.results.storage import RESULT_FILE, cost_ratios, load_result
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.training.recipe import recipe_to_dict
@@ -20,6 +21,7 @@ from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
+_PIPELINES = {"images": "image-classification", "text": "text-classification", "other": None}  #: tasks of the Hub
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
 _COUNTED = 20  #: largest number of classes for which the card lists the number of images of each
 
@@ -42,30 +44,38 @@ class StudyOfRun:
         return [self._row(variant) for variant in shown]
 
     def _row(self, variant: VariantResult) -> dict[str, str]:
-        spread, difference, cost = variant.last.get(self.result.metric), variant.difference, variant.cost
+        spread, difference = variant.last.get(self.result.metric), variant.difference
         texts = []
         if difference:
             texts = [f"{self.style.change(difference.mean)} {self.style.points}".rstrip()]
             texts.append(f"bootstrap {self.style.interval(difference.bootstrap)}")
             if difference.t is not None:
                 texts.append(f"t {self.style.interval(difference.t)}")
-        training = cost.train_time_ratio if cost else None
-        inference = cost.inference_time_ratio if cost else None
+        ratios = cost_ratios(variant.cost)
         return {
             "name": variant.name,
             "value": wording.spread_text(spread.mean, spread.deviation, self.style) if spread else wording.ABSENT,
             "difference": "; ".join(texts),
             "verdict": difference.verdict if difference else ("baseline" if variant.is_baseline else ""),
-            "parameters": wording.ratio(cost.parameters_ratio if cost else None, exact=True),
-            "macs": wording.ratio(cost.macs_ratio if cost else None, exact=True),
-            "training": wording.ratio(training.point if training else None),
-            "inference": wording.ratio(inference.point if inference else None),
+            "parameters": wording.ratio(ratios["parameters"], exact=True),
+            "macs": wording.ratio(ratios["macs"], exact=True),
+            "training": wording.ratio(ratios["train_time"]),
+            "inference": wording.ratio(ratios["inference_time"]),
         }
 
     @property
     def other_baseline(self) -> str:
         """The baseline's host if the variant has another host, and so differs in more than its graft; otherwise empty."""
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
+
+    @property
+    def recipe(self) -> str:
+        """What the variant changes in the study's recipe, without local paths."""
+        return str(_without_paths(wording.recipe_text(self.variant.recipe)))
+
+    @property
+    def epochs(self) -> int:
+        return wording.epochs_of(self.variant, self.result)
 
     @property
     def command(self) -> str:
@@ -94,14 +104,17 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     """
     from huggingface_hub import ModelCardData  # local import: it is slow
 
-    name = manifest.host.name
-    registered_here = timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("attngraft.")
-    maker = "attngraft" if registered_here else "timm"  # package that registers the name
+    maker, pipeline = _maker(manifest.host.name), _PIPELINES[manifest.serving.kind]
     header = ModelCardData(
         license="unknown",
-        library_name="attngraft" if manifest.graft else maker,
-        pipeline_tag="image-classification",
-        tags=["attngraft", "timm", "image-classification"],
+        library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
+        pipeline_tag=None if manifest.serving.numeric else pipeline,
+        tags=[
+            "attngraft",
+            *(["timm"] if maker in ("timm", "attngraft") else []),
+            *([pipeline] if pipeline and not manifest.serving.numeric else []),
+            *(["image-regression"] if pipeline and manifest.serving.numeric else []),
+        ],
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)
@@ -132,6 +145,14 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     )
 
 
+def _maker(name: str) -> str:
+    """Return the package that creates the host."""
+    scheme, rest = split_scheme(name)
+    if scheme == "timm" and timm.is_model(rest) and timm.model_entrypoint(rest).__module__.startswith("attngraft."):
+        return "attngraft"
+    return {"hf": "transformers", "module": rest.partition(":")[0]}.get(scheme, scheme)
+
+
 def study_of(run: Path) -> StudyOfRun | None:
     """Return the study whose folder contains this run, if the study's result includes the run."""
     run = run.resolve()
@@ -145,7 +166,7 @@ def study_of(run: Path) -> StudyOfRun | None:
 
 def _facts(record: RunRecord) -> dict[str, Any]:
     """Return the facts about the data, without paths and without facts that appear elsewhere in the card."""
-    left_out = ("task", "where", "input", "augment", "classes", "check", "split_digest", "image")
+    left_out = ("task", "where", "input", "augment", "classes", "targets", "check", "split_digest", "image")
     facts = {name: _without_paths(value) for name, value in record.facts.items() if name not in left_out}
     counts = facts.get("counts")
     if isinstance(counts, Mapping) and any(len(part) > _COUNTED for part in counts.values()):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ExportError
-from attngraft.export.check import Forward, check_outputs, example_images
+from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.export.torch_export import EXAMPLE
 from attngraft.saved.manifest import Check, Manifest, manifest_text
 
@@ -29,13 +29,13 @@ _SUMMARY = "## Exception summary"  #: heading in errors of torch's exporter, fol
 _CLASS = re.compile(r"^<class '(?:\w+\.)*(\w+)'>")
 
 
-def require_packages() -> None:
-    """Check that the packages for ONNX are installed.
+def require_packages(*names: str) -> None:
+    """Check that packages for ONNX are installed; default: all.
 
     Raises:
         ExportError: a package is missing; the message contains the command that installs it.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in names or PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ExportError(f'ONNX requires {", ".join(missing)}; run pip install "attngraft[export]"')
 
@@ -54,7 +54,7 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
         with _quiet():
             exported = torch.onnx.export(
                 program,
-                (example_images(manifest, batch=EXAMPLE),),
+                (example_inputs(manifest, batch=EXAMPLE),),
                 input_names=["image"],
                 output_names=["logits"],
                 dynamo=True,
@@ -112,8 +112,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     Raises:
         ExportError: onnxruntime is not installed or cannot read the file.
     """
-    if importlib.util.find_spec("onnxruntime") is None:
-        raise ExportError('ONNX requires onnxruntime; run pip install "attngraft[export]"')
+    require_packages("onnxruntime")
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

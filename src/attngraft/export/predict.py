@@ -1,4 +1,4 @@
-"""Predictions on image files by a run, an exported folder or a program, with the preprocessing of evaluation.
+"""Predictions of classes or numbers for image files or texts by a run, an exported folder or a program, as in evaluation.
 
 Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """
@@ -8,8 +8,7 @@ import io
 import itertools
 import json
 import os
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +16,22 @@ from typing import IO, Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
-from attngraft.saved.folder import load
-from attngraft.saved.manifest import MANIFEST, parse_manifest, read_manifest
+from attngraft.models.trust import trusting
+from attngraft.saved.folder import load, open_codec
+from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
+from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
-from attngraft.tasks.task import Serving
+from attngraft.tasks.text.lengths import call_model
+from attngraft.tasks.text.tokenizer import read_tokenizer
 from attngraft.training.evaluate import Weights
 
 _READERS = 4  #: number of threads that decode images, during which Pillow releases the GIL
@@ -39,66 +42,107 @@ Format = Literal["csv", "json", "jsonl"]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Probabilities for one image, or the reason why it cannot be read."""
+    """Probabilities, numbers or another value for one input, or the reason why it cannot be read."""
 
-    image: str  #: name of the file as given by the user
+    image: str  #: name of the file as given by the user, or the text
     probabilities: np.ndarray | None = None  #: (classes,)
+    numbers: np.ndarray | None = None  #: (numbers,) of a model that predicts numbers
+    value: Any = None  #: JSON-ready, of a task with its own codec
     error: str | None = None
 
 
 class Predictor:
-    """A model with its preprocessing, which maps image files to probabilities.
+    """A model with its preprocessing, which maps image files, texts or other inputs to predictions.
 
         predictor = open_model("./flowers-model")
         for prediction in predictor(["a.jpg", "b.jpg"]):
             print(prediction.image, predictor.serving.classes[prediction.probabilities.argmax()])
 
     Args:
-        forward: function that maps normalized images (B, C, H, W) to outputs (B, classes).
         serving: description of the model's inputs and outputs.
-        dtype: dtype of the model's input.
+        predict: function that maps a batch of inputs to their probabilities, numbers or other values.
+        read: function that opens an input by name; None: the names are the inputs.
     """
 
-    def __init__(self, forward: Forward, serving: Serving, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        predict: Callable[[list[Any]], Iterable[Any]],
+        *,
+        read: Callable[[str], Any] | None = None,
+    ) -> None:
         self.serving = serving
-        self._forward, self._dtype = forward, dtype
-        self._preprocessor = Preprocessor.from_serving(serving)
+        self._predict, self._open = predict, read
 
-    def __call__(self, images: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction per file, in order; for unreadable files, it contains the reason instead of probabilities."""
-        names = (os.fspath(image) for image in images)
+    @torch.no_grad()
+    def __call__(self, inputs: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
+        """Yield a prediction per input, in order; for unreadable files, it contains the reason instead of values."""
+        names = (os.fspath(each) for each in inputs)
+        field = "numbers" if self.serving.numeric else "probabilities"
+        field = "value" if self.serving.kind == "other" else field
         with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
             while part := list(itertools.islice(names, batch)):
-                inputs = list(readers.map(self._read, part))
-                readable = [each for each in inputs if isinstance(each, Tensor)]
-                probabilities = iter(self._probabilities(readable) if readable else ())
-                for name, each in zip(part, inputs, strict=True):
-                    if isinstance(each, Tensor):
-                        yield Prediction(image=name, probabilities=next(probabilities))
-                    else:
-                        yield Prediction(image=name, error=each)
+                read = list(readers.map(self._read, part))
+                readable = [each for each in read if not isinstance(each, Prediction)]
+                predicted = iter(self._predict(readable) if readable else ())
+                for name, each in zip(part, read, strict=True):
+                    yield each if isinstance(each, Prediction) else Prediction(image=name, **{field: next(predicted)})
 
-    def _read(self, name: str) -> Tensor | str:
-        """Return the image as uint8 (C, H, W), or the reason why it cannot be read."""
+    def _read(self, name: str) -> Any:
+        """Return the opened input, or a prediction with the reason why it cannot be read."""
         try:
-            with open(name, "rb") as stream:
-                return self._preprocessor.read(stream, where=name)
+            return name if self._open is None else self._open(name)
         except UnreadableImage as error:
-            return error.reason
+            reason = error.reason
         except OSError as error:
-            return error.strerror or str(error)
+            reason = error.strerror or str(error)
+        return Prediction(image=name, error=reason)
 
-    @torch.inference_mode()
-    def _probabilities(self, images: list[Tensor]) -> np.ndarray:
-        outputs = self._forward(self._preprocessor.batch(images).to(self._dtype))
-        logits = mean_logits(outputs, classes=len(self.serving.classes)).cpu()
-        sigmoid = self.serving.activation == "sigmoid"
-        probabilities: np.ndarray = (logits.sigmoid() if sigmoid else logits.softmax(-1)).numpy()
-        return probabilities
+
+def _image_predictor(forward: Forward, manifest: Manifest) -> Predictor:
+    serving, dtype = manifest.serving, getattr(torch, manifest.dtype)
+    preprocessor = Preprocessor.from_serving(serving)
+
+    def read(name: str) -> Tensor:
+        with open(name, "rb") as stream:
+            return preprocessor.read(stream, where=name)
+
+    def predict(images: list[Tensor]) -> np.ndarray:
+        return _activated(forward(preprocessor.batch(images).to(dtype)), serving)
+
+    return Predictor(serving, predict, read=read)
+
+
+def _text_predictor(model: nn.Module, serving: Serving, *, folder: Path, device: str | torch.device) -> Predictor:
+    tokenizer = read_tokenizer(folder / serving.input["tokenizer"])
+
+    def predict(texts: list[str]) -> np.ndarray:
+        inputs = tokenizer.batch(tokenizer.encode(texts)[0])
+        return _activated(call_model(model, **send_to_device(inputs, device)), serving)
+
+    return Predictor(serving, predict)
+
+
+def _codec_predictor(model: nn.Module, codec: Codec, *, device: str | torch.device) -> Predictor:
+    def predict(inputs: list[str]) -> list[Any]:
+        args, kwargs = send_to_device(codec.encode(inputs), device)
+        return codec.decode(codec.run(model, args, kwargs))
+
+    return Predictor(OTHER, predict)
+
+
+def _activated(outputs: object, serving: Serving) -> np.ndarray:
+    logits = mean_logits(outputs, classes=len(serving.classes)).cpu()
+    predicted: np.ndarray = serving.activate(logits).numpy()
+    return predicted
 
 
 def open_model(
-    model: str | os.PathLike[str], *, checkpoint: Weights = "last", device: str | torch.device | None = None
+    model: str | os.PathLike[str],
+    *,
+    checkpoint: Weights = "last",
+    device: str | torch.device | None = None,
+    trust_code: bool = False,
 ) -> Predictor:
     """Open an exported folder, a run's folder, a .pt2 program or an .onnx file as a predictor.
 
@@ -106,6 +150,7 @@ def open_model(
         model: the path. Programs contain their manifest, so they can be used without their folder.
         checkpoint: for a run: the weights of the last or best epoch, or their moving averages.
         device: device of a folder's model; None: the accelerator, if there is one. Programs run on the CPU.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         UsageError: the path does not exist, or is not a model.
@@ -114,7 +159,7 @@ def open_model(
     """
     path = Path(model)
     if path.is_dir():
-        return _open_folder(path, checkpoint, device)
+        return _open_folder(path, checkpoint, device, trust_code=trust_code)
     if not path.is_file():
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
@@ -128,41 +173,57 @@ def open_model(
         raise ExportError(
             f"{path}: has no manifest, so classes and preprocessing are unknown; use a file written by attngraft export"
         )
-    return Predictor(forward, manifest.serving, dtype=getattr(torch, manifest.dtype))
+    return _image_predictor(forward, manifest)
 
 
-def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None) -> Predictor:
+def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None, *, trust_code: bool) -> Predictor:
     if device is None:
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
     if (path / "recipe.yaml").is_file():
-        source = open_run(path, checkpoint, unfinished=True)
-        network, manifest = source.model, source.manifest
+        source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code, purpose="predict")
+        network, manifest, codec = source.model, source.manifest, source.codec
     else:
         manifest = read_manifest(path)
-        network = load(path)
+        network = load(path, trust_code=trust_code)
+        with trusting(every=trust_code):
+            codec = open_codec(manifest, path)
     try:
         network = network.to(device)
     except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
         raise UsageError(f"--device {device}: {str(error).splitlines()[0]}") from None
-    return Predictor(lambda images: network(images.to(device)), manifest.serving, dtype=getattr(torch, manifest.dtype))
+    if manifest.serving.kind == "other":
+        return _codec_predictor(network, codec, device=device)
+    if manifest.serving.kind == "text":
+        return _text_predictor(network, manifest.serving, folder=path, device=device)
+    return _image_predictor(lambda images: network(images.to(device)), manifest)
 
 
-class PredictionWriter(ABC):
-    """Base class for writing predictions to an open binary file, as UTF-8; names that are not UTF-8 keep their bytes.
+class PredictionWriter:
+    """Write predictions to an open binary file, a JSON object on each line; subclasses write other formats.
+
+    An object has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities`
+    (several labels), or `numbers`, or `error`. The file is UTF-8; names that are not UTF-8 keep their bytes.
 
     For one label per image, the output contains the most probable class, or the `top` classes, with probabilities. For
     several labels, it contains the labels whose probability reaches the threshold, and the probabilities of all or the
-    `top` classes.
+    `top` classes. For numbers, it contains all of them.
 
     Args:
         file: the output file.
         serving: description of the model's inputs and outputs.
         top: number of classes; None: one, or all classes for several labels per image.
+
+    Raises:
+        UsageError: `top` is given, and the model predicts numbers.
     """
 
     def __init__(self, file: IO[bytes], serving: Serving, *, top: int | None = None) -> None:
+        if serving.numeric and top is not None:
+            numbers = f"predicts numbers ({', '.join(serving.classes)})" if serving.classes else "has other outputs"
+            raise UsageError(f"--top: this model {numbers}, not classes; remove it")
         self.file, self.serving = file, serving
         self.multilabel = serving.threshold is not None
+        self.noun = {"text": "text", "other": "input"}.get(serving.kind, "image")
         self.all = top is None and self.multilabel
         self.top = min(top or 1, len(serving.classes))
 
@@ -170,8 +231,9 @@ class PredictionWriter(ABC):
         """Write the header."""
         return
 
-    @abstractmethod
-    def add(self, prediction: Prediction) -> None: ...
+    def add(self, prediction: Prediction) -> None:
+        """Write a prediction."""
+        self.write(_json(self.entry(prediction)) + "\n")
 
     def end(self) -> None:
         """Write the footer."""
@@ -185,17 +247,42 @@ class PredictionWriter(ABC):
         reached = probabilities >= (self.serving.threshold or 0)
         return [self.serving.classes[index] for index in np.flatnonzero(reached)]
 
+    def numbers(self, prediction: Prediction) -> dict[str, float]:
+        """Return the predicted numbers by name."""
+        found = () if prediction.numbers is None else prediction.numbers
+        return {name: _rounded(number) for name, number in zip(self.serving.classes, found, strict=True)}
+
     def best(self, probabilities: np.ndarray) -> list[tuple[str, float]]:
         """Return the most probable classes in descending order; ties are in the order of the classes."""
         order = np.argsort(-probabilities, kind="stable")[: self.top]
         return [(self.serving.classes[index], _rounded(probabilities[index])) for index in order]
 
+    def entry(self, prediction: Prediction) -> dict[str, Any]:
+        """Return a prediction as a JSON-ready object."""
+        probabilities = prediction.probabilities
+        if prediction.error is not None:
+            return {self.noun: prediction.image, "error": prediction.error}
+        if prediction.value is not None:
+            return {self.noun: prediction.image, "prediction": prediction.value}
+        if probabilities is None:
+            return {self.noun: prediction.image, "numbers": self.numbers(prediction)}
+        best = self.best(probabilities)
+        if self.multilabel:
+            classes = self.serving.classes
+            values = dict(zip(classes, map(_rounded, probabilities), strict=True)) if self.all else dict(best)
+            return {self.noun: prediction.image, "labels": self.labels(probabilities), "probabilities": values}
+        entry: dict[str, Any] = {self.noun: prediction.image, "label": best[0][0], "probability": best[0][1]}
+        if len(best) > 1:
+            entry["top"] = [{"label": label, "probability": value} for label, value in best]
+        return entry
+
 
 class CsvWriter(PredictionWriter):
-    """Write CSV with the columns `image`, those of the prediction, and `error`, which is empty for readable images.
+    """Write CSV with the columns `image` (or `text`), those of the prediction, and `error` (empty if readable).
 
     For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
     several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
+    Numbers have a column each.
     """
 
     def begin(self) -> None:
@@ -203,14 +290,22 @@ class CsvWriter(PredictionWriter):
         columns = [f"{column}{rank}" for rank in ranks for column in ("label", "probability")]
         if self.multilabel:
             columns = ["labels", *([f"p:{name}" for name in self.serving.classes] if self.all else columns)]
+        if self.serving.numeric:
+            columns = list(self.serving.classes) or ["prediction"]
         self.width = len(columns)
         self.separator = "|" if any(";" in name for name in self.serving.classes) else ";"
-        self._row(["image", *columns, "error"])
+        self._row([self.noun, *columns, "error"])
 
     def add(self, prediction: Prediction) -> None:
         probabilities = prediction.probabilities
-        if probabilities is None:
+        if prediction.error is not None:
             self._row([prediction.image, *[""] * self.width, prediction.error])
+            return
+        if prediction.value is not None:
+            self._row([prediction.image, _json(prediction.value), ""])
+            return
+        if probabilities is None:
+            self._row([prediction.image, *self.numbers(prediction).values(), ""])
             return
         cells: list[Any] = [cell for pair in self.best(probabilities) for cell in pair]
         if self.multilabel:
@@ -224,39 +319,15 @@ class CsvWriter(PredictionWriter):
         self.write(line.getvalue())
 
 
-class JsonLinesWriter(PredictionWriter):
-    """Write a JSON object per image on a line.
-
-    It has `image`, and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities` (several
-    labels), or `error`.
-    """
-
-    def add(self, prediction: Prediction) -> None:
-        self.write(_json(self.entry(prediction)) + "\n")
-
-    def entry(self, prediction: Prediction) -> dict[str, Any]:
-        probabilities = prediction.probabilities
-        if probabilities is None:
-            return {"image": prediction.image, "error": prediction.error}
-        best = self.best(probabilities)
-        if self.multilabel:
-            classes = self.serving.classes
-            values = dict(zip(classes, map(_rounded, probabilities), strict=True)) if self.all else dict(best)
-            return {"image": prediction.image, "labels": self.labels(probabilities), "probabilities": values}
-        entry: dict[str, Any] = {"image": prediction.image, "label": best[0][0], "probability": best[0][1]}
-        if len(best) > 1:
-            entry["top"] = [{"label": label, "probability": value} for label, value in best]
-        return entry
-
-
-class JsonWriter(JsonLinesWriter):
-    """Write one JSON object: `classes`, `threshold` (several labels), and `images`, the objects of `JsonLinesWriter`."""
+class JsonWriter(PredictionWriter):
+    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and a list, `images` or `texts`."""
 
     def begin(self) -> None:
-        head: dict[str, Any] = {"classes": list(self.serving.classes)}
+        names = list(self.serving.classes)
+        head: dict[str, Any] = {"numbers" if self.serving.numeric else "classes": names} if names else {}
         if self.multilabel:
             head["threshold"] = self.serving.threshold
-        self.write(_json(head)[:-1] + ', "images": [')
+        self.write(f'{_json(head)[:-1]}{", " if head else ""}"{self.noun}s": [')
         self.first = True
 
     def add(self, prediction: Prediction) -> None:
@@ -267,7 +338,7 @@ class JsonWriter(JsonLinesWriter):
         self.write("\n]}\n")
 
 
-WRITERS: dict[Format, type[PredictionWriter]] = {"csv": CsvWriter, "json": JsonWriter, "jsonl": JsonLinesWriter}
+WRITERS: dict[Format, type[PredictionWriter]] = {"csv": CsvWriter, "json": JsonWriter, "jsonl": PredictionWriter}
 
 
 def _json(value: Any) -> str:

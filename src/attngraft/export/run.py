@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from attngraft.attention import sites_with_detached
 from attngraft.errors import ExportError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
-from attngraft.export.check import check_outputs
+from attngraft.export.check import check_outputs, in_precision
 from attngraft.export.fold import fold as fold_model
 from attngraft.files import write_atomically
 from attngraft.hosts import forget
 from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.targets.run import open_run
+from attngraft.tasks.task import FITTED_FOLDER
 from attngraft.training.evaluate import Weights
 
 Target = Literal["torch", "pt2", "onnx", "hf"]
@@ -52,6 +53,7 @@ def export_run(
     dtype: DType = "float32",
     overwrite: bool = False,
     unfinished: bool = False,
+    trust_code: bool = False,
 ) -> Exported:
     """Export the model of a run to the folder `out`, for `attngraft.load` and `attngraft predict`.
 
@@ -69,6 +71,7 @@ def export_run(
             quantized weights and does not change the other files.
         overwrite: replace an exported model in `out`.
         unfinished: accept a run that is not finished.
+        trust_code: import a `module:` host that the run names, which runs its code.
 
     Raises:
         UsageError: formats are mutually exclusive or not possible for this model, or `out` contains other files.
@@ -78,8 +81,22 @@ def export_run(
     out = Path(out)
     _check_formats(to, dtype)
     _check_folder(out, overwrite=overwrite)
-    source = open_run(run, checkpoint, unfinished=unfinished)
+    source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
+    if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
+        raise UsageError(f"--to {others[0]}: only for models of images; remove it to get a folder for attngraft.load")
+    other = manifest.serving.kind == "other"
+    if other and (fold or dtype != "float32"):
+        raise UsageError(f"{'--fold' if fold else '--dtype'}: only for models of images or texts; remove it")
+    if "hf" in to and manifest.around is not None:
+        raise UsageError(
+            f"--to hf: the task {manifest.task} has modules around the host, which plain timm lacks; remove it"
+        )
+    if "hf" in to and manifest.serving.numeric:
+        raise UsageError(
+            "--to hf: plain timm and the hub would take the model's numbers for classes; remove --to hf, and use the folder "
+            "with attngraft.load or attngraft predict"
+        )
     checks: list[Check] = []
     if fold:
         manifest, check = _folded(source.model, manifest)
@@ -99,8 +116,10 @@ def export_run(
         checks.append(check)
     with _built_beside(out) as folder:
         manifest = write_model(source.model, manifest, folder)
-        again = load(folder)
-        checks.append(check_outputs(again, source.model, manifest, file=WEIGHTS, batches=(2,), tolerance=RELOADING))
+        source.task.save_files(folder / FITTED_FOLDER)
+        again = load(folder, trust_code=trust_code)
+        codec = source.codec if other else None
+        checks.append(check_outputs(again, source.model, manifest, codec=codec, file=WEIGHTS, tolerance=RELOADING))
         programs: dict[str, str] = {}
         if {"pt2", "onnx"} & set(to):
             program = torch_export.export_program(source.model, manifest)
@@ -119,7 +138,7 @@ def export_run(
         plain = None
         if "hf" in to:
             timm_config.write_config(source.model, manifest, folder)
-            plain = timm_config.host_difference(load(folder), manifest, folder)
+            plain = timm_config.host_difference(load(folder, trust_code=trust_code), manifest, folder)
         parameters = sum(parameter.numel() for parameter in source.model.parameters())
         text = card.card_text(manifest, source.record, parameters=parameters, plain_difference=plain)
         write_atomically(folder / card.FILE, text)
@@ -130,7 +149,7 @@ def _folded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
     trained = copy.deepcopy(model)
     folded = fold_model(model)
     host = replace(manifest.host, args={**manifest.host.args, **folded.arguments}, fused=folded.fused)
-    check = check_outputs(model, trained, manifest, file="folding", batches=(2,), tolerance=FOLDING)
+    check = check_outputs(model, trained, manifest, file="folding", tolerance=FOLDING)
     return replace(manifest, folds=folded.entries, host=host), check
 
 
@@ -139,11 +158,8 @@ def _rounded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
     exact = copy.deepcopy(model)
     model.to(torch.bfloat16)
 
-    def rounded(images: Tensor) -> Tensor:
-        outputs = model(images.bfloat16())
-        if not isinstance(outputs, Tensor):
-            raise ExportError(f"the model returns {type(outputs).__name__}, not a tensor")
-        return outputs
+    def rounded(*inputs: Tensor) -> Any:
+        return model(*in_precision(inputs, torch.bfloat16))
 
     check = check_outputs(rounded, exact, manifest, file="rounding to bfloat16", batches=(8,), tolerance=ROUNDING)
     return replace(manifest, dtype="bfloat16"), check

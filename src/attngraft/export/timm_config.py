@@ -8,7 +8,8 @@ from timm.models._hub import save_config_for_hf  # part of timm.models.save_for_
 from torch import nn
 
 from attngraft.errors import ExportError
-from attngraft.export.check import example_images
+from attngraft.export.check import example_inputs
+from attngraft.models.schemes import split_scheme
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.saved.manifest import Manifest
 
@@ -26,10 +27,8 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
             f"{TRANSFORMERS} is a model of transformers, whose weights timm cannot load; use --to torch. To get a folder "
             "for transformers, load that export with attngraft.load and call attngraft.save_pretrained(model.model, FOLDER)"
         )
-    if not getattr(model, "pretrained_cfg", None):
-        raise ExportError(
-            f"{manifest.host.name} has no timm configuration, so plain timm cannot load it; use --to torch"
-        )
+    if split_scheme(manifest.host.name)[0] not in ("timm", "attngraft") or not getattr(model, "pretrained_cfg", None):
+        raise ExportError(f"{manifest.host.name} is not a timm model, so plain timm cannot load it; use --to torch")
     given = manifest.serving.input
     inputs = {name: given[name] for name in ("mean", "std", "interpolation", "crop_pct", "crop_mode")}
     classes = list(manifest.serving.classes)
@@ -56,5 +55,5 @@ def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float
         plain = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     except (RuntimeError, ValueError, TypeError, OSError, KeyError) as error:
         raise ExportError(f"plain timm cannot load the exported folder: {error}") from error
-    images = example_images(manifest, batch=2).float()
+    images = example_inputs(manifest, batch=2).float()
     return float((plain(images) - model.float()(images)).abs().max())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ExportError
-from attngraft.export.check import Forward, check_outputs, example_images
+from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.saved.manifest import MANIFEST, Check, Manifest, manifest_text
 
 FILE = "model.pt2"
@@ -23,7 +23,7 @@ def export_program(model: nn.Module, manifest: Manifest) -> torch.export.Exporte
     Raises:
         ExportError: torch cannot trace the model, or can trace it only for one batch size.
     """
-    images = example_images(manifest, batch=EXAMPLE)
+    images = example_inputs(manifest, batch=EXAMPLE)
     try:
         with torch.no_grad():
             return torch.export.export(

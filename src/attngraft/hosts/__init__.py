@@ -5,15 +5,18 @@ To support a new family, add a file with its adapter and list its name in `regis
 
 from attngraft.hosts.adapter import HostAdapter, Site
 from attngraft.hosts.find import Host, find_host, forget
+from attngraft.hosts.hosted import HostedModel, host_of
 from attngraft.hosts.registry import host_adapters, missing_hosts, patched_class, register_host
 
 __all__ = [
     "Host",
     "HostAdapter",
+    "HostedModel",
     "Site",
     "find_host",
     "forget",
     "host_adapters",
+    "host_of",
     "missing_hosts",
     "patched_class",
     "register_host",

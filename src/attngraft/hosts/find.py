@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from attngraft.attention import is_graft, plain_class, with_originals
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site
+from attngraft.hosts.hosted import host_of
 from attngraft.hosts.registry import OWN_MODELS, PACKAGES, host_adapters, load, load_for
 from attngraft.hosts.unread import UNREAD, why_unread
 
@@ -55,6 +56,10 @@ def find_host(model: nn.Module) -> Host:
         HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter supports it,
             it contains several hosts, or it is another package's model with attention that no adapter reads.
     """
+    inner, outer = host_of(model)
+    if inner is not model:
+        host = find_host(inner)
+        return Host(model, host.core, f"{outer}{host.prefix}", host.adapter)
     _refuse_wrapped(model)
     missing = load_for(model.modules())
     adapters = list(reversed(host_adapters().values()))

@@ -14,6 +14,7 @@ from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.models.checkpoint_file import KEY, CheckpointFile, read_checkpoint
 from attngraft.models.create import create_host
+from attngraft.models.trust import trusting
 from attngraft.models.weights import Fitted, weights_of
 from attngraft.tensors import unshared
 
@@ -72,7 +73,7 @@ def convert_checkpoint(
     arguments = dict(checkpoint.arguments if host is None else host_args or {})
     fitted = None
     if architecture is not None:
-        with torch.device("meta"):
+        with trusting(host), torch.device("meta"):
             model = create_host(architecture, **arguments)
         fitted = weights.fit(model)[1]
     facts = {

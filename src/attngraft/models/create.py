@@ -1,8 +1,8 @@
-"""`create_model`: creation of timm models with grafts, with errors that name the remedy."""
+"""`create_model`: creation of hosts with grafts, with errors that name the remedy."""
 
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import timm
@@ -12,8 +12,10 @@ from torch import nn
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
+from attngraft.models.schemes import Started, creation_errors, refuse_others_model, split_scheme, unknown_host
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_arguments, folder_classes, transformers_folder
+from attngraft.models.trust import trusting
 from attngraft.models.weights import read_weights
 
 #: names of errors of huggingface_hub, urllib and their HTTP clients, which differ between releases
@@ -30,20 +32,21 @@ def create_model(
     weights: str | os.PathLike[str] | None = None,
     **timm_kwargs: Any,
 ) -> nn.Module:
-    """Create a model with `timm.create_model`, then graft it.
+    """Create a model by name, then graft it.
 
         model = attngraft.create_model("vit_tiny_patch16_224", graft="cb_s@blocks.6-11 + horizontal", num_classes=10)
 
     The host is initialized before it is grafted, so it has the same initial values as a plain host with the same seed.
 
     Args:
-        name: any timm model, including ours (importing this package registers them).
+        name: any timm model, including ours (importing this package registers them), or a host of another scheme:
+            `torchvision:NAME`, `hf:FOLDER`, `hf:USER/NAME`, `module:package.path:factory` (`models.schemes`).
         graft: a specification; None or "none" for the plain host.
-        pretrained: load timm's weights for the host; grafts are always new (`load_grafts` loads them).
+        pretrained: load the scheme's weights for the host; grafts are always new (`load_grafts` loads them).
         weights: load this file instead (`models.weights` lists the formats), including the grafts' values if it has any. The
             head stays new if the file's head has another number of classes. For `transformers_classifier` pass a folder of
             transformers, which also determines the model's arguments.
-        timm_kwargs: further arguments of `timm.create_model`.
+        timm_kwargs: further arguments of the host's factory.
 
     Raises:
         UsageError: there is no such model (lists similar names) or file, or both `pretrained` and `weights` are passed.
@@ -56,8 +59,10 @@ def create_model(
     file = read_weights(weights, host=name) if weights is not None else None
     if name == TRANSFORMERS and weights is not None and (folder := transformers_folder(weights)) is not None:
         timm_kwargs = {"num_classes": folder_classes(folder), **folder_arguments(folder, timm_kwargs)}
-    model = create_host(name, pretrained=pretrained, **timm_kwargs)
-    if file is not None:
+    with trusting(name):
+        started = start_host(name, timm_kwargs, pretrained=pretrained)
+    model, file = started.model, started.file or file
+    if file is not None and started.file is None:
         file.fill_host(model)
     if spec:
         apply_graft(model, spec)
@@ -66,25 +71,45 @@ def create_model(
     return model
 
 
-def create_host(name: str, *, pretrained: bool = False, **timm_kwargs: Any) -> nn.Module:
-    """Create a model with `timm.create_model`, with errors that name the remedy.
+def create_host(name: str, *, pretrained: bool = False, **arguments: Any) -> nn.Module:
+    """Create a host of any scheme (`models.schemes`).
 
     Raises:
-        UsageError, HostError: see `create_model`.
+        UsageError, HostError: as in `create_model`; or a `module:` host is not permitted (`models.trust`).
     """
+    return start_host(name, arguments, pretrained=pretrained).model
+
+
+def start_host(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Started:
+    """Create a host of any scheme, and return it with the weights that were loaded.
+
+    Raises:
+        UsageError, HostError: as in `create_host`.
+    """
+    scheme, rest = split_scheme(name)
+    if scheme == "torchvision":
+        from attngraft.models.torchvision_host import start
+    elif scheme == "hf":
+        from attngraft.models.transformers_host import start
+    elif scheme == "module":
+        from attngraft.models.module_host import start
+    else:
+        if scheme == "attngraft":
+            refuse_others_model(rest)
+        return Started(model=_timm_model(rest, arguments, pretrained=pretrained))
+    return start(rest, arguments, pretrained=pretrained)
+
+
+def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
-        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
-        raise UsageError(f"there is no model {name!r} in timm {timm.__version__}; {hint}")
+        raise unknown_host(name)
     try:
-        return cast(nn.Module, timm.create_model(name, pretrained=pretrained, **timm_kwargs))
+        return cast(nn.Module, timm.create_model(name, pretrained=pretrained, **arguments))
     except Exception as error:  # timm, the Hub's client and its HTTP client raise errors of any class
         if reason := why_no_weights(name, error):
             raise HostError(reason) from error
-        if not isinstance(error, TypeError | ValueError | AssertionError | RuntimeError | OSError):
+        with creation_errors(name, arguments, maker="timm"):
             raise
-        given = ", ".join(f"{key}={value!r}" for key, value in timm_kwargs.items()) or "no arguments"
-        raise HostError(f"timm cannot create {name} with {given}: {error}") from error
 
 
 def why_no_weights(name: str, error: Exception) -> str | None:
@@ -108,6 +133,11 @@ def why_no_weights(name: str, error: Exception) -> str | None:
     if kinds & _ABSENT:
         return f"the Hugging Face Hub has no {repository}, or it is private (log in: `hf auth login`, or HF_TOKEN)"
     if kinds & _NETWORK or isinstance(error, ConnectionError | TimeoutError):
+        if name.startswith("hf:"):
+            return (
+                f"{name} is not in the cache and cannot be downloaded. Without a network: run hf download {repository} "
+                f"--local-dir FOLDER elsewhere, and pass hf:FOLDER; HF_HUB_OFFLINE=1 stops further attempts"
+            )
         cause = (str(list(_chain(error))[-1]).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return (
             f"the weights of {name} are not in the cache and cannot be downloaded ({cause}). Without a "

@@ -32,10 +32,15 @@ def mix_tokens_in_training(model: nn.Module) -> None:
     Raises:
         HostError: `model` is not a VOLO with a head for its patches.
     """
-    if getattr(model, "aux_head", None) is None or getattr(model, "post_network", None) is None:
+    if not has_patch_logits(model):
         raise no_patch_logits(type(model).__name__)
     # keeps the class, which adapters recognize; a partial can be copied and pickled with the model
     cast(Any, model).forward = partial(_forward, model)
+
+
+def has_patch_logits(model: nn.Module) -> bool:
+    """Return whether `model` is a VOLO with a head for its patches."""
+    return getattr(model, "aux_head", None) is not None and getattr(model, "post_network", None) is not None
 
 
 def no_patch_logits(name: str) -> HostError:

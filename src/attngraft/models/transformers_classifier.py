@@ -7,6 +7,8 @@ from timm.layers import resample_abs_pos_embed, to_2tuple
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
+from attngraft.models.transformers_folder import checked_fields, configuration_fields
+
 #: preprocessing of transformers' image processor for ViT
 default_cfgs = generate_default_cfgs(
     {
@@ -99,23 +101,19 @@ def transformers_classifier(
             "pretrained is not supported; pass a folder that save_pretrained() wrote: --weights FOLDER (host.weights)"
         )
     try:
-        # optional and slow to import
-        from transformers import AutoConfig, AutoModelForImageClassification
+        import transformers  # optional and slow to import
     except ImportError:
         raise ValueError("this model needs transformers: pip install 'attngraft[hf]'") from None
-    settings = {"image_size": 224, "num_channels": 3, **config, "num_labels": num_classes}
+    settings = {**config, "num_labels": num_classes}
     settings |= {} if img_size is None else {"image_size": img_size}
     settings |= {} if in_chans is None else {"num_channels": in_chans}
-    try:
-        plain = AutoConfig.for_model(model_type)
-    except ValueError:
-        raise ValueError(f"transformers has no configuration of model_type {model_type!r} (vit, deit, ...)") from None
-    known = {"num_labels", *plain.to_dict(), *plain.attribute_map}
-    if unknown := [name for name in settings if name not in known]:
-        raise ValueError(f"the configuration of {model_type!r} has no field {unknown[0]!r}")
-    model = AutoModelForImageClassification.from_config(AutoConfig.for_model(model_type, architectures=[], **settings))
+    known = configuration_fields(transformers, model_type)
+    sizes = {name: value for name, value in {"image_size": 224, "num_channels": 3}.items() if name in known}
+    settings = {**sizes, **checked_fields(transformers, model_type, settings)}
+    plain = transformers.AutoConfig.for_model(model_type, architectures=[], **settings)
+    model = transformers.AutoModelForImageClassification.from_config(plain)
     own = default_cfgs["transformers_classifier"].default.to_dict()
-    size = (settings["num_channels"], *to_2tuple(settings["image_size"]))
+    size = (settings.get("num_channels", 3), *to_2tuple(settings.get("image_size", 224)))
     shown = {name: value for name, value in (pretrained_cfg_overlay or {}).items() if value is not None}
     if img_size is not None:
         shown.pop("input_size", None)

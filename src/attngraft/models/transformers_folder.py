@@ -1,6 +1,6 @@
-"""Folders written by transformers' `save_pretrained`, as initial weights of `transformers_classifier`.
+"""Folders written by transformers' `save_pretrained`, as hosts and as initial weights.
 
-Nothing is downloaded.
+Nothing is downloaded, and no remote code runs.
 
 config.json                arguments of the model
 model.safetensors          its weights; also in shards, or pytorch_model.bin, which is read with `weights_only=True`
@@ -28,7 +28,8 @@ from attngraft.models.checkpoint_file import first_line
 
 log = logging.getLogger(__name__)
 
-HOST = "transformers_classifier"  #: the host that such folders are for
+HOST = "transformers_classifier"  #: the host that starts from such folders
+IMAGE_CLASSIFIER = "AutoModelForImageClassification"  #: the auto class of `transformers_classifier`
 GRAFTS = "grafts.safetensors"
 CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -50,6 +51,7 @@ _IGNORED = {
     "problem_type",
     "transformers_version",
 }
+_KERNELS = ("_implementation", "_implementation_internal")  #: ends of keys with the names of attention kernels
 #: Pillow's resampling filters by number
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
@@ -97,17 +99,10 @@ def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "model_type" in given:
         return dict(given)
-    transformers = _transformers(folder)
-    try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)})"
-        ) from None
-    own = json.loads(json.dumps({name: value for name, value in config.to_diff_dict().items() if name not in _IGNORED}))
+    own = _fields(_read_config(folder))
     overlay = dict(given.get("pretrained_cfg_overlay") or {})
     if not {"mean", "std"} <= overlay.keys():
-        overlay = {**_preprocessing(transformers, folder), **overlay}
+        overlay = {**folder_preprocessing(folder), **overlay}
     if "img_size" in given:
         own.pop("image_size", None)
         overlay.pop("input_size", None)
@@ -118,13 +113,74 @@ def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def folder_classes(folder: Path) -> int:
     """Return the number of classes in the model's configuration."""
-    transformers = _transformers(folder)
-    config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    return int(config.num_labels)
+    return int(_read_config(folder).num_labels)
 
 
-def folder_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
-    """Return the file of weights, and the classifier's tensors under its own names.
+def folder_config(folder: Path) -> dict[str, Any]:
+    """Return the model's configuration as plain values: all fields that differ from the defaults of its `model_type`.
+
+    `architectures`, `num_labels` and the size of images are always included.
+
+    Raises:
+        UsageError: transformers is missing, or cannot read the configuration.
+    """
+    config = _read_config(folder)
+    always = ("architectures", "num_labels", "image_size", "num_channels")
+    found = {name: getattr(config, name) for name in always if getattr(config, name, None) is not None}
+    return {**_fields(config), **_plain(found)}
+
+
+def _read_config(folder: Path) -> Any:
+    transformers = import_transformers(folder)
+    try:
+        return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)})"
+        ) from None
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    """Return the fields that the package knows; files of older releases have others."""
+    known = {*type(config)().to_dict(), *config.attribute_map} - _IGNORED
+    return _plain({name: value for name, value in config.to_diff_dict().items() if name in known})
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as read from JSON, without the names of attention kernels, which transformers may download."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items() if not str(name).endswith(_KERNELS)}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def configuration_fields(transformers: Any, model_type: str) -> set[str]:
+    """Return the names of the fields that a configuration accepts.
+
+    Raises:
+        ValueError: transformers has no such configuration.
+    """
+    try:
+        plain = transformers.AutoConfig.for_model(model_type)
+    except ValueError:
+        raise ValueError(f"transformers has no configuration of model_type {model_type!r} (vit, deit, ...)") from None
+    return {"num_labels", *plain.to_dict(), *plain.attribute_map}
+
+
+def checked_fields(transformers: Any, model_type: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `fields`, if a configuration accepts them.
+
+    Raises:
+        ValueError: an unknown field.
+    """
+    known = configuration_fields(transformers, model_type)
+    if unknown := [name for name in fields if name not in known]:
+        raise ValueError(f"the configuration of {model_type!r} has no field {unknown[0]!r}")
+    checked: dict[str, Any] = _plain(dict(fields))
+    return checked
+
+
+def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Path, dict[str, Tensor]]:
+    """Return the file of weights, and the tensors under the names of the host that `auto_class` gives.
 
     transformers itself loads them, since names have changed between its releases. Missing tensors (a head) are not returned;
     unexpected ones (a pooler, a decoder) are logged.
@@ -139,8 +195,8 @@ def folder_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
             f"{folder / WEIGHTS[0]}: no such file next to {CONFIG}, nor {' or '.join(WEIGHTS[1:3])}; "
             "copy it from the saved folder (save_pretrained writes both)"
         )
-    transformers = _transformers(folder)
-    model, report = _loaded(transformers, folder, file)
+    transformers = import_transformers(folder)
+    model, report = _loaded(transformers, folder, file, auto_class)
     unexpected = report["unexpected_keys"]
     if (folder / GRAFTS).is_file():
         load_grafts(model, folder / GRAFTS)
@@ -150,21 +206,23 @@ def folder_tensors(folder: Path) -> tuple[Path, dict[str, Tensor]]:
             "attngraft.save_pretrained, or train it with attngraft.GraftCheckpoints"
         )
     if ignored := sorted(name for name in unexpected if not is_graft(name)):
-        log.info("%s: ignored, since an image classifier does not use them: %s", file, ", ".join(ignored))
-    missing = set(report["missing_keys"])
-    return file, {f"model.{name}": value for name, value in model.state_dict().items() if name not in missing}
+        users = "an image classifier does" if auto_class == IMAGE_CLASSIFIER else f"{type(model).__name__} does"
+        log.info("%s: ignored, since %s not use them: %s", file, users, ", ".join(ignored))
+    missing, prefix = set(report["missing_keys"]), "model." if auto_class == IMAGE_CLASSIFIER else ""
+    return file, {f"{prefix}{name}": value for name, value in model.state_dict().items() if name not in missing}
 
 
-def _loaded(transformers: Any, folder: Path, file: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """Load the classifier and return it with transformers' loading report."""
+def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Load the model and return it with transformers' loading report."""
     try:
         with torch.random.fork_rng(devices=[]), quiet(transformers):  # initializes missing weights
-            found: tuple[nn.Module, dict[str, Any]] = transformers.AutoModelForImageClassification.from_pretrained(
+            found: tuple[nn.Module, dict[str, Any]] = getattr(transformers, auto_class).from_pretrained(
                 str(folder),
                 dtype=torch.float32,
                 local_files_only=True,
                 trust_remote_code=False,
                 weights_only=True,
+                attn_implementation="eager",  # not the configuration's, which may name a kernel on the Hub
                 output_loading_info=True,
             )
     except pickle.UnpicklingError as error:
@@ -173,8 +231,9 @@ def _loaded(transformers: Any, folder: Path, file: Path) -> tuple[nn.Module, dic
             "you trust it, load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
         ) from error
     except (SafetensorError, RuntimeError, OSError, ValueError, EOFError, KeyError, TypeError) as error:
+        what = "an image classifier" if auto_class == IMAGE_CLASSIFIER else auto_class
         raise HostError(
-            f"{file}: transformers {transformers.__version__} cannot read it as an image classifier "
+            f"{file}: transformers {transformers.__version__} cannot read it as {what} "
             f"({first_line(error)}); download or save the folder again"
         ) from error
     return found
@@ -182,18 +241,26 @@ def _loaded(transformers: Any, folder: Path, file: Path) -> tuple[nn.Module, dic
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' log of missing and unexpected weights, which attngraft reports itself."""
+    """Suppress transformers' progress bars and its log of missing and unexpected weights, which attngraft reports itself."""
     logging_of = transformers.utils.logging
-    before = logging_of.get_verbosity()
+    before, bars = logging_of.get_verbosity(), logging_of.is_progress_bar_enabled()
     logging_of.set_verbosity_error()
+    logging_of.disable_progress_bar()
     try:
         yield
     finally:
         logging_of.set_verbosity(before)
+        if bars:
+            logging_of.enable_progress_bar()
 
 
-def _preprocessing(transformers: Any, folder: Path) -> dict[str, Any]:
-    """Return the preprocessing of images as timm's data configuration."""
+def folder_preprocessing(folder: Path) -> dict[str, Any]:
+    """Return the preprocessing of images as timm's data configuration.
+
+    Raises:
+        UsageError: transformers is missing, or there is no image processor that it can read.
+    """
+    transformers = import_transformers(folder)
     remedy = (
         f"Save it next to {CONFIG} (AutoImageProcessor.from_pretrained(NAME).save_pretrained(FOLDER)), or pass it: "
         "--host-arg 'pretrained_cfg_overlay={mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5], interpolation: bilinear}'"
@@ -255,9 +322,14 @@ def _numbers(values: Any) -> list[float]:
     return [float(value) for value in numbers]
 
 
-def _transformers(folder: Path) -> Any:
+def import_transformers(what: Path | str) -> Any:
+    """Import transformers for the folder or host `what`.
+
+    Raises:
+        UsageError: it is not installed.
+    """
     try:
         import transformers  # optional and slow to import
     except ImportError:
-        raise UsageError(f"{folder}: needs transformers: pip install 'attngraft[hf]'") from None
+        raise UsageError(f"{what}: needs transformers: pip install 'attngraft[hf]'") from None
     return transformers

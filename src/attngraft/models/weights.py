@@ -107,6 +107,18 @@ class WeightsFile:
         classes = getattr(model, "num_classes", None) if _layers(model, "classifier") and not new else None
         return values, Fitted(path=self.path, new=tuple(new), resized=tuple(resized), classes=classes)
 
+    def outputs(self, model: nn.Module) -> int | None:
+        """Return the number of outputs of the file's head; None without a head.
+
+        `model` is the host with any number of outputs, on any device.
+
+        Raises:
+            HostError: the file is not of this model.
+        """
+        values = self._filtered(model, model.state_dict())
+        weights = [values[name] for layer in _layers(model, "classifier") if (name := f"{layer}.weight") in values]
+        return int(weights[0].shape[0]) if weights else None
+
     def fill_grafts(self, model: nn.Module) -> None:
         """Load the grafts' tensors, if the file has any, into the grafted `model`.
 
@@ -191,10 +203,14 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         HostError: the file is damaged, contains more than plain tensors, or has no weights of a host.
     """
     file = Path(path).expanduser()
+    if host.startswith("hf:") and (folder := transformers_folder(file)) is not None:
+        raise UsageError(
+            f"{path}: transformers saved these weights; to start from them, use the host hf:{folder} with --pretrained"
+        )
     if host == TRANSFORMERS:
         folder = transformers_folder(file)
         if folder is not None:
-            return _split(*folder_tensors(folder))
+            return split_weights(*folder_tensors(folder))
         refuse_without_config(file)
     if file.is_dir():
         file = _in_folder(file)
@@ -209,10 +225,15 @@ def weights_of(checkpoint: CheckpointFile) -> WeightsFile:
         HostError: the checkpoint contains no weights of a host.
     """
     facts = {"architecture": checkpoint.architecture, "arguments": checkpoint.arguments}
-    return _split(checkpoint.path, checkpoint.tensors, **facts)
+    return split_weights(checkpoint.path, checkpoint.tensors, **facts)
 
 
-def _split(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> WeightsFile:
+def split_weights(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> WeightsFile:
+    """Split tensors into those of the host and those of grafts.
+
+    Raises:
+        HostError: there are none of a host.
+    """
     host = {name: value for name, value in tensors.items() if not is_graft(name)}
     grafts = {name: value for name, value in tensors.items() if is_graft(name)}
     if not host:

@@ -1,4 +1,4 @@
-"""Finished runs for a paper's table: model, graft, and metrics of the last epoch."""
+"""Finished runs for a paper's table: model, graft, metrics of the last epoch, and results of suites."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from attngraft.errors import UsageError
+from attngraft.evaluation.suites.catalog import suites
+from attngraft.evaluation.suites.result import read_suite_run
 from attngraft.grafting.spec import parse
 from attngraft.papers.schema import PaperRow, PaperTable
+from attngraft.training.evaluate import EVALUATIONS
 from attngraft.training.run_folder import read_run
 
 #: arguments that do not distinguish rows, because they follow from the data or only affect training
@@ -24,7 +27,7 @@ class Run:
     spec: str  #: canonical graft specification
     data: str  #: training data
     distilled: bool = False  #: whether it has a teacher
-    metrics: Mapping[str, float]  #: of the last epoch, with prefix (`val/top1`)
+    metrics: Mapping[str, float]  #: as a study compares them (`val/top1`), and of suites (`v2/v2/top1`)
 
 
 def find_runs(folder: Path) -> list[Run]:
@@ -64,6 +67,7 @@ def _read(folder: Path) -> Run | None:
     if not record.finished:
         return None
     recipe = record.recipe
+    compared = {} if record.judged is None else record.judged.compared()
     return Run(
         folder=str(folder),
         host=recipe.host.name,
@@ -71,5 +75,18 @@ def _read(folder: Path) -> Run | None:
         spec=str(parse(recipe.graft)),
         data=str(recipe.task.get("data", {}).get("source", "unknown data")),
         distilled=recipe.distill is not None,
-        metrics=record.epochs[-1],
+        metrics=record.epochs[-1]
+        | {f"val/{name}": value for name, value in compared.items()}
+        | _suite_metrics(folder / EVALUATIONS / recipe.train.judge),
     )
+
+
+def _suite_metrics(evaluations: Path) -> dict[str, float]:
+    """Return the means of a run's suites, by suite, condition and metric: on all validation images, or on a test set."""
+    found: dict[str, float] = {}
+    for name, suite in suites().items() if evaluations.is_dir() else ():
+        folders = [evaluations / name] if not suite.test_set else evaluations.glob(f"{name}--*")
+        results = [result for folder in folders if (result := read_suite_run(folder)) is not None]
+        for group in [group for result in results for group in result.groups]:
+            found |= {f"{name}/{group.name}/{metric}": value.mean for metric, value in group.metrics.items()}
+    return found

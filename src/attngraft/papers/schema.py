@@ -27,7 +27,9 @@ class PaperColumn:
     id: str
     title: str
     count: str | None = None  #: name of the counter's number to show
-    metric: str | None = None  #: metric of a run to show ("val/top1")
+    metric: str | None = (
+        None  #: metric of a run to show ("val/top1"), or of a suite: suite/condition/metric ("v2/v2/top1")
+    )
     percent: bool = False  #: whether the paper prints percent; a run's metric is a fraction
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Reports: HTML pages, figures, and tables for the terminal and for a README.
+"""Reports: HTML pages, figures, and tables for the terminal.
 
 path = write_report(result, Path("study"))      # study/report.html and study/plots/*.png, *.svg
 """

@@ -1,7 +1,5 @@
 """Analysis results as files, as a page, and as sections of a study's report."""
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +13,7 @@ from attngraft.files import write_atomically
 from attngraft.report.sections import table_view
 from attngraft.report.templating import render
 from attngraft.results.analysis import AnalysisResult
+from attngraft.results.storage import table_csv
 from attngraft.results.wording import shown
 
 PAGE = "analysis.html"
@@ -47,11 +46,7 @@ def write_analyses(results: Sequence[AnalysisResult], folder: Path, *, title: st
 
 def analysis_csv(result: AnalysisResult) -> str:
     """Return the result's table as CSV."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.name for column in result.table.columns])
-    writer.writerows(result.table.rows)
-    return text.getvalue()
+    return table_csv([column.name for column in result.table.columns], result.table.rows)
 
 
 def analyses_html(results: Sequence[AnalysisResult], *, title: str) -> str:

@@ -101,12 +101,15 @@ def epochs_drawing(result: StudyResult) -> Drawing | None:
             if more := wording.added_parameters(variant):
                 text = "no more parameters" if more == "0%" else f"{minus(more)} parameters"
                 axes.text(0.015, row - 0.06, text, transform=beside, va="center", color=theme.ink)
-            text = wording.epochs_ratio_text(reached, result.epochs)
+            text = wording.epochs_ratio_text(reached, wording.epochs_of(variant, result))
             axes.text(1.02, row, text, transform=beside, va="center", color=theme.ink)
         below = f"1 = the baseline's own epoch {rows[0][2].baseline_epoch}; lower is faster"
         set_titles(axes, theme, "epochs to the baseline's best mean", below=below)
 
-    texts = [shown(wording.epochs_sentence(variant, reached, result.epochs)) for _, variant, reached in rows]
+    texts = [
+        shown(wording.epochs_sentence(variant, reached, wording.epochs_of(variant, result)))
+        for _, variant, reached in rows
+    ]
     return Drawing(
         name="epochs",
         alt=f"Epochs to the baseline's best mean over those of the baseline itself. {'. '.join(texts)}.",

@@ -34,7 +34,7 @@ def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
     """Return the panels of each of the `FIGURES` for which the study has data."""
     drawings = (
         [difference_drawing(result)],
-        _curve_drawings(result),
+        [] if wording.is_untrained(result) else _curve_drawings(result),
         [epochs_drawing(result)],
         [_cost_drawing(result, name) for name in ("parameters", "macs", "train_time")],
         [_cost_drawing(result, name) for name in ("inference_time", "memory")],
@@ -99,14 +99,15 @@ def difference_bands(result: StudyResult, key: str) -> list[CurveBand | None]:
 
 
 def _by_epoch(run: RunSummary, key: str) -> dict[float, float]:
-    return dict(zip(run.curve.get("epoch", []), run.curve.get(key, []), strict=False))
+    return dict(zip(run.curve.get("step", run.curve.get("epoch", [])), run.curve.get(key, []), strict=False))
 
 
 def _curve_drawings(result: StudyResult) -> list[Drawing]:
     style, key = metric_format(result), f"val/{result.metric}"
+    light = " (light inference)" if result.light_curves else ""
     gap = f"difference to the baseline ({style.points})" if style.points else "difference to the baseline"
     parts = [
-        ("metric", f"{style.title}, validation", curve_bands(result, key), style.scale, False),
+        ("metric", f"{style.title}, validation{light}", curve_bands(result, key), style.scale, False),
         ("difference", gap, difference_bands(result, key), style.scale, True),
         ("train-loss", "training loss", curve_bands(result, "train/loss"), 1.0, False),
     ]
@@ -118,10 +119,15 @@ def _curve_drawings(result: StudyResult) -> list[Drawing]:
             if found is not None
         ]
         if ends:
-            alt = f"{title} by epoch. Means over seeds at the last epoch: {', '.join(ends)}."
+            alt = f"{title} by {_unit(result)}. Means over seeds at the last {_unit(result)}: {', '.join(ends)}."
             draw = partial(_draw_bands, result=result, bands=bands, title=title, scale=scale, zero=zero)
             drawings.append(_named_drawing(result, name, alt, draw, width=4.1))
     return drawings
+
+
+def _unit(result: StudyResult) -> str:
+    counted = any("step" in run.curve for variant in result.variants for run in variant.runs)
+    return "update" if counted else "epoch"
 
 
 def _draw_bands(
@@ -152,7 +158,7 @@ def _draw_bands(
     first = min(found.epochs[0] for found in bands if found is not None)
     last = max(found.epochs[-1] for found in bands if found is not None)
     axes.set_xlim(first, max(last, first + 1))
-    set_titles(axes, theme, title, below="epoch")
+    set_titles(axes, theme, title, below=_unit(result))
     _label_points(axes, theme, ends)
 
 

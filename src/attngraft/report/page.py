@@ -13,6 +13,8 @@ from attngraft.drawing.theme import VERDICT_SIGNS, VariantStyle, variant_styles
 from attngraft.report.analyses import analysis_views
 from attngraft.report.differences import IntervalBar, interval_bar
 from attngraft.report.figures import study_figures
+from attngraft.report.metrics import NOT_CORRECTED as METRICS_NOT_CORRECTED
+from attngraft.report.metrics import metric_views
 from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.templating import render
@@ -48,12 +50,15 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
             {"row": rows[index], "reached": reached, "added": wording.added_parameters(variant)}
             for index, variant, reached in wording.epochs_compared(result)
         ],
+        other_metrics=metric_views(result),
+        metrics_not_corrected=METRICS_NOT_CORRECTED,
         halving=halving_rows(result),
         sections=section_views(result),
         analyses=analysis_views(analyses),
         suites=suite_views(result),
         suites_not_corrected=NOT_CORRECTED,
         spread=wording.spread_text,
+        judged=wording.judged_text(result),
         plural=wording.plural,
         sentence=wording.difference_sentence,
         reason=wording.reason,
@@ -63,6 +68,9 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         p_sources=sorted({difference.p_source for difference in differences if difference.p_value is not None}),
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),
+        last_epoch=wording.last_epoch(result),
+        untrained=wording.is_untrained(result),
+        stopped_early=wording.stopped_early(result),
         other_hosts=[(row, facts(row.variant.host)) for row in rows if row.variant.host is not None],
         data=facts(result.data, counts=True),
         environment=facts(result.environment),
@@ -83,11 +91,13 @@ class VariantRow:
     look: VariantStyle
     value: str  #: primary metric at the last epoch
     epochs: str  #: epochs to the baseline's best, by seed
+    last_epoch: int
+    recipe: list[tuple[str, str, str]]  #: recipe fields that it changes, with its value and the study's
     bar: IntervalBar | None
     verdict: str  #: "baseline", the verdict, "stopped early", or "not compared"
     sign: str
     stopped: str  #: when it was stopped early, or empty
-    details: str  #: specification and host, or empty if the name contains them
+    details: str  #: specification, host and changed recipe, or empty if the name contains them
 
 
 def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style: MetricFormat) -> VariantRow:
@@ -98,7 +108,9 @@ def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style:
         variant=variant,
         look=look,
         value=wording.spread_text(spread.mean, spread.deviation, style) if spread else wording.ABSENT,
-        epochs="" if variant.is_baseline else wording.epochs_text(variant, result.epochs),
+        epochs="" if variant.is_baseline else wording.epochs_text(variant, wording.epochs_of(variant, result)),
+        last_epoch=wording.epochs_of(variant, result),
+        recipe=wording.recipe_rows(result, variant),
         bar=interval_bar(difference, result, style) if difference else None,
         verdict="baseline" if variant.is_baseline else verdict,
         sign=VERDICT_SIGNS.get(verdict, ""),

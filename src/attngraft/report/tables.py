@@ -1,9 +1,6 @@
-"""The main table of a study, for the terminal and as Markdown."""
-
-import io
+"""The main table of a study, for the terminal."""
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -12,10 +9,7 @@ from attngraft.results.storage import cost_ratios
 from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
 
-_VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
-
-
-# --- terminal ---------------------------------------------------------------------------------------------------------
+VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
 
 
 def study_table(result: StudyResult) -> Table:
@@ -34,7 +28,7 @@ def study_table(result: StudyResult) -> Table:
     caption.append(rest, style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("variant", max_width=24, overflow="fold")
-    table.add_column(f"{wording.shorten(style.column, 16)}\nepoch {result.epochs}", justify="right")
+    table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.judged_column(result)}", justify="right")
     table.add_column("difference to baseline\n95% intervals")
     table.add_column("cost\nof baseline", no_wrap=True)
     for index, variant in enumerate(result.variants):
@@ -50,18 +44,10 @@ def study_table(result: StudyResult) -> Table:
     return table
 
 
-def table_text(result: StudyResult, *, width: int = 88) -> str:
-    """Return `study_table` as plain text without control codes, for logs and files."""
-    text = io.StringIO()
-    console = Console(file=text, width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(study_table(result))
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
-
-
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
     """Return the difference and verdict, followed by both intervals."""
     text = Text(f"{style.change(difference.mean)} ")
-    text.append(difference.verdict, style=_VERDICT_STYLES[difference.verdict])
+    text.append(difference.verdict, style=VERDICT_STYLES[difference.verdict])
     text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")
     text.append(f"\n{style.bounds(difference.t)} t" if difference.t else "\nno t-interval")
     return text
@@ -75,6 +61,9 @@ def _name(variant: VariantResult, result: StudyResult) -> Text:
         name.append("\nno finished run", style="red")
     elif len(variant.runs) < len(result.seeds):
         name.append(f"\n{len(variant.runs)} of {wording.plural(len(result.seeds), 'seed')}", style="red")
+    if wording.recipe_text(variant.recipe) not in variant.name:
+        for field, value in variant.recipe.items():
+            name.append(f"\n{shown(wording.recipe_text({field: value}))}", style="dim")
     return name
 
 
@@ -85,7 +74,7 @@ def _difference(variant: VariantResult, result: StudyResult, style: MetricFormat
         return Text("" if stopped_text(result, variant.name) else "not compared", style="dim")
     cell = difference_lines(variant.difference, style)
     cell.append(f"\np {wording.p_value(variant.difference.p_holm)}")
-    cell.append(f"\nlevel at epoch {wording.epochs_text(variant, result.epochs)}")
+    cell.append(f"\nlevel at epoch {wording.epochs_text(variant, wording.epochs_of(variant, result))}")
     return cell
 
 
@@ -101,47 +90,6 @@ def _cost(cost: Cost | None, *, absolute: bool) -> str:
             wording.size(cost.peak_memory_bytes),
         ]
     else:
-        values = _ratios(cost)
+        values = [ratio(n, exact=name in ("parameters", "macs")) for name, n in cost_ratios(cost).items()]
     names = ("params", "MACs", "train", "infer", "memory")
     return "\n".join(f"{name:<6} {value:>8}" for name, value in zip(names, values, strict=True))
-
-
-def _ratios(cost: Cost | None) -> list[str]:
-    return [ratio(number, exact=name in ("parameters", "macs")) for name, number in cost_ratios(cost).items()]
-
-
-# --- Markdown ---------------------------------------------------------------------------------------------------------
-
-
-def markdown_table(result: StudyResult) -> str:
-    """Return the main table in GitHub Markdown, with one line per variant."""
-    style = metric_format(result)
-    head = ["variant", f"{style.title}, epoch {result.epochs}", "difference", "bootstrap 95%", "t 95%", "p (Holm)"]
-    head += ["verdict", "parameters", "MACs", "training step", "inference", "memory"]
-    head += ["epochs to baseline", "over the baseline's"]
-    rows = [head, ["---", *["---:"] * 5, "---", *["---:"] * 5, "---", "---:"]]
-    for variant in result.variants:
-        spread, difference = variant.last.get(result.metric), variant.difference
-        cells = [_markdown_text(variant.name)]
-        cells.append(wording.spread_text(spread.mean, spread.deviation, style) if spread else ABSENT)
-        if difference is None:
-            cells += ["", "", "", "", "baseline" if variant.is_baseline else "not compared"]
-        else:
-            cells += [style.change(difference.mean), style.bounds(difference.bootstrap)]
-            cells += [style.bounds(difference.t) if difference.t else ABSENT, wording.p_value(difference.p_holm)]
-            cells += [difference.verdict]
-        cells += _ratios(variant.cost)
-        reached = variant.epochs_to_baseline
-        if variant.is_baseline:
-            cells += ["", ""]
-        else:
-            known = reached is not None and reached.baseline_epoch is not None
-            cells += [wording.epochs_text(variant, result.epochs)]
-            cells += [wording.epochs_ratio_text(reached, result.epochs) if reached and known else ABSENT]
-        rows.append(cells)
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
-def _markdown_text(text: str) -> str:
-    """Escape user text, so that it cannot contain cells, code, links, emphasis or HTML."""
-    return "".join(f"\\{c}" if c in "\\`*_[]|~$#" else {"<": "&lt;", "&": "&amp;"}.get(c, c) for c in shown(text))

@@ -1,12 +1,13 @@
 """Outcome of successive halving: reading halving.json, ranks, and notes for the report."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from attngraft.errors import ConfigError
 from attngraft.results.study import HalvingResult
+from attngraft.results.wording import listed
 from attngraft.strict import read
 
 HALVING_FILE = "halving.json"
@@ -62,7 +63,7 @@ def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
 def halving_notes(halving: HalvingResult) -> list[str]:
     """Return the notes on halving for the report."""
     notes = [
-        f"Asynchronous successive halving was used: after epoch {_listed([str(rung) for rung in halving.rungs])} of "
+        f"Asynchronous successive halving was used: after epoch {listed([str(rung) for rung in halving.rungs])} of "
         f"{halving.epochs}, only about one in {halving.eta} variants was continued, by the mean of {halving.metric} over "
         "seeds; the baseline was always continued."
     ]
@@ -73,7 +74,7 @@ def halving_notes(halving: HalvingResult) -> list[str]:
             score = next(each.score for each in halving.standings if (each.variant, each.epoch) == (name, epoch))
             stopped.append(f"{name} ({'not a number' if score is None else f'{score:.4g}'}, rank {rank} of {count})")
         if stopped:
-            notes.append(f"Stopped after epoch {epoch}: {_listed(stopped)}.")
+            notes.append(f"Stopped after epoch {epoch}: {listed(stopped)}.")
     if halving.stopped:
         notes.append(
             "Only variants trained to the last epoch are compared; their p-values are corrected over all variants, "
@@ -85,7 +86,3 @@ def halving_notes(halving: HalvingResult) -> list[str]:
         "confirm a difference with other seeds."
     )
     return notes
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

@@ -16,6 +16,7 @@ class Metric:
     label: str  #: label in text: "top-1 accuracy"
     column: str = ""  #: column heading; empty: the label
     share: bool = False  #: whether it is a fraction, displayed in percent
+    higher_is_better: bool = True  #: whether a higher value is better
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,24 +7,26 @@ A mean difference has two sources of random variation: the seeds and the validat
 both; the t-interval covers the seeds for fixed examples.
 """
 
+import copy
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from scipy import stats
 
+from attngraft.results.measured import Statistic, mean_of_defined
 from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
-RESAMPLES = 2000
+RESAMPLES, FEWEST = 2000, 200
+_KEPT = 2**26  #: number of counts kept for the next comparison
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
-def crossed_bootstrap(
-    differences: np.ndarray, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, random_state: int = 0
-) -> Interval:
-    """Return the bootstrap interval of the mean difference, resampling seeds and examples independently.
+def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, random_state: int = 0) -> Interval:
+    """Return the 95% bootstrap interval of the mean difference, resampling seeds and examples independently.
 
     Each resample draws S seeds and N examples with replacement. With their counts a (S,) and b (N,), its mean is
     a' D b / (S N) (Owen 2007, "The pigeonhole bootstrap", section 3; conservative for noise specific to one seed and one
@@ -40,7 +42,6 @@ def crossed_bootstrap(
     Args:
         differences: finite differences, (S, N).
         resamples: number of resamples.
-        confidence: confidence level of the two-sided interval.
         random_state: seed of the resampling.
 
     Raises:
@@ -52,22 +53,93 @@ def crossed_bootstrap(
     if not np.isfinite(differences).all():
         raise ValueError("differences must be finite")
     means = _resampled_means(differences, resamples, np.random.default_rng(random_state))
-    return interval_of(means, differences.mean(axis=1), point=float(differences.mean()), confidence=confidence)
+    return interval_of(means, differences.mean(axis=1), point=float(differences.mean()))
 
 
-def interval_of(
-    means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None, confidence: float = CONFIDENCE
+def crossed_bootstrap_of(
+    baseline: Sequence[Statistic],
+    variant: Sequence[Statistic],
+    *,
+    resamples: int = RESAMPLES,
+    random_state: int = 0,
 ) -> Interval:
-    """Return the percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
+    """Bootstrap interval of the difference of any metric, resampling seeds and examples as in `crossed_bootstrap`.
+
+    The metric is computed again under the counts of every resample, for both runs of a pair; a part that is undefined for
+    one of them (a class that the resample leaves out) is left out of both. Resamples without any defined part are dropped.
+
+    Args:
+        baseline: the baseline's metric by seed.
+        variant: the variant's, on the same examples in the same order.
+        resamples: number of resamples.
+        random_state: seed of the resampling.
+
+    Raises:
+        ValueError: the metric of all examples is undefined for a seed.
+    """
+    seeds, examples = len(baseline), baseline[0].examples
+    by_seed = paired_differences(baseline, variant, np.ones((1, examples)))[0]
+    if not np.isfinite(by_seed).all():
+        raise ValueError("the metric is undefined")
+    counts: Iterable[np.ndarray]
+    if examples * resamples <= _KEPT:
+        counts, generator = _kept_counts(examples, resamples, random_state)
+        generator = copy.deepcopy(generator)
+    else:
+        generator = np.random.default_rng(random_state)
+        counts = _counts(examples, resamples, generator)
+    columns = (np.asfortranarray(each, dtype=float) for each in counts)  # the order that scipy.sparse uses
+    drawn = np.concatenate([paired_differences(baseline, variant, each) for each in columns])
+    weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    means = (drawn * weights).sum(1) / seeds
+    return interval_of(means[np.isfinite(means)], by_seed)
+
+
+def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
+    """Yield how often each resample has each example, (R, N), in parts."""
+    rows = max(1, _CHUNK // examples)
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        yield generator.multinomial(examples, np.full(examples, 1 / examples), size=size)
+
+
+@functools.lru_cache(maxsize=1)  # drawing takes longer than most metrics, and all variants are resampled alike
+def _kept_counts(examples: int, resamples: int, random_state: int) -> tuple[list[np.ndarray], np.random.Generator]:
+    generator = np.random.default_rng(random_state)
+    return [each.astype(np.uint8) for each in _counts(examples, resamples, generator)], generator
+
+
+def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statistic], counts: np.ndarray) -> np.ndarray:
+    """Return the variant's metric minus the baseline's, (R, S), over the parts that are defined for both runs of a seed."""
+    result = np.empty((len(counts), len(baseline)))
+    for seed, (first, second) in enumerate(zip(baseline, variant, strict=True)):
+        before, after = first.parts(counts), second.parts(counts)
+        undefined = ~(np.isfinite(before) & np.isfinite(after))
+        before[undefined] = after[undefined] = np.nan
+        result[:, seed] = mean_of_defined(after) - mean_of_defined(before)
+    return result
+
+
+def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statistic], *, seconds: float = 60.0) -> int:
+    """Return the number of resamples that takes about `seconds`, at most `RESAMPLES` and at least `FEWEST`.
+
+    The estimate is for one CPU core (`bench/resampling.py` compares it with the time taken).
+    """
+    every = [*baseline, *variant]
+    nanoseconds = 40 * every[0].examples + sum(statistic.cost for statistic in every)
+    return int(np.clip(1e9 * seconds / nanoseconds, FEWEST, RESAMPLES))
+
+
+def interval_of(means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None) -> Interval:
+    """Return the 95% percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
 
     Args:
         means: resampled values of any statistic, with seeds and examples resampled.
         by_seed: value of the statistic for each seed.
         point: point estimate; the mean of `by_seed` by default.
-        confidence: confidence level of the two-sided interval.
     """
     seeds, point = len(by_seed), float(by_seed.mean()) if point is None else point
-    tail = (1 - confidence) / 2
+    tail = (1 - CONFIDENCE) / 2
     low, high = (float(value) for value in np.quantile(means, [tail, 1 - tail]))
     if seeds > 1:
         seed_variance = float(by_seed.var(ddof=1)) / seeds
@@ -80,8 +152,8 @@ def interval_of(
     return Interval(point=point, low=min(low, point), high=max(high, point))
 
 
-def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return Student's t interval of the mean difference over seeds, given one difference per seed.
+def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
+    """Return Student's 95% t interval of the mean difference over seeds, given one difference per seed.
 
     It is None for one seed, and if all seeds have exactly the same nonzero difference: this happens by chance (few examples
     have few possible values) and has no information on the noise between seeds. It is [0, 0] if all differences are zero.
@@ -92,7 +164,7 @@ def t_interval(by_seed: Sequence[float] | np.ndarray, *, confidence: float = CON
         return None
     if _all_equal(values):
         return Interval(point=0.0, low=0.0, high=0.0) if not values.any() else None
-    half = float(stats.t.isf((1 - confidence) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count))
+    half = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count))
     return Interval(point=mean, low=mean - half, high=mean + half)
 
 

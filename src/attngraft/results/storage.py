@@ -1,13 +1,14 @@
-"""Saving and loading of a study's result: results.json, results.csv and suites.csv.
+"""Saving and loading of a study's result: results.json, results.csv, metrics.csv and suites.csv.
 
-results.csv has a row per variant and suites.csv a row per suite, condition and variant, both without rounding.
+results.csv has a row per variant, metrics.csv a row per metric and variant, and suites.csv a row per suite, condition and
+variant, all without rounding.
 """
 
 import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from attngraft.strict import read
 
 RESULT_FILE = "results.json"
 TABLE_FILE = "results.csv"
+METRICS_FILE = "metrics.csv"
 SUITES_FILE = "suites.csv"
 
 CsvValue = str | int | float | bool | None
 
 
 def save_result(result: StudyResult, folder: Path) -> None:
-    """Write results.json and results.csv, and suites.csv if the result has suites."""
+    """Write results.json, results.csv and metrics.csv, and suites.csv if the result has suites."""
     write_atomically(folder / RESULT_FILE, json.dumps(result_to_dict(result), indent=2) + "\n")
     write_atomically(folder / TABLE_FILE, csv_text(result))
+    write_atomically(folder / METRICS_FILE, metrics_csv(result))
     if result.suites:
         write_atomically(folder / SUITES_FILE, suites_csv(result))
     else:
@@ -35,8 +38,11 @@ def save_result(result: StudyResult, folder: Path) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json; the key `suites` is omitted if there are none."""
+    """Return the contents of results.json; empty `suites`, and empty `recipe` of variants, are omitted."""
     plain = dataclasses.asdict(result)
+    for variant in plain["variants"]:
+        if not variant["recipe"]:
+            del variant["recipe"]
     if not result.suites:
         del plain["suites"]
     return plain
@@ -76,7 +82,7 @@ def csv_text(result: StudyResult) -> str:
     """Return `csv_rows` as the text of results.csv; None becomes an empty cell."""
     rows = csv_rows(result)
     header = list(rows[0]) if rows else ["variant"]
-    return _csv(header, (row.values() for row in rows))
+    return table_csv(header, (row.values() for row in rows))
 
 
 def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
@@ -93,6 +99,23 @@ def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
     }
 
 
+def metrics_csv(result: StudyResult) -> str:
+    """Return the text of metrics.csv: a row per metric and variant, with empty cells if there is no number."""
+    header = ["metric", "primary", "higher_is_better", "variant", "mean", "deviation", "difference", "bootstrap_low"]
+    header += ["bootstrap_high", "t_low", "t_high", "p_value", "p_holm", "p_source", "verdict", "resamples"]
+    rows: list[list[CsvValue]] = []
+    for metric in wording.metric_names(result):
+        primary = metric == result.metric
+        for variant in result.variants:
+            spread = variant.last.get(metric)
+            difference = variant.difference if primary else variant.other_differences.get(metric)
+            row: list[CsvValue] = [metric, primary, wording.is_higher_better(result, metric), variant.name]
+            row += [spread.mean, spread.deviation] if spread else [None, None]
+            row += [value for _, value in _difference_cells(difference)]
+            rows.append([*row, difference.resamples if difference else None])
+    return table_csv(header, rows)
+
+
 def suites_csv(result: StudyResult) -> str:
     """Return the text of suites.csv: a row per suite, condition and variant, with empty cells if there is no number."""
     header = ["suite", "condition", "label", "noise_seeds", "examples", "metric", "variant", "mean", "deviation"]
@@ -107,10 +130,11 @@ def suites_csv(result: StudyResult) -> str:
                 difference = dict(_difference_cells(cell.difference))
                 del difference["p_holm"], difference["p_source"]
                 rows.append([*head, variant.name, *value, *difference.values(), cell.reason])
-    return _csv(header, rows)
+    return table_csv(header, rows)
 
 
-def _csv(header: list[str], rows: Iterable[Iterable[CsvValue]]) -> str:
+def table_csv(header: Sequence[str], rows: Iterable[Iterable[CsvValue]]) -> str:
+    """Return a table as the text of a CSV file; None becomes an empty cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -122,7 +146,10 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
     yield from (("variant", variant.name), ("spec", variant.spec), ("baseline", variant.is_baseline))
     if wording.has_other_hosts(result):
         yield "host", "" if variant.host is None else wording.host_label(variant.host)
-    yield from (("metric", result.metric), ("epochs", result.epochs), ("seeds_finished", len(variant.runs)))
+    if wording.has_other_recipes(result):
+        yield "recipe", wording.recipe_text(variant.recipe)
+    epochs = wording.epochs_of(variant, result)
+    yield from (("metric", result.metric), ("epochs", epochs), ("seeds_finished", len(variant.runs)))
     if result.halving is not None:
         yield "stopped_after_epoch", result.halving.stopped.get(variant.name)
     for name in wording.metric_names(result):

@@ -8,7 +8,7 @@ from attngraft.results.sections import Metric, Section
 FORMAT = 1
 
 Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise": no significant difference
-Curve = dict[str, list[float]]  #: "epoch", and each metric ("train/loss", "val/top1"), with one value per epoch
+Curve = dict[str, list[float]]  #: "epoch", "step" if updates are counted, "train/loss", "val/top1", ...: by evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,9 @@ class RunSummary:
 
     seed: int
     folder: str  #: relative to the study's folder
-    last: dict[str, float]  #: metrics at the last epoch, used for the comparison
+    last: dict[
+        str, float
+    ]  #: metrics that are compared: at the last epoch, unless `StudyResult` names other weights or data
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
     curve: Curve
@@ -53,7 +55,7 @@ class McNemar:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A variant's primary metric minus the baseline's, paired by seed and example, at the last epoch."""
+    """A variant's metric minus the baseline's, paired by seed and example, at the last epoch."""
 
     mean: float
     bootstrap: Interval  #: crossed bootstrap over seeds and examples
@@ -64,6 +66,7 @@ class Difference:
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
+    resamples: int = 2000  #: of the bootstrap; fewer for metrics of which 2,000 would take over a minute
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,10 @@ class VariantResult:
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
     sections: list[Section] = field(default_factory=list)  #: the task's results in addition to metrics
+    #: differences of the other metrics that can be resampled; p_holm is corrected for the variants, not for the metrics
+    other_differences: dict[str, Difference] = field(default_factory=dict)
     host: dict[str, Any] | None = None  #: name, args, ... of the host, if it is not the study's
+    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted fields that differ from the study's recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +205,7 @@ class StudyResult:
     higher_is_better: bool
     host: dict[str, Any]  #: name, args, pretrained; used by the baseline and by all variants without their own host
     data: dict[str, Any]  #: the task's facts
-    recipe: dict[str, Any]  #: resolved recipe
+    recipe: dict[str, Any]  #: resolved recipe, before the changes of single variants
     environment: dict[str, Any]
     seeds: list[int]
     epochs: int
@@ -207,5 +213,9 @@ class StudyResult:
     notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
     metrics: dict[str, Metric] = field(default_factory=dict)  #: labels of metrics; the default is their name
     halving: HalvingResult | None = None  #: None: halving was not used
+    steps: int | None = None  #: updates of a run, where the recipe counts them instead of epochs
+    judged_weights: Literal["last", "best"] = "last"  #: weights that are compared, of the last or the best epoch
+    judged_split: Literal["val", "test"] = "val"  #: split that they are compared on
+    light_curves: bool = False  #: whether curves are of a lighter inference than what is compared
     suites: list[SuiteResult] = field(default_factory=list)  #: evaluations of the finished runs under suites
     format: int = FORMAT

@@ -5,7 +5,7 @@ All text is Latin-1, which any terminal can print; plots and pages insert minus 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +81,40 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
     )
 
 
+def judged_text(result: StudyResult) -> str:
+    """Return which weights are compared, and on which data: `at the last epoch (30)`."""
+    if result.judged_weights == "last" and stopped_early(result):
+        text = f"at the last epoch of each run (at most {result.epochs})"
+    elif result.judged_weights == "last" and result.steps is not None:
+        text = f"after {result.steps} updates"
+    elif is_untrained(result):
+        text = "without training"
+    elif result.judged_weights == "last":
+        text = "at the last epoch" if last_epoch(result) == "last epoch" else f"at the last epoch ({result.epochs})"
+    elif result.judged_split == "val":
+        return "with each run's best weights, chosen and judged on the same validation examples"
+    else:
+        text = "with each run's best weights on the validation split"
+    return text if result.judged_split == "val" else f"{text}, judged on the test split"
+
+
+def judged_column(result: StudyResult) -> str:
+    """Return the same for a column heading: `epoch 30`, `best epoch, test`."""
+    weights = last_epoch(result) if result.judged_weights == "last" else "best epoch"
+    return weights if result.judged_split == "val" else f"{weights}, test"
+
+
 def metric_names(result: StudyResult) -> list[str]:
     """Return all metrics reported at the last epoch, the primary one first."""
     return list(dict.fromkeys([result.metric, *(name for variant in result.variants for name in variant.last)]))
+
+
+def is_higher_better(result: StudyResult, name: str) -> bool:
+    """Return the direction of a metric, of the moving average too."""
+    base = name.removeprefix(EMA)
+    if base == result.metric:
+        return result.higher_is_better
+    return result.metrics[base].higher_is_better if base in result.metrics else True
 
 
 def shown(text: object) -> str:
@@ -177,11 +208,72 @@ def has_other_hosts(result: StudyResult) -> bool:
     return any(variant.host is not None for variant in result.variants)
 
 
+def has_other_recipes(result: StudyResult) -> bool:
+    return any(variant.recipe for variant in result.variants)
+
+
 def compared_things(result: StudyResult) -> str:
-    """Return what the study compares with its baseline: grafts, hosts, or both."""
-    if not has_other_hosts(result):
-        return "attention grafts"
-    return "hosts" if all(variant.spec == "none" for variant in result.variants) else "hosts and attention grafts"
+    """Return what the study compares with its baseline: hosts, grafts, recipes, or several of these."""
+    grafts = any(variant.spec != "none" for variant in result.variants)
+    kinds = {"hosts": has_other_hosts(result), "attention grafts": grafts, "recipes": has_other_recipes(result)}
+    return listed([kind for kind, there in kinds.items() if there]) or "attention grafts"
+
+
+def recipe_text(changed: Mapping[str, Any]) -> str:
+    """Return fields of a recipe on one line, from `VariantResult.recipe`: "schedule.epochs=60, train.drop_path=0.2"."""
+    return ", ".join(f"{name}={_plain(value)}" for name, value in changed.items())
+
+
+def recipe_rows(result: StudyResult, variant: VariantResult) -> list[tuple[str, str, str]]:
+    """Return the fields of the recipe that the variant changes, with its value and that of the study's recipe."""
+    rows = []
+    for name, value in variant.recipe.items():
+        common: Any = result.recipe
+        for key in name.split("."):
+            common = common.get(key) if isinstance(common, Mapping) else None
+        rows.append((name, _plain(value), _plain(common)))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    """Return a value as YAML on one line; whole numbers without their decimal point."""
+    return dump_line([int(value) if isinstance(value, float) and value.is_integer() else value])[1:-1]
+
+
+def epochs_of(variant: VariantResult, result: StudyResult) -> int:
+    """Return the epochs of the variant's runs."""
+    return int(variant.recipe.get("schedule.epochs", result.epochs))
+
+
+def is_untrained(result: StudyResult) -> bool:
+    """Return whether the study compares models as they are (`--epochs 0`)."""
+    return result.steps is None and all(epochs_of(variant, result) == 0 for variant in result.variants)
+
+
+def last_epoch(result: StudyResult) -> str:
+    """Return "epoch 30", "update 1000", "no training", or "last epoch" if runs have different ones."""
+    if is_untrained(result):
+        return "no training"
+    if result.steps is not None:
+        same = all(variant.recipe.get("schedule.steps", result.steps) == result.steps for variant in result.variants)
+        return f"update {result.steps}" if same else "last update"
+    if stopped_early(result):
+        return "last epoch"
+    same = all(epochs_of(variant, result) == result.epochs for variant in result.variants)
+    return f"epoch {result.epochs}" if same else "last epoch"
+
+
+def stopped_early(result: StudyResult) -> bool:
+    """Return whether the patience of a stage ended a run before its last epoch."""
+    return result.steps is None and any(
+        run.curve.get("step") and run.curve["epoch"][-1] < epochs_of(variant, result)
+        for variant in result.variants
+        for run in variant.runs
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def host_label(host: Mapping[str, Any]) -> str:
@@ -193,14 +285,14 @@ def host_label(host: Mapping[str, Any]) -> str:
 
 
 def variant_details(variant: VariantResult) -> str:
-    """Return what the variant's name does not contain: the specification, and the host if it is not the study's."""
-    spec = "" if variant.spec == variant.name else variant.spec
-    if variant.host is None:
-        return spec
-    host = host_label(variant.host)
-    if variant.spec != "none":
-        return f"{host} + {variant.spec}"
-    return "" if host == variant.name else host
+    """Return what the variant's name does not contain: specification; host and recipe if they are not the study's."""
+    model = variant.spec
+    if variant.host is not None:
+        host = host_label(variant.host)
+        model = host if variant.spec == "none" else f"{host} + {variant.spec}"
+    if recipe := recipe_text(variant.recipe):
+        return "" if variant.name == f"{model} with {recipe}" else f"{model} with {recipe}"
+    return "" if model == variant.name else model
 
 
 def stopped_text(result: StudyResult, name: str) -> str:
@@ -216,7 +308,8 @@ def headline(result: StudyResult) -> str:
     """Return the study's outcome in one sentence."""
     grafted = [variant for variant in result.variants if not variant.is_baseline]
     verdicts = [variant.difference.verdict for variant in grafted if variant.difference is not None]
-    noun, count = "variant" if has_other_hosts(result) else "graft", len(verdicts)
+    grafts = not has_other_hosts(result) and all(variant.spec != "none" for variant in grafted)
+    noun, count = "graft" if grafts else "variant", len(verdicts)
     if not grafted:
         return "Only the baseline was run: there is nothing to compare it with."
     if not verdicts:

@@ -3,6 +3,7 @@
 attngraft.json               the manifest
 model.safetensors            the host's weights under the host's own names, as timm loads them
 grafts/grafts.safetensors    the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
+fitted/                      what the task fitted to its data, such as a tokenizer; missing for most tasks
 README.md                    the model card
 model.onnx, model.pt2, config.json    other formats, optional
 """
@@ -22,9 +23,13 @@ from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
-from attngraft.models.create import create_model
+from attngraft.models.create import create_host as create_by_name
+from attngraft.models.host_input import host_input
+from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
+from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import FITTED_FOLDER, Task, load_task
 from attngraft.tensors import unshared
 
 _SHOWN = 3  #: maximum number of problems listed in a message
@@ -42,7 +47,7 @@ def write_model(model: nn.Module, manifest: Manifest, folder: Path) -> Manifest:
     return manifest
 
 
-def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> nn.Module:
+def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", trust_code: bool = False) -> nn.Module:
     """Load the model of an exported folder: the host with its grafts and weights, in evaluation mode.
 
         model = attngraft.load("./flowers-model")
@@ -53,20 +58,26 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") ->
     Args:
         path: a folder made by `attngraft export`.
         device: device of the model.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         ExportError: no such folder, a newer format, a damaged or wrong file; the message names the file and the remedy.
-        HostError, UsageError: this version of timm does not have the host.
+        HostError, UsageError: this version of its package does not have the host; or it is a `module:` host, and
+            `trust_code` is not set.
     """
     folder = Path(path)
     manifest = read_manifest(folder)
-    model = create_host(manifest)
+    with trusting(every=trust_code):
+        model = create_host(manifest)
     if manifest.grafted:
         try:
             with seeded("graft", 0):
                 load_grafts(model, folder / GRAFTS, check_fingerprint=False)
         except GraftFileError as error:
             raise ExportError(f"{error} (exported model in {folder})") from None
+    if manifest.around is not None:
+        with seeded("around", 0):
+            model = open_task(manifest, folder).build(model, manifest.around.facts)
     _load_weights(model, folder / WEIGHTS)
     for _, site in sites_with_detached(model):
         site.whole = False  # the folder lacks the weights that grafts replace
@@ -74,11 +85,32 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu") ->
     return model.to(device=device, dtype=getattr(torch, manifest.dtype)).eval()
 
 
+def open_task(manifest: Manifest, folder: Path) -> Task:
+    """Return the task of a model of format 2, with what it fitted to its data."""
+    entry = manifest.around
+    if entry is None:
+        raise TypeError(f"{folder}: describes no task")
+    config = {name: value for name, value in entry.section.items() if name != "name"}
+    task = load_task(manifest.task).from_config(config, seed=manifest.origin.seed or 0)
+    task.load_files(folder / FITTED_FOLDER)
+    return task
+
+
+def open_codec(manifest: Manifest, folder: Path) -> Codec:
+    """Return the description of the model's inputs and outputs."""
+    if manifest.around is None:
+        return manifest.serving
+    expects = host_input(manifest.host.name, dict(manifest.host.args))
+    return open_task(manifest, folder).codec(manifest.around.facts, model_data_config=expects)
+
+
 def create_host(manifest: Manifest) -> nn.Module:
     """Create the manifest's host with random weights."""
+    if manifest.host.name.startswith(SCHEME):
+        refuse_untrusted(manifest.host.name)
     try:
         with seeded("host", 0):
-            model = create_model(manifest.host.name, **manifest.host.args)
+            model = create_by_name(manifest.host.name, **manifest.host.args)
         if manifest.host.fused:
             host = find_host(model)
             host.adapter.fuse(host.core)
@@ -108,7 +140,7 @@ def _load_weights(model: nn.Module, file: Path) -> None:
         more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
         raise ExportError(
             f"{file} does not fit the manifest's host: it {', '.join(problems[:_SHOWN])}{more}; export the model again, or "
-            "install the version of timm in the manifest"
+            "install the versions in the manifest"
         )
     model.load_state_dict(weights, strict=False)  # the grafts' weights are already loaded
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraft._version import __version__
-from attngraft.errors import ConfigError, ExportError
+from attngraft.errors import ConfigError, ExportError, UsageError
 from attngraft.files import write_atomically
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
 
-FORMAT = 1
+FORMAT = 2  #: newest; 1: without `around`
 MANIFEST = "attngraft.json"
 WEIGHTS = "model.safetensors"
 GRAFTS = "grafts/grafts.safetensors"  #: in a subfolder, because timm 1.0.26 loads the first .safetensors of a folder
@@ -25,10 +25,10 @@ GRAFTS = "grafts/grafts.safetensors"  #: in a subfolder, because timm 1.0.26 loa
 
 @dataclass(frozen=True, kw_only=True)
 class HostEntry:
-    """The host: a timm model, without pretrained weights."""
+    """The host, without pretrained weights."""
 
-    name: str
-    args: Mapping[str, Any]  #: arguments of timm's factory, including the number of classes
+    name: str  #: as in a recipe, with its scheme
+    args: Mapping[str, Any]  #: arguments of its factory, including the number of classes
     fused: bool = False  #: whether its batch norms are folded into adjacent linear layers, which plain timm cannot load
 
 
@@ -66,6 +66,14 @@ class Origin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskEntry:
+    """What a task needs to build the model around the host and its codec, without the data."""
+
+    section: Mapping[str, Any]  #: of the recipe
+    facts: Mapping[str, Any]  #: as `Task.load` returned them
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Everything needed to use the model."""
 
@@ -81,13 +89,18 @@ class Manifest:
     origin: Origin = field(default_factory=Origin)
     packages: Mapping[str, str] = field(default_factory=dict)  #: versions at the time of export
     version: str = __version__
-    format: int = FORMAT
+    format: int = 1
+    around: TaskEntry | None = None  #: for tasks with modules around the host or a codec of their own (format 2)
 
     def __post_init__(self) -> None:
+        if self.serving.kind == "other":
+            if self.around is None:
+                raise FieldError("around", "must describe the task")
+            return
         if not self.serving.classes:
             raise FieldError("serving.classes", "must name at least one class")
         size = self.serving.input.get("size")
-        if not isinstance(size, list | tuple) or len(size) != 3:
+        if self.serving.kind == "images" and (not isinstance(size, list | tuple) or len(size) != 3):
             raise FieldError("serving.input.size", f"must be channels, height and width, got {size!r}")
 
     @property
@@ -97,14 +110,27 @@ class Manifest:
 
     @property
     def input_size(self) -> tuple[int, int, int]:
-        """Channels, height, width."""
+        """Channels, height, width.
+
+        Raises:
+            UsageError: the model takes no images.
+        """
+        if self.serving.kind != "images":
+            raise UsageError(f"this model takes {self.serving.takes}, not images")
         channels, height, width = self.serving.input["size"]
         return int(channels), int(height), int(width)
 
 
+_OPTIONAL = ("offset", "scale")  #: keys of `serving` that only models of numbers have
+
+
 def manifest_text(manifest: Manifest) -> str:
     """Return `manifest` as JSON for `parse_manifest`; exported programs also contain it."""
-    return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False) + "\n"
+    plain = dataclasses.asdict(manifest)
+    plain["serving"] = {name: value for name, value in plain["serving"].items() if name not in _OPTIONAL or value}
+    if manifest.around is None:
+        del plain["around"]  # unknown to readers of format 1
+    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def write_manifest(manifest: Manifest, folder: Path) -> None:

@@ -1,8 +1,8 @@
 """Checks before anything is trained: variants fit their hosts, hosts fit the study, and existing runs belong to it.
 
-Hosts other than the study's are trained on the same images in the same order, with the same augmentation, under the same
-recipe. Preprocessing (mean, standard deviation, interpolation, crop) is the host's own, as in timm; a note in the report
-lists the differences.
+Hosts other than the study's are trained on the same images in the same order, under the same recipe, except for what a
+variant's `set` changes. Preprocessing (mean, standard deviation, interpolation, crop) is the host's own, as in timm; a note
+in the report lists the differences.
 """
 
 import dataclasses
@@ -11,16 +11,58 @@ import torch
 from torch import nn
 
 from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
+from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.grafting.plan import plan
 from attngraft.grafting.spec import parse
 from attngraft.results.wording import host_label
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study, existing_run, run_folder
 from attngraft.study.variants import StudyHost, Variant
-from attngraft.training.build import build_model, check_start, model_data_config
-from attngraft.training.recipe import Recipe
+from attngraft.tasks.capabilities import require
+from attngraft.tasks.task import TaskData, load_task
+from attngraft.training.build import (
+    build_model,
+    build_started_model,
+    build_task,
+    check_as_is,
+    check_start,
+    check_task_host,
+    model_data_config,
+)
+from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
 from attngraft.training.teacher import check_teacher
+from attngraft.yaml_config import apply_overrides, differing_fields
+
+
+def refuse_unsupported(config: StudyConfig) -> None:
+    """Check that the tasks of all runs have the capabilities that the study needs.
+
+    Raises:
+        ConfigError: a task lacks one.
+    """
+    needs = [name for choice in parse_suites(config.suites) for name in choice.suite.needs]
+    needs += ["halving"] if config.halving is not None else []
+    recipe_of = config.recipes()
+    for variant in config.variants:
+        recipe = recipe_of(variant, config.seeds[0])
+        require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
+
+
+def refuse_counted_updates(study: Study) -> None:
+    """Check that nothing that counts epochs is asked of runs that count updates.
+
+    Raises:
+        UsageError: halving or a time budget, with a recipe that counts updates.
+    """
+    if not any(run.recipe.counts_updates for run in study.runs):
+        return
+    option = "--halving" if study.halving is not None else "--time-budget" if study.time_budget is not None else ""
+    if option:
+        raise UsageError(
+            f"{option} counts epochs, and the recipe counts updates: use --set schedule.steps=null --set "
+            f"train.eval_every=null and no stage with patience, or leave out {option}"
+        )
 
 
 def check_variants(study: Study) -> None:
@@ -28,16 +70,25 @@ def check_variants(study: Study) -> None:
 
     Raises:
         UsageError: a variant does not fit the host (a GraftSpecError if its text is wrong), or another host does not fit
-            the study; the message names the variant.
+            the study, or a variant's own recipe cannot be trained; the message names the variant.
         ConfigError: the host is unknown or does not accept its arguments.
         HostError: the initial weights, or a teacher's, cannot be found or do not fit.
     """
     host = _on_meta(study.baseline_recipe)
+    check_task_host(study.baseline_recipe, host)
     new = {run.variant.name for run in study.runs if run.state == "new"}
     for variant in study.variants:
         if variant.is_baseline:
             continue
-        own_host = host if variant.host is None else _check_other_host(study, variant, fetch=variant.name in new)
+        own_host = host
+        if variant.host is not None or variant.overrides:
+            _refuse_same_model(study, variant)
+        if variant.overrides:
+            own_host = _check_own_recipe(study, variant, teacher=variant.name in new)
+        if variant.host is not None:
+            own_host = _check_other_host(study, variant, fetch=variant.name in new)
+        if variant.spec == "none":  # needs no adapter
+            continue
         try:
             plan(own_host, variant.spec)
         except GraftSpecError:
@@ -50,24 +101,63 @@ def check_variants(study: Study) -> None:
         check_teacher(study.baseline_recipe)
 
 
+def check_untrained(study: Study, data: TaskData) -> None:
+    """Check that models that are compared without training have weights for the data's classes.
+
+    Raises:
+        UsageError: one has a new head, or random weights; the message names the variant.
+    """
+    for variant in study.variants:
+        recipe = study.recipe_of(variant)
+        if recipe.schedule.trains or not (variant.is_baseline or variant.host is not None or variant.overrides):
+            continue
+        try:
+            check_as_is(recipe, build_started_model(recipe, data.model_args, facts=data.facts)[1])
+        except AttngraftError as error:
+            raise UsageError(f"the variant {variant.name}: {error}") from error
+
+
 def _on_meta(recipe: Recipe) -> nn.Module:
     """Build the host without graft on the meta device."""
+    train = recipe.train
+    if train.parameters == "grafts" or (train.first is not None and train.first.parameters == "grafts"):
+        train = dataclasses.replace(train, parameters="all", first=None)
     with torch.device("meta"):
-        return build_model(dataclasses.replace(recipe, graft=None), {}, weights=False)
+        return build_model(dataclasses.replace(recipe, graft=None, train=train, stages=()), {}, weights=False)
+
+
+def _refuse_same_model(study: Study, variant: Variant) -> None:
+    recipe = study.recipe_of(variant)
+    for other in study.variants:
+        if other.name != variant.name and study.recipe_of(other) == recipe:
+            what = "model and recipe" if variant.overrides else "model"
+            raise UsageError(
+                f"the variants {other.name} and {variant.name} are the same {what}; a study compares different ones"
+            )
+
+
+def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Module:
+    """Check what a variant's `set` changes, and return its host on the meta device; with `teacher`, load it, too."""
+    recipe, common = study.recipe_of(variant), study.baseline_recipe
+    try:
+        if recipe.task != common.task:
+            task = build_task(recipe)
+            if task.primary == "loss" and variant.sets("task.loss.name"):
+                raise UsageError("task.loss.name: variants are compared by the loss, so it must be the same for all")
+        if teacher and recipe.distill != common.distill:
+            check_teacher(recipe)
+        return _on_meta(recipe)
+    except AttngraftError as error:
+        raise UsageError(f"{variant.where}.set (the variant {variant.name}): {error}") from error
 
 
 def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Module:
     """Build a variant's own host on the meta device; with `fetch`, fetch and load its initial weights to check them."""
     recipe = study.recipe_of(variant)
-    for other in study.variants:
-        theirs = study.recipe_of(other)
-        if other.name != variant.name and (theirs.host, theirs.graft) == (recipe.host, recipe.graft):
-            raise UsageError(
-                f"the variants {other.name} and {variant.name} are the same model; a study compares different ones"
-            )
     try:
         host = _on_meta(recipe)
-        size = tuple(model_data_config(recipe)["input_size"])
+        check_task_host(recipe, host)
+        own = model_data_config(recipe)
     except AttngraftError as error:
         raise UsageError(f"the variant {variant.name}: {error}") from error
     if fetch:
@@ -78,7 +168,16 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
                 f"the variant {variant.name}: {error}. Give the initial weights of another host next to its name: "
                 "{name: ..., weights: FILE}, or pretrained: false for random values"
             ) from error
-    expected = tuple(model_data_config(study.baseline_recipe)["input_size"])
+    shared = model_data_config(study.baseline_recipe)
+    kind, wanted = (config.get("kind", "images") for config in (own, shared))
+    if kind != wanted:
+        raise UsageError(
+            f"the variant {variant.name} takes {kind}, but the study's host "
+            f"{study.baseline_recipe.host.name} takes {wanted}; all variants use the same data"
+        )
+    if kind != "images":
+        return host
+    size, expected = tuple(own["input_size"]), tuple(shared["input_size"])
     if size != expected:
         raise UsageError(_other_input(variant, study.baseline_recipe.host.name, size, expected))
     return host
@@ -121,12 +220,12 @@ def refuse_other_recipes(study: Study) -> None:
 
 
 def refuse_other_variants(config: StudyConfig) -> None:
-    """Check that existing runs have the graft and the host of the variant with their name.
+    """Check that existing runs have the graft, the host and the `set` of the variant with their name.
 
     Unlike `refuse_other_recipes` this does not need the study's recipe, whose file may no longer exist.
 
     Raises:
-        TrainingError: a run has another graft or host; the message names them and the run.
+        TrainingError: a run has another graft, host or value of a field; the message names them and the run.
     """
     for variant in config.variants:
         for seed in config.seeds:
@@ -135,6 +234,13 @@ def refuse_other_variants(config: StudyConfig) -> None:
             if record is None:
                 continue
             recipe = record.recipe
+            plain = recipe_to_dict(recipe)
+            changed = recipe_to_dict(recipe_from_dict(apply_overrides(plain, variant.overrides)))
+            if different := differing_fields(plain, changed):
+                raise TrainingError(
+                    f"{folder}: this run has another recipe than {variant.where}.set: {'; '.join(different)}; report on the "
+                    f"study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
+                )
             if str(parse(recipe.graft)) != variant.spec or not _has_host(recipe, variant.host):
                 host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
                 graft = f" with the graft {recipe.graft}" if recipe.graft else ""
@@ -149,6 +255,6 @@ def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:
     if host is None:
         return True
     kept, given = dict(recipe.host.args), dict(host.args)
-    if host.weights is not None:  # a transformers folder also sets arguments
+    if host.weights is not None or recipe.host.name.startswith("hf:"):  # a transformers folder also sets arguments
         kept = {name: value for name, value in kept.items() if name in given}
-    return (recipe.host.name, kept) == (host.name, given)
+    return recipe.host.name in (host.name, f"hf:{host.name}") and kept == given

@@ -3,24 +3,33 @@
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
 from attngraft._version import __version__
 from attngraft.errors import TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
-from attngraft.results.statistics import epochs_to_baseline
+from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
+from attngraft.results.wording import plural
 from attngraft.study.config import StudyConfig
-from attngraft.study.notes import other_host_notes, run_notes, start_notes
-from attngraft.study.plan import Records, finished_runs
-from attngraft.study.predictions import align_scores, read_scores, variant_sections
+from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
+from attngraft.study.plan import finished_runs
+from attngraft.study.predictions import RunStatistics, paired, read_statistics, variant_sections
 from attngraft.study.suites import suite_notes, suite_results
-from attngraft.study.verdict import compare_scores, corrected, spread
+from attngraft.study.variants import Variant
+from attngraft.study.verdict import compare_statistics, corrected, spread
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task
-from attngraft.training.recipe import recipe_to_dict
+from attngraft.training.recipe import Recipe, changed_settings, recipe_to_dict
 from attngraft.training.run_folder import RunRecord
+from attngraft.yaml_config import parse_yaml
+
+_AS_IS = (
+    "Nothing was trained (--epochs 0): each variant is its host with its weights and new grafts, evaluated once per seed. "
+    "Grafts that do not start as the identity change the host before they have learned anything."
+)
 
 
 def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, notes: Sequence[str] = ()) -> StudyResult:
@@ -36,9 +45,9 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         DataError: runs were evaluated on different examples.
     """
     records = finished_runs(config)
-    others = [variant.name for variant in config.variants if variant.host is not None]
-    by_seed = sorted(records.items(), key=lambda item: item[0] in others)  # runs of the study's own host first
-    first = next((record for _, runs in by_seed for record in runs.values()), None)
+    # runs of the study's own host and recipe first
+    order = sorted(config.variants, key=lambda variant: (variant.host is not None, bool(variant.overrides)))
+    first = next((record for variant in order for record in records[variant.name].values()), None)
     if first is None:
         raise TrainingError(f"{config.out}: no run of this study is finished yet, so there is nothing to report")
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
@@ -49,27 +58,41 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     unfinished = [name for name, of_variant in records.items() if len(of_variant) < len(config.seeds)]
     halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
-    differences = _differences(config, records, task, stopped=len(stopped))
+    statistics = {
+        name: {seed: read_statistics(run, task) for seed, run in of_variant.items()}
+        for name, of_variant in records.items()
+    }
+    differences, incomparable = _differences(config, task, statistics, stopped=len(stopped))
+    counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
+    settings = {
+        variant.name: _changed_settings(variant, list(records[variant.name].values()), first.recipe)
+        for variant in config.variants
+    }
     variants = [
         VariantResult(
             name=variant.name,
             spec=variant.spec,
             host=None if variant.host is None else variant.host.plain(),
+            recipe=settings[variant.name],
             is_baseline=variant.is_baseline,
             runs=runs[variant.name],
             last=_spreads([run.last for run in runs[variant.name]]),
             best=_spreads([run.best for run in runs[variant.name]]),
             cost=(costs or {}).get(variant.key),
-            difference=difference,
-            epochs_to_baseline=epochs_to_baseline(
-                runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better
-            ),
+            difference=by_metric.get(task.primary),
+            other_differences={name: each for name, each in by_metric.items() if name != task.primary},
+            epochs_to_baseline=None
+            if counted or not first.recipe.schedule.trains
+            else epochs_to_baseline(runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better),
             sections=variant_sections(task, list(records[variant.name].values())),
         )
-        for variant, difference in zip(config.variants, differences, strict=True)
+        for variant, by_metric in zip(config.variants, differences, strict=True)
     ]
     return StudyResult(
+        judged_weights=first.recipe.train.judge,
+        judged_split="val" if first.judged is None else first.judged.split,
+        light_curves=task.has_light_inference,
         title=config.title or _title(config, first),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
@@ -83,21 +106,33 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         recipe={name: value for name, value in recipe.items() if name not in ("graft", "seed")},
         environment=dict(first.environment),
         seeds=list(config.seeds),
-        epochs=first.recipe.schedule.epochs,
+        epochs=first.recipe.schedule.epochs if first.recipe.schedule.steps is None else first.epochs_done,
+        steps=first.recipe.schedule.steps,
         variants=variants,
         notes=[
             *([] if halving is None else halving_notes(halving)),
+            *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
-            *start_notes(records, task.primary, others=others),
+            *judged_notes(records, task.primary),
+            *start_notes(config, records, task.primary),
             *other_host_notes(config, records),
-            *run_notes(config, records, runs, task.primary, stopped=stopped),
+            *other_recipe_notes(config, settings),
+            *run_notes(config, records, runs, task.primary, statistics=statistics, stopped=stopped),
             *([] if costs is not None else ["Costs were not measured."]),
             *suite_notes(config),
+            *incomparable,
             *notes,
         ],
         halving=halving,
         suites=suite_results(config, records, task) if config.suites else [],
     )
+
+
+def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
+    """Return what the variant's runs changed in the study's recipe; without a run, what it sets."""
+    if records:
+        return changed_settings(records[0].recipe, study)
+    return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
 
 
 def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> RunSummary:
@@ -109,11 +144,13 @@ def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> R
     best = signed.index(max(signed))
     names = [name for name in rows[0] if "/" in name and all(name in row for row in rows)]
     curve: Curve = {"epoch": [float(row["epoch"]) for row in rows]}
+    if all("step" in row for row in rows):
+        curve["step"] = [float(row["step"]) for row in rows]
     curve |= {name: [float(row[name]) for row in rows] for name in names}
     return RunSummary(
         seed=seed,
         folder=record.folder.relative_to(config.out).as_posix(),
-        last=_validation(rows[-1]),
+        last=_validation(rows[-1]) if record.judged is None else record.judged.compared(),
         best=_validation(rows[best]),
         best_epoch=int(rows[best]["epoch"]),
         curve=curve,
@@ -132,35 +169,58 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     return {name: spread(np.array([each[name] for each in metrics])) for name in names}
 
 
-def _differences(config: StudyConfig, records: Records, task: Task, *, stopped: int) -> list[Difference | None]:
-    """Return the variants' differences from the baseline; None for the baseline, and where no seed has both runs.
+def _differences(
+    config: StudyConfig, task: Task, statistics: Mapping[str, Mapping[int, RunStatistics]], *, stopped: int
+) -> tuple[list[dict[str, Difference]], list[str]]:
+    """Return the differences of each variant by metric, empty for the baseline and without common seeds; and notes.
 
-    Holm's correction also counts the variants that were `stopped` early.
+    Holm's correction is over the variants, by metric, and also counts those that were `stopped` early.
     """
-    baseline = records[config.baseline.name]
-    found: list[Difference | None] = []
+    found: list[dict[str, Difference]] = []
+    notes: list[str] = []
     for variant in config.variants:
-        own = {seed: record for seed, record in records[variant.name].items() if seed in baseline}
-        if variant.is_baseline or not own:
-            found.append(None)
+        before, after = paired(statistics[config.baseline.name], statistics[variant.name])
+        runs = [*before.values(), *after.values()]
+        differences: dict[str, Difference] = {}
+        found.append(differences)
+        if variant.is_baseline or not runs:
             continue
-        pairs = [*(baseline[seed] for seed in own), *own.values()]
-        scores, binary = align_scores([read_scores(run) for run in pairs], [run.folder for run in pairs])
-        found.append(
-            compare_scores(
-                dict(zip(own, scores[: len(own)], strict=True)),
-                dict(zip(own, scores[len(own) :], strict=True)),
-                binary=binary,
-                higher_is_better=task.higher_is_better,
+        for metric in dict.fromkeys([task.primary, *runs[0].statistics]):
+            if any(metric not in run.statistics for run in runs):
+                continue
+            if len({run.comparable.get(metric, "") for run in runs}) > 1:
+                notes.append(
+                    f"{metric} of {variant.name} is measured in other units than the baseline's: not compared."
+                )
+                continue
+            difference = compare_statistics(
+                {seed: run.statistics[metric] for seed, run in before.items()},
+                {seed: run.statistics[metric] for seed, run in after.items()},
+                higher_is_better=task.is_higher_better(metric),
             )
-        )
-    return corrected(found, untested=stopped)
+            if difference is None:
+                notes.append(f"{metric} of {variant.name} or of the baseline is undefined for a seed: not compared.")
+                continue
+            differences[metric] = difference
+    for metric in dict.fromkeys(name for each in found for name in each):
+        fixed = corrected([each.get(metric) for each in found], untested=stopped)
+        for each, difference in zip(found, fixed, strict=True):
+            if difference is not None:
+                each[metric] = difference
+        resamples = min((each.resamples for each in fixed if each is not None), default=RESAMPLES)
+        if resamples < RESAMPLES:
+            notes.append(
+                f"The bootstrap intervals of {metric} are from {resamples:,} resamples, not {RESAMPLES:,}, which would take "
+                "over a minute per variant."
+            )
+    return found, notes
 
 
 def _title(config: StudyConfig, record: RunRecord) -> str:
     source = record.facts.get("source") or record.recipe.task.get("data", {}).get("source", "the data")
     others = sum(variant.host is not None for variant in config.variants)
-    grafts = len(config.variants) - 1 - others
-    parts = [f"{grafts} graft{'' if grafts == 1 else 's'}"] if grafts or not others else []
-    parts += [f"{others} other host{'' if others == 1 else 's'}"] if others else []
+    recipes = sum(variant.host is None and variant.spec == "none" for variant in config.variants) - 1
+    grafts = len(config.variants) - 1 - others - recipes
+    parts = [plural(grafts, "graft")] if grafts or not (others or recipes) else []
+    parts += [plural(count, f"other {kind}") for count, kind in ((others, "host"), (recipes, "recipe")) if count]
     return f"{record.recipe.host.name} on {source}: {', '.join(parts)}"

@@ -4,10 +4,11 @@
     host: {name: vit_tiny_patch16_224, args: {img_size: 64, depth: 6}, pretrained: false}   # or weights: FILE
     grafts:                                 # the plain host (none) is always included
       - cb_s@blocks.6-11
-      - {name: both directions, spec: horizontal + vertical}
+      - {name: both directions, graft: horizontal + vertical}
+      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}    # another recipe for this variant, stated beside its result
       - {name: DeiT, host: {name: deit_tiny_patch16_224, args: {img_size: 64, depth: 6}}}   # another host
     data: ./flowers                         # or a section: {source: ./flowers, val_fraction: 0.2}
-    recipe: deit                            # packaged or a file; set: changes single fields of it
+    recipe: deit                            # packaged or a file; set: changes single fields of it, for all variants
     set: [optimizer.lr=5e-4]
     seeds: 3                                # 0, 1, 2; or a list of seeds
     epochs: 30
@@ -79,8 +80,8 @@ class StudyConfig:
     def recipes(self) -> Callable[[Variant, int], Recipe]:
         """Return the function from variant and seed to the recipe of that run. The study's recipe is read once.
 
-        The recipe is the named one, changed by host, data and epochs, then by overrides, then by the variant's own host,
-        graft and seed.
+        The recipe is the named one, changed by host, data and epochs, then by overrides, then by the variant's own
+        overrides, host, graft and seed.
 
         Raises:
             ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
@@ -93,16 +94,29 @@ class StudyConfig:
             shared["task"]["data"] = {"source": self.data} if isinstance(self.data, str) else dict(self.data)
         epochs = self.fitted_epochs or self.epochs
         if epochs is not None:
-            shared = merge(shared, {"schedule": {"epochs": epochs}})
+            shared = merge(shared, {"schedule": {"epochs": epochs, "steps": None, "warmup_steps": None}})
         shared = apply_overrides(shared, self.overrides)
 
         def recipe_of(variant: Variant, seed: int) -> Recipe:
             changes: dict[str, Any] = {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
             if variant.host is not None:
                 changes["host"] = variant.host.beside(shared["host"])
-            return recipe_from_dict({**shared, **changes}, source=self.recipe or "the study's recipe")
+            source = f"{variant.where or variant.name}.set"
+            section = apply_overrides(shared, variant.overrides, source=f"{source}:")
+            if not variant.overrides:
+                source = self.recipe or "the study's recipe"
+            return recipe_from_dict({**section, **changes}, source=source)
 
         return recipe_of
+
+    def host_names(self) -> set[str]:
+        """Return the names of all hosts and teachers, with their schemes.
+
+        Raises:
+            ConfigError: as `recipes`.
+        """
+        recipe_of = self.recipes()
+        return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
         """Return the resolved recipe of one run. For several runs use `plan.resolve`, which reads the recipe once.
@@ -174,8 +188,12 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     file = _read_file(mapping, source)
     if not file.out:
         raise UsageError(f"{source}: no folder for the results: give --out FOLDER, or `out:` in the study file")
-    if file.epochs is not None and file.epochs < 1:
-        raise ConfigError(f"{source}.epochs: must be at least 1; got {file.epochs}")
+    if file.epochs is not None and file.epochs < 0:
+        raise ConfigError(f"{source}.epochs: must not be negative; got {file.epochs}")
+    if file.epochs == 0 and (given := [name for name in ("time_budget", "halving") if getattr(file, name) is not None]):
+        raise UsageError(
+            f"{source}.epochs: 0 trains nothing; remove {' and '.join(given)}, or train for 1 epoch or more"
+        )
     if file.data is not None and not isinstance(file.data, str | Mapping):
         raise ConfigError(f"{source}.data: expected a source (digits, a folder, ...) or a section, found {file.data!r}")
     for override in file.set:
@@ -183,10 +201,18 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         if name in _RESERVED:
             raise UsageError(f"--set {override}: a study sets {name} itself; use {_RESERVED[name]}")
     parse_suites(file.suites)
+    halving = None if file.halving is None else parse_halving(file.halving)
+    variants = read_variants(file.grafts, where=f"{source}.grafts")
+    for variant in variants if halving is not None else ():
+        if variant.sets("schedule.epochs"):
+            raise UsageError(
+                f"{variant.where}.set.schedule.epochs: halving compares all variants after the same epochs; remove this "
+                "field, or train without halving (--halving off)"
+            )
     return StudyConfig(
         out=Path(file.out),
-        variants=read_variants(file.grafts),
-        host=StudyHost(name=file.host) if isinstance(file.host, str) else file.host,
+        variants=variants,
+        host=StudyHost(name=file.host.removeprefix("timm:")) if isinstance(file.host, str) else file.host,
         data=file.data,
         recipe=file.recipe,
         overrides=tuple(file.set),
@@ -194,7 +220,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         epochs=file.epochs,
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
-        halving=None if file.halving is None else parse_halving(file.halving),
+        halving=halving,
         suites=tuple(file.suites),
         title=file.title or "",
         command=file.command or "",

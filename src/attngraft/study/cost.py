@@ -16,11 +16,14 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 
+from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
 from attngraft.results.study import Cost, Interval
 from attngraft.strict import read
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study
+from attngraft.tasks.codec import Program
+from attngraft.tasks.task import Task
 from attngraft.timing import PairedRatio, count_macs, count_parameters, several
 from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
 from attngraft.training.recipe import Recipe, recipe_to_dict
@@ -45,7 +48,8 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
     profilers, parameters, macs, memory = {}, {}, {}, {}
     with cpu_threads(study.baseline_recipe.train.threads):
         for variant in study.variants:
-            key, profiler = variant.key, Profiler(study.recipe_of(variant), benchmark)
+            recipe = study.recipe_of(variant)
+            key, profiler = variant.key, Profiler(recipe, benchmark.for_recipe(recipe))
             profilers[key] = profiler
             parameters[key] = count_parameters(profiler.model)
             macs[key] = _macs_of_one_example(profiler)
@@ -60,7 +64,7 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
             parameters=parameters[key],
             macs=macs[key],
             parameters_ratio=parameters[key] / parameters[base],
-            macs_ratio=macs[key] / macs[base] if macs[base] else None,
+            macs_ratio=_ratio(macs[key], macs[base]),
             train_time_ratio=_interval(training.get(key)),
             inference_time_ratio=_interval(inference.get(key)),
             memory_ratio=memory[key] / memory[base] if memory[base] else None,
@@ -72,12 +76,25 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
     }
 
 
-def _macs_of_one_example(profiler: Profiler) -> int:
-    data, task = profiler.benchmark.data, profiler.benchmark.task
-    one = send_to_device(data.val.collate([data.val[(0, 0)]]), profiler.device)
-    args, kwargs = task.to_model(one)
+def _macs_of_one_example(profiler: Profiler) -> int | None:
+    """Return the multiply-adds of one forward pass, else the sum of the task's programs; None if it describes none."""
+    benchmark, task = profiler.benchmark, profiler.benchmark.task
+    if type(task).to_model is not Task.to_model:
+        val = benchmark.data.val
+        args, kwargs = task.to_model(send_to_device(val.collate([val[(0, 0)]]), profiler.device))
+        programs = [Program(module=profiler.model, args=args, kwargs=kwargs)]
+    else:
+        try:
+            codec = task.codec(benchmark.data.facts, model_data_config=benchmark.input)
+        except ConfigError:
+            return None
+        programs = list(codec.programs(profiler.model).values())
+    macs = 0
     with torch.compiler.set_stance("force_eager"):  # a compiled model hides its operations from the counter
-        return count_macs(profiler.model, *args, **kwargs)
+        for each in programs:
+            args, kwargs = send_to_device((each.args, dict(each.kwargs)), profiler.device)
+            macs += count_macs(each.module, *args, **kwargs)
+    return macs
 
 
 def _ratios(
@@ -99,13 +116,20 @@ def _ratios(
     return {base: same, **found}
 
 
+def _ratio(number: int | None, base: int | None) -> float | None:
+    return None if number is None or not base else number / base
+
+
 def _interval(ratio: PairedRatio | None) -> Interval | None:
     return None if ratio is None else Interval(point=ratio.ratio, low=ratio.low, high=ratio.high)
 
 
 def save_costs(folder: Path, recipe: Recipe, costs: Mapping[str, Cost]) -> None:
     """Write `costs`, measured under the study's `recipe`, into the study's folder."""
-    content = {"measured_for": _measured_for(recipe), "costs": {k: dataclasses.asdict(c) for k, c in costs.items()}}
+    content = {
+        "measured_for": _measured_for(recipe_to_dict(recipe)),
+        "costs": {k: dataclasses.asdict(c) for k, c in costs.items()},
+    }
     write_atomically(folder / COST_FILE, json.dumps(content, indent=2) + "\n")
 
 
@@ -117,19 +141,23 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
     try:
         content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
         costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
-        measured_for = content["measured_for"]
-    except (OSError, ValueError, KeyError, AttributeError):  # missing, damaged or of another version: measure again
+        measured_for = _measured_for(content["measured_for"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # missing, damaged or of another version: measure again
         return None
-    if recipe is not None and measured_for != _measured_for(recipe):
+    if recipe is not None and measured_for != _measured_for(recipe_to_dict(recipe)):
         return None
     return costs if all(variant.key in costs for variant in config.variants) else None
 
 
-def _measured_for(recipe: Recipe) -> dict[str, Any]:
-    """Return the sections that costs depend on; seeds, epochs and schedules are not among them."""
-    sections = recipe_to_dict(recipe)
-    kept = {name: sections[name] for name in ("host", "task", "optimizer", "train")}
-    if sections["distill"] is not None:
-        kept["distill"] = sections["distill"]
+def _measured_for(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections that costs depend on; seeds, epochs and schedules are not among them.
+
+    Fields that an older release did not have yet, when it stored the recipe, take their defaults.
+    """
+    defaults = recipe_to_dict(Recipe())
+    kept = {name: {**defaults[name], **recipe[name]} for name in ("host", "optimizer", "train")}
+    kept |= {"task": recipe["task"]} | ({"distill": recipe["distill"]} if recipe.get("distill") else {})
+    kept["train"] = {name: value for name, value in kept["train"].items() if name not in ("judge", "eval_every")}
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain

@@ -39,7 +39,7 @@ class HalvingQueue:
         self._active: set[_Key] = set()
         self._failed: set[_Key] = set()
         task, schedule = build_task(study.baseline_recipe), study.baseline_recipe.schedule
-        epochs = rung_epochs(halving, schedule)
+        epochs = rung_epochs(halving, *study.schedules)
         before = read_halving(self._out)
         if before is not None and (before.rungs, before.epochs, before.eta) == (epochs, schedule.epochs, halving.eta):
             self._rungs = Rungs.replay(before, self._names)

@@ -7,9 +7,10 @@ from statistics import fmean
 from typing import Any
 
 from attngraft.results.study import RunSummary
+from attngraft.results.wording import listed, recipe_text
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records
-from attngraft.study.predictions import read_scores
+from attngraft.study.predictions import RunStatistics
 from attngraft.training.run_folder import RunRecord
 
 _TRAINED = {
@@ -18,13 +19,13 @@ _TRAINED = {
 }
 
 
-def start_notes(records: Records, metric: str, *, others: Collection[str] = ()) -> list[str]:
+def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]:
     """Return notes on initial weights, scores before training, teachers, and trained parameters.
 
-    The weights of `others`, variants on other hosts, are covered by `other_host_notes`.
+    The weights of variants on other hosts are covered by `other_host_notes`.
     """
     every = _all_runs(records)
-    own = {name: by_seed for name, by_seed in records.items() if name not in others}
+    own = {variant.name: records[variant.name] for variant in config.variants if variant.host is None}
     notes = []
     origins = sorted({record.start["from"] for record in _all_runs(own) if record.start})
     if origins:
@@ -34,12 +35,14 @@ def start_notes(records: Records, metric: str, *, others: Collection[str] = ()) 
             "The runs do not all start from the same weights (the file was changed in between), which may cause part of a "
             "difference."
         )
+    same_distill = all(record.recipe.distill == every[0].recipe.distill for record in every)
     teachers = {record.teacher["sha256"]: record.teacher for record in every if record.teacher}
     for teacher in teachers.values():
         scores = [f"{name} {value:.4g}" for name, value in list(teacher.get("metrics", {}).items())[:1]]
         known = "; ".join([teacher["from"], *scores])
-        notes.append(f"The runs learn from a teacher besides the labels: {teacher['name']} ({known}).")
-    if len(teachers) > 1 or (teachers and not all(record.teacher for record in every)):
+        who = "The runs learn" if same_distill else "Runs with distill in their recipe learn"
+        notes.append(f"{who} from a teacher besides the labels: {teacher['name']} ({known}).")
+    if same_distill and (len(teachers) > 1 or (teachers and not all(record.teacher for record in every))):
         notes.append(
             "The runs do not all have the same teacher (its weights were changed in between), which may cause part of a "
             "difference."
@@ -51,8 +54,33 @@ def start_notes(records: Records, metric: str, *, others: Collection[str] = ()) 
             before.append(f"{fmean(values):.4g} ({name})")
     if before:
         notes.append(f"Before training, {metric} is {', '.join(before)}: the loss that each graft causes at the start.")
-    if every and (trained := _TRAINED.get(every[0].recipe.train.parameters)):
+    parameters = {record.recipe.train.parameters for record in every}
+    if len(parameters) == 1 and (trained := _TRAINED.get(parameters.pop())):
         notes.append(trained)
+    return notes
+
+
+def judged_notes(records: Records, metric: str) -> list[str]:
+    """Return notes on the weights and the data that runs are compared with, where they are not the usual ones."""
+    judged = [(record.recipe.train.judge, record.judged) for record in _all_runs(records)]
+    weights = {each for each, _ in judged}
+    splits = {"val" if each is None else each.split for _, each in judged}
+    notes = []
+    if len(weights) > 1 or len(splits) > 1:
+        notes.append(
+            "The runs are not all judged by the same weights (train.judge) and split, which may cause part of a difference."
+        )
+    if "best" in weights and "val" in splits:
+        notes.append(
+            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation "
+            "examples, so the numbers are slightly optimistic."
+        )
+    elif "best" in weights:
+        notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
+    if "test" in splits:
+        notes.append(
+            "Runs are judged on the test split, which nothing was chosen on; curves are of the validation split."
+        )
     return notes
 
 
@@ -70,9 +98,11 @@ def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
     names = [variant.name for variant in config.variants if variant.host is not None]
     if not names:
         return []
+    changed = any(variant.overrides for variant in config.variants if variant.host is not None)
+    except_for = " (except for the fields stated beside each)" if changed else ""
     models = "is a different model from the baseline" if len(names) == 1 else "are different models from the baseline"
     notes = [
-        f"{_listed(names)} {models}: same data, order, augmentation and recipe, but different initial values. "
+        f"{listed(names)} {models}: same data, order, augmentation and recipe{except_for}, but different initial values. "
         "One recipe does not suit all models alike."
     ]
     for name in names:
@@ -86,7 +116,7 @@ def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
     parameters = {record.recipe.train.parameters for name in names for record in records[name].values()}
     ungrafted = [variant.name for variant in config.variants if variant.name in names and variant.spec == "none"]
     if parameters == {"grafts+head"} and ungrafted:
-        notes.append(f"Like the baseline, {_listed(ungrafted)} train{'s' * (len(ungrafted) == 1)} the head alone.")
+        notes.append(f"Like the baseline, {listed(ungrafted)} train{'s' * (len(ungrafted) == 1)} the head alone.")
     base = _input_config(records[config.baseline.name])
     different = []
     for name in names:
@@ -94,7 +124,35 @@ def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
         if base and own and (fields := [key.replace("_", " ") for key in own if own[key] != base.get(key)]):
             different.append(f"{name} ({', '.join(fields)})")
     if different:
-        notes.append(f"Images are converted to inputs differently from the baseline's for {'; '.join(different)}.")
+        notes.append(f"Inputs are prepared differently from the baseline's for {'; '.join(different)}.")
+    return notes
+
+
+def other_recipe_notes(config: StudyConfig, changed: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return notes on variants with a recipe of their own.
+
+    Args:
+        config: the study.
+        changed: by variant name: the fields that differ from the study's recipe.
+    """
+    notes = []
+    plain = {v.name: changed[v.name] for v in config.variants if v.spec == "none" and v.host is None}
+    for variant in config.variants:
+        own = changed[variant.name]
+        if not own:
+            continue
+        text = f"{variant.name} was trained under another recipe than the baseline: {recipe_text(own)}."
+        same = next((name for name, fields in plain.items() if fields == own), None)
+        if same is None:
+            text += (
+                " Its difference is due to model and recipe together; to tell them apart, add the plain host under that "
+                f"recipe, {{set: [{recipe_text(own)}]}}."
+            )
+        elif same != variant.name:
+            text += f" {same} is the plain host under that recipe."
+        if "train.batch_size" in own:
+            text += " Its training time is that of a step with its own batch size."
+        notes.append(text)
     return notes
 
 
@@ -103,16 +161,13 @@ def _input_config(by_seed: Mapping[int, RunRecord]) -> dict[str, Any]:
     return {} if record is None else dict(record.facts.get("input", {}))
 
 
-def _listed(names: list[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 def run_notes(
     config: StudyConfig,
     records: Records,
     runs: Mapping[str, Sequence[RunSummary]],
     metric: str,
     *,
+    statistics: Mapping[str, Mapping[int, RunStatistics]],
     stopped: Collection[str],
 ) -> list[str]:
     """Return notes on missing runs, and on differences between runs in environment, data and batches."""
@@ -128,8 +183,17 @@ def run_notes(
         if len({json.dumps(run.environment.get(name), sort_keys=True) for run in every}) > 1:
             notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")
     if len({(run.facts.get("check") or {}).get("train_digest") for run in every}) > 1:
-        notes.append("The runs were trained on different images: the data changed during the study.")
-    cuts = sorted({run.recipe.train.accumulate for run in every})
+        notes.append("The runs were trained on different examples: the data changed during the study.")
+    stops = {
+        name: sorted({int(run.epochs[-1]["step"]) for run in by_seed.values() if "step" in run.epochs[-1]})
+        for name, by_seed in records.items()
+    }
+    if len({update for updates in stops.values() for update in updates}) > 1:
+        each = [f"{name} {' and '.join(map(str, updates))}" for name, updates in stops.items() if updates]
+        notes.append(f"Runs stopped after different numbers of updates: {'; '.join(each)}.")
+    own_cuts = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
+    shared = _all_runs({name: by_seed for name, by_seed in records.items() if name not in own_cuts})
+    cuts = sorted({run.recipe.train.accumulate for run in shared})
     if len(cuts) > 1:
         notes.append(
             "After out-of-memory errors some runs cut their batches into more micro-batches than others (train.accumulate "
@@ -144,10 +208,11 @@ def run_notes(
         )
     for variant in config.variants:
         for run in runs[variant.name]:
-            score = float(read_scores(records[variant.name][run.seed]).score.mean())
+            statistic = statistics[variant.name][run.seed].statistics.get(metric)
+            score = run.last[metric] if statistic is None else statistic.point
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(
-                    f"{run.folder}: the mean score of the predictions is {score:.6g}, {metric} is {run.last[metric]:.6g}; "
-                    "differences are of scores."
+                    f"{run.folder}: {metric} is {score:.6g} in the saved predictions and {run.last[metric]:.6g} in the "
+                    "run's metrics; differences are of the predictions."
                 )
     return notes

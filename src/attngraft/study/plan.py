@@ -1,6 +1,7 @@
 """The resolved study: recipe, folder and state of every run, in an order that gives results early."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -8,9 +9,10 @@ from typing import Literal
 from attngraft.files import share
 from attngraft.study.config import StudyConfig
 from attngraft.study.variants import Variant
-from attngraft.tasks.task import SPLIT_FILE, Task
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
+from attngraft.training.build import model_data_config
 from attngraft.training.profiler import BenchmarkBatch
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import Recipe, ScheduleConfig
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 
 RunState = Literal["new", "unfinished", "finished"]
@@ -51,7 +53,7 @@ class Study(StudyConfig):
 
     @property
     def baseline_recipe(self) -> Recipe:
-        """Recipe of the baseline with the first seed; all runs share its data, task and training settings."""
+        """Recipe of the baseline with the first seed; all runs share its data, and what their variants do not change."""
         return self.runs[0].recipe
 
     def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
@@ -59,10 +61,15 @@ class Study(StudyConfig):
         seed = self.seeds[0] if seed is None else seed
         return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
 
-    def split_file(self) -> Path | None:
-        """Return the path of the study's random split, which may not exist; None until a run has saved anything."""
+    @property
+    def schedules(self) -> list[ScheduleConfig]:
+        """Schedules of the variants, the baseline's first."""
+        return [self.recipe_of(variant).schedule for variant in self.variants]
+
+    def data_folder(self) -> Path | None:
+        """Return the folder of the study's random split and fitted files; None until a run has saved anything."""
         # until then the data's settings may change
-        return self.out / SPLIT_FILE if any(RunFolder(run.folder).has_saved for run in self.runs) else None
+        return self.out if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 
     def save_split(self, task: Task) -> None:
         """Write the random split of `task`, if any, for all runs that have saved nothing yet.
@@ -80,6 +87,24 @@ class Study(StudyConfig):
             folder = RunFolder(run.folder)
             if not folder.has_saved:
                 share(path, folder.split)
+
+    def save_files(self, task: Task) -> None:
+        """Write what `task` fitted to the training data for all runs of hosts with the baseline's input.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        folder = self.out / FITTED_FOLDER
+        task.save_files(folder)
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else []
+        inputs: dict[str, Mapping[str, object]] = {}  # by variant
+        for run in self.runs if files else ():
+            if run.variant.name not in inputs:
+                inputs[run.variant.name] = {**model_data_config(run.recipe), "task": run.recipe.task}
+            fitted = RunFolder(run.folder).fitted
+            if inputs[run.variant.name] == inputs[self.baseline.name] and not RunFolder(run.folder).has_saved:
+                for path in files:
+                    share(path, fitted / path.relative_to(folder))
 
 
 def resolve(config: StudyConfig) -> Study:
@@ -101,7 +126,7 @@ def resolve(config: StudyConfig) -> Study:
                     recipe=recipe_of(variant, seed),
                     folder=folder,
                     state="new" if record is None else run_state(record),
-                    epochs_done=0 if record is None else len(record.epochs),
+                    epochs_done=0 if record is None else record.epochs_done,
                 )
             )
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(StudyConfig)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -15,6 +16,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from attngraft.results.wording import plural
 from attngraft.study.config import format_duration
 from attngraft.study.plan import PlannedRun
 from attngraft.training.progress import LogLines, Progress
@@ -160,7 +162,7 @@ class LiveStudy(StudyProgress):
         for name in shown:
             table.add_row(Text(name), *(rows[name].get(seed, Text("")) for seed in seeds))
         if hidden := len(rows) - len(shown):
-            below.insert(0, Text(f"and {_plural(hidden, 'variant')} more", style="dim"))
+            below.insert(0, Text(f"and {plural(hidden, 'variant')} more", style="dim"))
         return Group(table, *below)
 
     def _visible(self, names: Sequence[str]) -> list[str]:
@@ -214,6 +216,8 @@ class _Clock:
         spent = time.monotonic() - self._start
         if self._done == 0:
             return None if self._estimate is None else max(self._estimate - spent, 0.0)
+        if math.isnan(self._epochs):
+            return None
         return spent / self._done * max(self._epochs - self._done, 0)
 
 
@@ -227,8 +231,8 @@ def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: s
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})
-    text = f"{_plural(len(runs), 'run')} of {_plural(runs[0].recipe.schedule.epochs, 'epoch')} "
-    text += f"({_plural(variants, 'variant')}, {_plural(seeds, 'seed')})"
+    text = f"{plural(len(runs), 'run')} of {runs[0].recipe.schedule.length} "
+    text += f"({plural(variants, 'variant')}, {plural(seeds, 'seed')})"
     finished = sum(run.state == "finished" for run in runs)
     started = sum(run.state == "unfinished" for run in runs)
     states = [f"{finished} finished before"] if finished else []
@@ -240,7 +244,3 @@ def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: s
     if seconds is not None and finished < len(runs):
         text += f"; about {format_duration(seconds)}{' for the rest' if states else ''}"
     return text
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -17,21 +17,21 @@ from attngraft.study.config import Halving
 from attngraft.training.recipe import ScheduleConfig
 
 
-def rung_epochs(halving: Halving, schedule: ScheduleConfig) -> list[int]:
-    """Return the epochs after which variants are compared.
+def rung_epochs(halving: Halving, *schedules: ScheduleConfig) -> list[int]:
+    """Return the epochs after which variants with these schedules, of as many epochs, are compared.
 
     With `first` they are first, first * eta, ...; without it ..., epochs // eta^2, epochs // eta. None of them is within
-    the warm-up, where losses mean little.
+    the longest warm-up, where losses mean little.
 
     Raises:
         UsageError: the epochs have no room for a rung.
     """
-    epochs, eta = schedule.epochs, halving.eta
+    epochs, eta = schedules[0].epochs, halving.eta
     if halving.first is not None:
         powers = range(epochs.bit_length())
         found = [rung for power in powers if (rung := halving.first * eta**power) < epochs]
     else:
-        earliest = max(math.ceil(schedule.warmup), 1)
+        earliest = max(1, *(math.ceil(schedule.warmup) for schedule in schedules))
         steps = (epochs // eta**power for power in range(1, epochs + 1))
         found = sorted({rung for rung in steps if rung >= earliest})
     if not found:
@@ -42,17 +42,17 @@ def rung_epochs(halving: Halving, schedule: ScheduleConfig) -> list[int]:
     return found
 
 
-def expected_share(halving: Halving, schedule: ScheduleConfig, *, variants: int) -> float:
+def expected_share(halving: Halving, *schedules: ScheduleConfig, variants: int) -> float:
     """Return the fraction of all epochs of `variants` variants that is trained if no variant is promoted early.
 
     Raises:
         UsageError: see `rung_epochs`.
     """
-    trained, left, before = 0, variants, 0
-    for rung in [*rung_epochs(halving, schedule), schedule.epochs]:
+    trained, left, before, epochs = 0, variants, 0, schedules[0].epochs
+    for rung in [*rung_epochs(halving, *schedules), epochs]:
         trained += left * (rung - before)
         left, before = max(left // halving.eta, 1), rung
-    return trained / (variants * schedule.epochs) if variants else 1.0
+    return trained / (variants * epochs) if variants else 1.0
 
 
 class Rungs:

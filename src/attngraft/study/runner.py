@@ -10,17 +10,27 @@ runs are evaluated under suites. The executor decides where runs are trained and
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import remove_leftovers, write_atomically, writing
+from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
-from attngraft.study.checks import check_variants, refuse_other_recipes, refuse_other_variants
+from attngraft.study.checks import (
+    check_untrained,
+    check_variants,
+    refuse_counted_updates,
+    refuse_other_recipes,
+    refuse_other_variants,
+    refuse_unsupported,
+)
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
@@ -53,7 +63,7 @@ COST_SECONDS = 120.0  #: maximum for measuring costs
 
 def open_data(study: Study) -> BenchmarkBatch:
     """Open the data with the split of earlier runs, if any."""
-    return BenchmarkBatch(study.baseline_recipe, split=study.split_file())
+    return BenchmarkBatch(study.baseline_recipe, folder=study.data_folder())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +85,7 @@ def compare(
     progress: StudyProgress | None = None,
     costs: bool = True,
     tools: Tools | None = None,
+    trust_code: bool = False,
 ) -> StudyResult:
     """Train every variant with every seed, except for finished runs, and compare the variants.
 
@@ -88,6 +99,7 @@ def compare(
         progress: callbacks; None logs plain lines.
         costs: measure time, memory and multiply-adds of the variants on this machine.
         tools: another trainer or report.
+        trust_code: import a `module:` host that the folder of a teacher names; those of `config` are trusted.
 
     Returns:
         The result, which is also written into the study's folder, with its report.
@@ -100,16 +112,21 @@ def compare(
         KeyboardInterrupt: the study was interrupted.
     """
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
+    if trust_code:
+        tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
+    hosts = config.host_names()
+    refuse_unsupported(config)
     with writing(config.out):
         config.out.mkdir(parents=True, exist_ok=True)
-    with locked(config.out):
+    with trusting(*hosts, every=trust_code), locked(config.out):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
-            study = prepare(config, executor=executor, progress=progress, tools=tools)
+            study = _prepare(config, executor, progress, tools)
             write_study(study)
             if study.benchmark is not None:
                 study.save_split(study.benchmark.task)
+                study.save_files(study.benchmark.task)
             notes = train_runs(study, executor=executor, train=tools.train, progress=progress)
             if not any(finished_runs(study).values()):
                 first = f"; the first: {notes[0]}" if notes else ""
@@ -140,16 +157,23 @@ def prepare(
     executor: Executor | None = None,
     progress: StudyProgress | None = None,
     tools: Tools | None = None,
+    trust_code: bool = False,
 ) -> Study:
     """Check the study, open its data, estimate its time, and fit its epochs to the time budget.
 
-    Trains and writes nothing.
+    Trains and writes nothing. The arguments are those of `compare`.
 
     Raises:
         As `compare`, before anything is trained.
     """
-    progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
+    refuse_unsupported(config)
+    with trusting(*config.host_names(), every=trust_code):
+        return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())
+
+
+def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> Study:
     study = resolve(_with_fitted_epochs(config))
+    refuse_counted_updates(study)
     progress.on_stage("checking the variants")
     check_variants(study)
     fit = study.time_budget is not None and study.fitted_epochs is None
@@ -159,9 +183,14 @@ def prepare(
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
-        progress.on_stage("timing a few steps of every variant")
+        trains = all(run.recipe.schedule.trains for run in study.runs)
+        if not trains:
+            check_untrained(study, benchmark.data)
+        counted = any(run.recipe.counts_updates for run in study.runs) or not trains
+        if not counted:
+            progress.on_stage("timing a few steps of every variant")
         try:
-            estimate = tools.measure_throughput(study, benchmark)
+            estimate = None if counted else tools.measure_throughput(study, benchmark)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -175,7 +204,8 @@ def prepare(
             seconds = estimate.seconds(expected_runs(study)) / concurrency
     if study.suites:
         check_suites(study, benchmark)
-    epochs = sum(run.epochs_left for run in expected_runs(study))
+    counted = any(run.recipe.counts_updates for run in study.runs)
+    epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
     return dataclasses.replace(study, benchmark=benchmark, seconds=seconds)
 
@@ -348,12 +378,12 @@ def _cost_seconds(config: StudyConfig) -> float:
 
 def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
     """Load the costs, or measure them. A failure to measure becomes a note."""
-    measured = resolve(_with_chosen_batches(_without_stopped(study), study))
-    costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
-    if costs is not None:
-        return costs
-    progress.on_stage("measuring the costs of each variant")
     try:
+        measured = resolve(_with_chosen_batches(_without_stopped(study), study))
+        costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
+        if costs is not None:
+            return costs
+        progress.on_stage("measuring the costs of each variant")
         benchmark = (
             study.benchmark if measured.overrides == study.overrides else None
         )  # only if its batch sizes are unchanged
@@ -370,7 +400,9 @@ def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
     train = study.baseline_recipe.train
     if not train.auto_batch:
         return config
-    chosen = max(run.recipe.train.accumulate for runs in finished_runs(config).values() for run in runs.values())
+    own = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
+    finished = [run for name, runs in finished_runs(config).items() if name not in own for run in runs.values()]
+    chosen = max((run.recipe.train.accumulate for run in finished), default=train.accumulate)
     if chosen == train.accumulate:
         return config
     return dataclasses.replace(config, overrides=(*config.overrides, f"train.accumulate={chosen}"))

@@ -1,11 +1,11 @@
 """Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
 
-Every run is evaluated with the weights of its last epoch, as in the comparison; existing evaluations are kept. If a
-condition has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as
-examples. Severities are averaged in the same way.
+Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition
+has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples.
+Severities are averaged in the same way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,23 +14,26 @@ from attngraft.errors import DataError
 from attngraft.evaluation.suites.cache import read_cached, read_columns, read_fingerprint, require_pyarrow
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
 from attngraft.evaluation.suites.context import missing_images
-from attngraft.evaluation.suites.evaluate import FOLDER, checkpoint_digest, evaluate_suites
+from attngraft.evaluation.suites.evaluate import evaluate_suites
 from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.evaluation.suites.result import FAILURES, GroupResult, SuiteRun, find_suite_run
+from attngraft.results.measured import MeanOfStatistics, MeanScore, Statistic
+from attngraft.results.records import RecordTable
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, SuiteResult
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records, finished_runs
-from attngraft.study.predictions import Scores, align_scores
+from attngraft.study.predictions import RunStatistics, paired
 from attngraft.study.progress import StudyProgress
-from attngraft.study.verdict import CalibrationInputs, compare_calibration, compare_scores, spread
+from attngraft.study.verdict import compare_statistics, spread
 from attngraft.targets.test_sets import imagenet_order, open_test_set
+from attngraft.tasks.calibration import calibration_statistic
 from attngraft.tasks.images.sources import is_missing
 from attngraft.tasks.task import Task
-from attngraft.training.evaluate import Weights, weights_file
+from attngraft.training.evaluate import EVALUATIONS, Weights, checkpoint_digest, weights_file
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.run_folder import RunRecord
 
-WEIGHTS: Weights = "last"
+_METRIC = "metric"  # the one statistic of a condition
 
 
 def _choices(config: StudyConfig) -> tuple[SuiteChoice, ...]:
@@ -84,10 +87,10 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
     choices, failed = _choices(config), []
     for name, by_seed in finished_runs(config).items():
         for seed, record in by_seed.items():
-            label = f"{name} seed {seed}"
+            label, weights = f"{name} seed {seed}", record.recipe.train.judge
             for choice in choices:  # one at a time, because one may fail
                 try:
-                    evaluate_suites(record.folder, [choice], weights="last", progress=_Stages(label, progress))
+                    evaluate_suites(record.folder, [choice], weights=weights, progress=_Stages(label, progress))
                 except FAILURES as error:
                     failed.append(f"{label}: its evaluation under suite {choice.text} failed: {error}")
     return failed
@@ -115,7 +118,7 @@ class _EvaluatedRun:
     def __init__(self, record: RunRecord, result: SuiteRun) -> None:
         self.record, self.result = record, result
         self.groups = {group.name: group for group in result.groups}
-        self._read: dict[str, Scores] = {}
+        self._read: dict[str, tuple[np.ndarray, Statistic]] = {}
 
     def stale_because(self, digest: str, checkpoints: dict[Path, str]) -> str:
         """Return why the results cannot be compared with the others; empty if they can.
@@ -128,48 +131,68 @@ class _EvaluatedRun:
         """
         folder, result = self.record.folder, self.result
         if folder not in checkpoints:
-            exists = weights_file(folder, WEIGHTS).is_file()
-            checkpoints[folder] = checkpoint_digest(self.record, WEIGHTS) if exists else result.checkpoint
+            weights: Weights = self.record.recipe.train.judge
+            exists = weights_file(folder, weights).is_file()
+            checkpoints[folder] = checkpoint_digest(self.record, weights) if exists else result.checkpoint
         if result.checkpoint != checkpoints[folder]:
             return "its results were computed with different weights from the run's current ones"
         if result.digest and result.digest != digest:
             return "it was evaluated on different examples from most runs"
         if result.digest:
-            made = [read_fingerprint(folder / FOLDER / file) for group in result.groups for file in group.files]
+            made = [read_fingerprint(folder / EVALUATIONS / file) for group in result.groups for file in group.files]
             expected = (result.checkpoint, result.digest)
             if any(each is None or (each["checkpoint"], each["data"]) != expected for each in made):
                 return "its prediction files do not belong to its results"
         return ""
 
-    def scores(self, name: str) -> Scores:
-        """Return the scores by example: the mean over severities of the mean over noise seeds."""
+    def primary(self, name: str, task: Task) -> RunStatistics:
+        """Return the primary metric: the mean over severities of the mean over noise seeds."""
         group = self.groups[name]
-        if group.files:
-            return self._mean(group)
-        members = [
-            each for each in self.result.groups if each.severity is not None and group.kind in (each.kind, "mean")
-        ]
-        parts = [self._mean(member) for member in members if member.files]
-        return Scores(names=parts[0].names, score=np.mean([part.score for part in parts], axis=0), binary=False)
+        members = (
+            [group]
+            if group.files
+            else [
+                each for each in self.result.groups if each.severity is not None and group.kind in (each.kind, "mean")
+            ]
+        )
+        parts = [self._over_noise_seeds(member, task) for member in members if member.files]
+        return self._statistics(parts[0][0], _mean([statistic for _, statistic in parts]))
 
-    def _mean(self, group: GroupResult) -> Scores:
+    def _over_noise_seeds(self, group: GroupResult, task: Task) -> tuple[np.ndarray, Statistic]:
         if group.name not in self._read:
-            paths = [self.record.folder / FOLDER / file for file in group.files]
-            columns = [read_columns(path, only=("name", "score")) for path in paths]
-            kept = read_cached(paths[0])
-            names = columns[0]["name"]
-            before = next((scores.names for scores in self._read.values()), names)
-            self._read[group.name] = Scores(
-                names=before if np.array_equal(before, names) else names,  # one copy for all conditions
-                score=np.mean([each["score"].astype(float) for each in columns], axis=0),
-                binary=len(paths) == 1 and kept is not None and kept.binary,
+            paths = [self.record.folder / EVALUATIONS / file for file in group.files]
+            names = read_columns(paths[0], only=("name",))["name"]
+            before = next((read for read, _ in self._read.values()), names)
+            self._read[group.name] = (
+                before if np.array_equal(before, names) else names,  # one copy for all conditions
+                _mean([self._of_file(path, task) for path in paths]),
             )
         return self._read[group.name]
 
-    def calibration(self, name: str, task: Task) -> CalibrationInputs:
-        columns = read_columns(self.record.folder / FOLDER / self.groups[name].files[0])
-        stated, true = task.calibration_inputs(columns)
-        return CalibrationInputs(names=columns["name"], stated=stated, true=true)
+    def _of_file(self, path: Path, task: Task) -> Statistic:
+        columns = read_columns(path, only=("score",))
+        if "score" in columns:
+            kept = read_cached(path)
+            return MeanScore(columns["score"].astype(float), binary=kept is not None and kept.binary)
+        columns = read_columns(path)
+        table = RecordTable(names=columns["name"], columns=columns)
+        return task.measure(table, self.record.facts).statistics[self.result.metric]
+
+    def calibration(self, name: str, task: Task) -> RunStatistics:
+        """Return the expected calibration error."""
+        columns = read_columns(self.record.folder / EVALUATIONS / self.groups[name].files[0])
+        return self._statistics(columns["name"], calibration_statistic(*task.calibration_inputs(columns)))
+
+    def _statistics(self, names: np.ndarray, statistic: Statistic) -> RunStatistics:
+        return RunStatistics(folder=self.record.folder, names=names, statistics={_METRIC: statistic})
+
+
+def _mean(statistics: Sequence[Statistic]) -> Statistic:
+    """Return the mean of statistics of the same examples; of mean scores, each example's mean score."""
+    scores = [each.score for each in statistics if isinstance(each, MeanScore)]
+    if len(statistics) == 1:
+        return statistics[0]
+    return MeanScore(np.mean(scores, axis=0)) if len(scores) == len(statistics) else MeanOfStatistics(statistics)
 
 
 _Evaluations = Mapping[str, Mapping[int, _EvaluatedRun]]  # by variant name and seed
@@ -189,7 +212,7 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
             (name, seed): _EvaluatedRun(record, found)
             for name, by_seed in records.items()
             for seed, record in by_seed.items()
-            if (found := find_suite_run(record.folder / FOLDER / WEIGHTS, choice)) is not None
+            if (found := find_suite_run(record.folder / EVALUATIONS / record.recipe.train.judge, choice)) is not None
         }
         if not evaluated:
             continue
@@ -265,17 +288,17 @@ def _condition(
 def _difference(
     baseline: Mapping[int, _EvaluatedRun], variant: Mapping[int, _EvaluatedRun], name: str, first: SuiteRun, task: Task
 ) -> Difference | None:
-    seeds = sorted(baseline.keys() & variant.keys())
-    if not seeds:
+    def read(runs: Mapping[int, _EvaluatedRun]) -> dict[int, RunStatistics]:
+        calibration = first.metric == "ece"
+        return {
+            seed: run.calibration(name, task) if calibration else run.primary(name, task) for seed, run in runs.items()
+        }
+
+    before, after = paired(read(baseline), read(variant))
+    if not before:
         return None
-    pairs = [*(baseline[seed] for seed in seeds), *(variant[seed] for seed in seeds)]
-    if first.metric == "ece":
-        inputs = [run.calibration(name, task) for run in pairs]
-        return compare_calibration(inputs[: len(seeds)], inputs[len(seeds) :])
-    scores, binary = align_scores([run.scores(name) for run in pairs], [run.record.folder for run in pairs])
-    return compare_scores(
-        dict(zip(seeds, scores[: len(seeds)], strict=True)),
-        dict(zip(seeds, scores[len(seeds) :], strict=True)),
-        binary=binary,
+    return compare_statistics(
+        {seed: run.statistics[_METRIC] for seed, run in before.items()},
+        {seed: run.statistics[_METRIC] for seed, run in after.items()},
         higher_is_better=first.higher_is_better,
     )

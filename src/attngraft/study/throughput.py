@@ -42,35 +42,51 @@ class Estimate:
     def epochs_within(self, runs: Sequence[PlannedRun], budget: float, *, share: float = 1.0) -> int:
         """Return the largest number of epochs per run with which all `runs` take at most `budget` seconds.
 
-        Variants are assumed to be trained for the fraction `share` of the epochs on average, and the baseline for all.
+        Variants are assumed to be trained for the fraction `share` of the epochs on average, and the baseline for all;
+        variants that set their own epochs, for these.
         """
-        parts = [(self.throughputs[run.variant.name], 1.0 if run.variant.is_baseline else share) for run in runs]
-        fixed = sum(throughput.start_seconds for throughput, _ in parts)
+        parts = [
+            (self.throughputs[run.variant.name], 1.0 if run.variant.is_baseline else share)
+            for run in runs
+            if not run.variant.sets("schedule.epochs")
+        ]
+        own = [run for run in runs if run.variant.sets("schedule.epochs")]
+        fixed = sum(throughput.start_seconds for throughput, _ in parts) + self.full_seconds(own, epochs=0)
         per_epoch = sum(throughput.epoch_seconds * part for throughput, part in parts)
         return max(int((budget - fixed) / per_epoch), 0)
+
+    def full_seconds(self, runs: Sequence[PlannedRun], *, epochs: int) -> float:
+        """Return the seconds of complete `runs` with this number of epochs, or the one that the variant sets."""
+        return sum(
+            self.throughputs[run.variant.name].run_seconds(
+                run.recipe.schedule.epochs if run.variant.sets("schedule.epochs") else epochs
+            )
+            for run in runs
+        )
 
 
 def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
     """Time real training steps and evaluation batches of all variants; the CPU's random state is not changed."""
-    train = study.baseline_recipe.train
     found = {}
-    with cpu_threads(train.threads):
+    with cpu_threads(study.baseline_recipe.train.threads):
         for variant in study.variants:  # one at a time, because many may not fit into memory together
+            recipe = study.recipe_of(variant)
+            train, own = recipe.train, benchmark.for_recipe(recipe)
             begin = time.perf_counter()
-            profiler = Profiler(study.recipe_of(variant), benchmark)
+            profiler = Profiler(recipe, own)
             profiler.train_step()  # the first steps are slower
             profiler.evaluate_batch()
             start = time.perf_counter() - begin
             wait = synchronizer(profiler.device)
             step = float(np.median([_seconds(profiler.train_step, wait) for _ in range(ROUNDS)]))
             batch = float(np.median([_seconds(profiler.evaluate_batch, wait) for _ in range(ROUNDS)]))
-            load = benchmark.load_seconds
-            load_eval = load * train.accumulate / train.batch_size * len(benchmark.data.val) / benchmark.eval_batches
+            load = own.load_seconds
+            load_eval = load * train.accumulate / train.batch_size * len(own.data.val) / own.eval_batches
             if train.workers:  # loading processes read ahead
                 step, batch = max(step, load / train.workers), max(batch, load_eval / train.workers)
             else:
                 step, batch = step + load, batch + load_eval
-            epoch = MARGIN * (benchmark.steps_per_epoch * step + benchmark.eval_batches * batch)
+            epoch = MARGIN * (own.steps_per_epoch * step + own.eval_batches * batch)
             found[variant.name] = Throughput(start_seconds=start, epoch_seconds=epoch)
     return Estimate(throughputs=found)
 
@@ -106,7 +122,7 @@ def fit_epochs(
     """
     epochs = estimate.epochs_within(runs, budget)
     if epochs < 1:
-        one = sum(estimate.throughputs[run.variant.name].run_seconds(1) for run in runs)
+        one = estimate.full_seconds(runs, epochs=1)
         raise UsageError(
             f"the time budget of {format_duration(budget)} is too short for one epoch: {len(runs)} runs of one epoch take "
             f"about {format_duration(one)}; raise the budget, or use fewer seeds, fewer variants or a smaller host"
@@ -120,14 +136,14 @@ def fit_epochs(
 
 def trained_share(study: Study) -> Callable[[int], float]:
     """Return the function from a number of epochs to the fraction of them that a variant is trained for on average."""
-    schedule, halving = study.baseline_recipe.schedule, study.halving
+    schedules, halving = study.schedules, study.halving
 
     def share(epochs: int) -> float:
         if halving is None:
             return 1.0
         try:
-            shorter = dataclasses.replace(schedule, epochs=epochs)
-            return expected_share(halving, shorter, variants=len(study.variants) - 1)
+            shorter = [dataclasses.replace(schedule, epochs=epochs) for schedule in schedules]
+            return expected_share(halving, *shorter, variants=len(study.variants) - 1)
         except (UsageError, ValueError):  # no room for a rung, or for the warm-up: nothing is saved
             return 1.0
 
@@ -152,5 +168,5 @@ def halving_plan(study: Study) -> str:
     """
     if study.halving is None:
         return ""
-    epochs = ", ".join(str(epoch) for epoch in rung_epochs(study.halving, study.baseline_recipe.schedule))
+    epochs = ", ".join(str(epoch) for epoch in rung_epochs(study.halving, *study.schedules))
     return f"halving: after epoch {epochs} about one in {study.halving.eta} variants continues"

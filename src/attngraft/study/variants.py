@@ -3,25 +3,41 @@
     grafts:
       - cb_s                                                           # on the study's host
       - {host: {name: deit_tiny_patch16_224, args: {img_size: 32}}}    # another host, without graft
-      - {name: ViT with cb_s, host: deit_tiny_patch16_224, spec: cb_s}
+      - {name: ViT with cb_s, host: deit_tiny_patch16_224, graft: cb_s}
+      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}               # other fields of the recipe, after the study's `set`
+      - {set: [schedule.warmup_epochs=10]}                             # the plain host under that recipe
 
-On the command line `--against` takes a name, `NAME: {argument: value}`, or such an entry.
+On the command line `--against` takes a name, `NAME: {argument: value}`, or such an entry, and `--graft` a specification or
+such an entry. `spec` is the same as `graft`.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.grafting.spec import parse
 from attngraft.results.wording import host_label
 from attngraft.strict import read
-from attngraft.yaml_config import parse_yaml
+from attngraft.training.recipe import HARMLESS
+from attngraft.yaml_config import dump_line, parse_yaml
 
 BASELINE = "baseline"
-ENTRY = "{name: ..., host: {name: ..., args: {...}}, spec: ...}"
+ENTRY = "{name: ..., host: {name: ..., args: {...}}, graft: ...}"
+
+_MACHINE = "does not change what is trained; set it for all variants (`set:` of the study, or --set)"
+#: recipe fields that a variant's `set` may not change, and the reason
+_COMMON = {
+    "seed": "a study trains every variant with the same seeds; use `seeds:` of the study (--seeds)",
+    "graft": "write the graft next to `set:`, as in {graft: cb_s, set: {...}}",
+    "host": f"write the host next to `set:`, as in {ENTRY}",
+    "task.name": "variants that solve different tasks cannot be compared; make a second study",
+    "task.data": "variants trained or evaluated on different data cannot be compared; set the data for all (--data)",
+    "task.metrics": "variants measured differently cannot be compared; set it for all (--metric, or `set:` of the study)",
+    **dict.fromkeys((*HARMLESS, "train.threads"), _MACHINE),
+}
 
 _LONGEST_SLUG = 60
 _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
@@ -75,18 +91,21 @@ class Variant:
     name: str
     spec: str  #: canonical; "none" for the plain host
     host: StudyHost | None = None  #: a host other than the study's
+    overrides: tuple[str, ...] = ()  #: `field=value` texts that change the study's recipe
+    where: str = field(default="", compare=False)  #: place in the study file, for messages
 
     @property
     def is_baseline(self) -> bool:
-        return self.spec == "none" and self.host is None
+        return self.spec == "none" and self.host is None and not self.overrides
 
     @property
     def key(self) -> str:
-        """Host (if not the study's) and specification in one line, unique within the study."""
-        if self.host is None:
-            return self.spec
-        label = host_label(self.host.plain())
-        return label if self.spec == "none" else f"{label} + {self.spec}"
+        """Host (if not the study's), specification and changes of the recipe in one line, unique within the study."""
+        return _label(None if self.host is None else host_label(self.host.plain()), self.spec, self.overrides)
+
+    def sets(self, name: str) -> bool:
+        """Return whether the variant has its own value of the recipe field `name`."""
+        return any(_overlap(text.partition("=")[0], name) for text in self.overrides)
 
     @property
     def slug(self) -> str:
@@ -95,21 +114,32 @@ class Variant:
     def plain(self) -> dict[str, Any]:
         """Return the variant as an entry of a study file."""
         host = {} if self.host is None else {"host": self.host.plain()}
-        return {"name": self.name, "spec": self.spec, **host}
+        changes = {"set": list(self.overrides)} if self.overrides else {}
+        return {"name": self.name, "spec": self.spec, **host, **changes}
 
 
-def read_variants(entries: Iterable[Any]) -> tuple[Variant, ...]:
-    """Parse variants: a specification (text or list of mappings), `{name, spec}`, or `{name, host, spec}`.
+def _label(host: str | None, spec: str, overrides: tuple[str, ...]) -> str:
+    parts = [part for part in (host, None if host and spec == "none" else spec) if part]
+    return " + ".join(parts) + (f" with {', '.join(overrides)}" if overrides else "")
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether two dotted fields are the same, or one contains the other."""
+    return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
+
+
+def read_variants(entries: Iterable[Any], *, where: str = "grafts") -> tuple[Variant, ...]:
+    """Parse variants: a specification (text or list of mappings), or a mapping with any of `name`, `host`, `graft`, `set`.
 
     The baseline, `none`, is added if missing and put first; the others keep their order. The default name of a variant is
-    its host, if not the study's, and its specification.
+    its host, if not the study's, its specification, and what it changes in the recipe. Messages start with `where`.
 
     Raises:
         GraftSpecError: a specification cannot be parsed.
-        ConfigError: an entry in a different form.
-        UsageError: two variants with the same specification and host, or with the same name.
+        ConfigError: an entry in a different form, or a `set` that makes results incomparable.
+        UsageError: two variants with the same specification, host and `set`, or with the same name.
     """
-    variants = [_read_entry(entry, f"grafts[{number}]") for number, entry in enumerate(entries)]
+    variants = [_read_entry(entry, f"{where}[{number}]") for number, entry in enumerate(entries)]
     if not any(variant.is_baseline for variant in variants):
         variants.insert(0, Variant(name=BASELINE, spec="none"))
     variants.sort(key=lambda variant: not variant.is_baseline)
@@ -126,15 +156,20 @@ def read_variants(entries: Iterable[Any]) -> tuple[Variant, ...]:
 
 def _read_entry(entry: Any, where: str) -> Variant:
     name, host, given = None, None, entry
+    overrides: tuple[str, ...] = ()
     if isinstance(entry, Mapping):
-        unknown = [key for key in entry if key not in ("name", "host", "spec")]
-        if unknown or not entry.keys() & {"host", "spec"}:
-            problem = f"unknown key {unknown[0]!r}" if unknown else "no spec"
+        unknown = [key for key in entry if key not in ("name", "host", "spec", "graft", "set")]
+        if unknown or not entry.keys() & {"host", "spec", "graft", "set"}:
+            problem = f"unknown key {unknown[0]!r}" if unknown else "no graft"
             raise ConfigError(
-                f"{where}: {problem}; write a specification (cb_s@blocks.6-11), or {{name: ..., spec: ...}}"
+                f"{where}: {problem}; write a specification (cb_s@blocks.6-11), or "
+                "{name: ..., graft: ..., set: {schedule.warmup_epochs: 10}}"
             )
-        name, given = entry.get("name"), entry.get("spec")
+        if {"spec", "graft"} <= entry.keys():
+            raise ConfigError(f"{where}: spec and graft are the same; remove one of them")
+        name, given = entry.get("name"), entry.get("graft", entry.get("spec"))
         host = None if entry.get("host") is None else _read_host(entry["host"], f"{where}.host")
+        overrides = _read_overrides(entry.get("set"), f"{where}.set")
     if name is not None and (not isinstance(name, str) or not name.strip()):
         raise ConfigError(f"{where}.name: expected a non-empty text, found {name!r}")
     if given is not None and not isinstance(given, str | list | tuple):
@@ -142,18 +177,62 @@ def _read_entry(entry: Any, where: str) -> Variant:
     spec = str(parse(given))
     if name:
         name = name.strip()
-    elif host is None:
-        name = BASELINE if spec == "none" else spec
+    elif host is None and spec == "none" and not overrides:
+        name = BASELINE
     else:
-        name = str(host.name) if spec == "none" else f"{host.name} + {spec}"
-    return Variant(name=name, spec=spec, host=host)
+        name = _label(None if host is None else host.name, spec, overrides)
+    return Variant(name=name, spec=spec, host=host, overrides=overrides, where=where)
+
+
+def _read_overrides(given: Any, where: str) -> tuple[str, ...]:
+    """Return the `set` of an entry as `field=value` texts, one per field, sorted."""
+    values: dict[str, Any] = {}
+    if isinstance(given, Mapping):
+        values = dict(_fields(given))
+    elif isinstance(given, list | tuple):
+        for number, text in enumerate(given):
+            name, equals, value = text.partition("=") if isinstance(text, str) else ("", "", "")
+            if not equals:
+                raise ConfigError(f"{where}[{number}]: write it as schedule.warmup_epochs=10; found {text!r}")
+            values[name.strip()] = parse_yaml(value, source=f"{where}.{name.strip()}")
+    elif given is not None:
+        raise ConfigError(
+            f"{where}: expected fields of the recipe, as in {{schedule.warmup_epochs: 10}} or [schedule.warmup_epochs=10], "
+            f"found {given!r}"
+        )
+    for name in values:
+        for common, reason in _COMMON.items():
+            if _overlap(name, common):
+                inside = "" if f"{name}.".startswith(f"{common}.") else f"set its fields one by one; {common}: "
+                raise ConfigError(f"{where}.{name}: {inside}{reason}")
+    # a section before its fields, in the form in which equal values give equal texts
+    ordered = sorted(values, key=lambda name: name.split("."))
+    return tuple(f"{name}={dump_line([values[name]])[1:-1]}" for name in ordered)
+
+
+def _fields(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted fields and values; a non-empty section is its fields, and leaves the others as they are."""
+    for key, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _fields(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _read_host(given: Any, where: str) -> StudyHost:
     host = StudyHost(name=given) if isinstance(given, str) else read(StudyHost, given, where=where)
     if host.name is None or not host.name.strip():
         raise ConfigError(f"{where}: name the host, as in {ENTRY}")
-    return host
+    return replace(host, name=host.name.strip().removeprefix("timm:"))
+
+
+def entry_graft(text: str) -> Any:
+    """Return the value of `--graft`, a specification or an entry in braces, as an entry of a study file's `grafts`.
+
+    Raises:
+        ConfigError: invalid YAML.
+    """
+    return parse_yaml(text, source=f"--graft {text}") if text.lstrip().startswith("{") else text
 
 
 def entry_against(text: str) -> dict[str, Any]:

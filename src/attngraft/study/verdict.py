@@ -6,56 +6,58 @@ examples) and the t-interval (other seeds, these examples). With one seed there 
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from attngraft.errors import DataError
+from attngraft.results.measured import MeanScore, Statistic
 from attngraft.results.statistics import (
-    RESAMPLES,
+    affordable_resamples,
     crossed_bootstrap,
+    crossed_bootstrap_of,
     holm,
-    interval_of,
     mcnemar,
+    paired_differences,
     paired_t_p,
     t_interval,
 )
 from attngraft.results.study import Difference, Interval, McNemar, Spread, Verdict
-from attngraft.tasks.calibration import BINS, bin_of
-
-_AT_ONCE = 2**22  #: maximum number of example counts drawn at once in a bootstrap
 
 
-def compare_scores(
-    baseline: Mapping[int, np.ndarray],
-    variant: Mapping[int, np.ndarray],
-    *,
-    binary: bool,
-    higher_is_better: bool = True,
-) -> Difference:
-    """Return the difference of the mean scores, variant minus baseline, over the seeds that both have.
+def compare_statistics(
+    baseline: Mapping[int, Statistic], variant: Mapping[int, Statistic], *, higher_is_better: bool
+) -> Difference | None:
+    """Return the difference of a metric, variant minus baseline, over the seeds that both have.
+
+    A mean of scores is compared by the differences of its scores; any other metric is computed again under every resample.
 
     Args:
-        baseline, variant: scores (N,) per seed, of the same examples in the same order.
-        binary: whether scores are 0 or 1, so that McNemar's test applies.
-        higher_is_better: whether a higher metric is better.
+        baseline: the baseline's metric by seed.
+        variant: the variant's, on the same examples in the same order.
+        higher_is_better: direction of the metric.
 
     Returns:
-        The difference. `p_holm` is the uncorrected p-value until `corrected` is applied to all variants.
-
-    Raises:
-        ValueError: no seed in common, or unequal numbers of examples.
+        The difference, or None if the metric is undefined for a run. `p_holm` is the uncorrected p-value until `corrected`
+        is applied to all variants.
     """
     seeds = sorted(baseline.keys() & variant.keys())
-    if not seeds:
-        raise ValueError("the two variants have no seed in common")
-    sizes = {len(scores[seed]) for scores in (baseline, variant) for seed in seeds}
-    if len(sizes) > 1:
-        raise ValueError(f"runs have different numbers of examples: {sorted(sizes)}")
-    differences = np.stack([np.asarray(variant[seed], float) - np.asarray(baseline[seed], float) for seed in seeds])
+    first, second = [baseline[seed] for seed in seeds], [variant[seed] for seed in seeds]
+    before, after = ([each.score for each in runs if isinstance(each, MeanScore)] for runs in (first, second))
+    if not len(before) == len(after) == len(seeds):
+        by_seed = paired_differences(first, second, np.ones((1, first[0].examples)))[0]
+        if not np.isfinite(by_seed).all():
+            return None
+        resamples = affordable_resamples(first, second)
+        interval = crossed_bootstrap_of(first, second, resamples=resamples)
+        found = _difference(by_seed, interval, tests=[], higher_is_better=higher_is_better)
+        return dataclasses.replace(found, resamples=resamples)
+    differences = np.stack(after).astype(float) - np.stack(before).astype(float)
     by_seed = differences.mean(axis=1)
-    tests = [mcnemar(baseline[seed], variant[seed], seed=seed) for seed in seeds] if binary else []
-    found = difference_of(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
+    if not np.isfinite(by_seed).all():
+        return None
+    tests = []
+    if all(each.binary for each in [*first, *second]):
+        tests = [mcnemar(*scores, seed=seed) for seed, *scores in zip(seeds, before, after, strict=True)]
+    found = _difference(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
     if differences.any():
         return found
     where = "in the one seed" if len(seeds) == 1 else f"in all {len(seeds)} seeds"
@@ -63,10 +65,9 @@ def compare_scores(
     return dataclasses.replace(found, why=why)
 
 
-def difference_of(
-    by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool = True
+def _difference(
+    by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool
 ) -> Difference:
-    """Return the difference of any statistic, from its differences by seed and its bootstrap interval."""
     t = t_interval(by_seed)
     p_value = paired_t_p(by_seed) if len(by_seed) > 1 else (tests[0].p_value if tests else None)
     verdict = _verdict(bootstrap, t, higher_is_better)
@@ -139,70 +140,3 @@ def _shown(interval: Interval) -> str:
 def spread(values: np.ndarray) -> Spread:
     """Return mean and sample deviation of at least one value."""
     return Spread(mean=float(values.mean()), deviation=float(values.std(ddof=1)) if len(values) > 1 else None)
-
-
-# --- calibration ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationInputs:
-    """Predicted probabilities of one run, and whether each prediction was true."""
-
-    names: np.ndarray  #: (N,), names of the examples
-    stated: np.ndarray  #: (N, K)
-    true: np.ndarray  #: (N, K)
-
-    def gaps(self, order: np.ndarray) -> np.ndarray:
-        """Return each example's share of `stated` minus `true` in each bin, (N, bins), for the examples in `order`.
-
-        The calibration error is the sum over bins of the absolute values of the means over examples and predictions.
-        """
-        index = np.zeros(len(order), dtype=np.int64)
-        if len(self.names) == len(order):
-            index[np.argsort(order, kind="stable")] = np.argsort(self.names, kind="stable")
-        if not np.array_equal(self.names[index], order):
-            raise DataError("the runs were evaluated on different examples; repeat the study")
-        stated, true = self.stated[index].astype(float), self.true[index].astype(float)
-        rows = np.arange(len(order))[:, None] * BINS + bin_of(stated)
-        sums = np.bincount(rows.reshape(-1), weights=(stated - true).reshape(-1), minlength=len(order) * BINS)
-        return sums.reshape(len(order), BINS) / stated.shape[1]
-
-
-def compare_calibration(
-    baseline: Sequence[CalibrationInputs],
-    variant: Sequence[CalibrationInputs],
-    *,
-    resamples: int = RESAMPLES,
-    random_state: int = 0,
-) -> Difference:
-    """Return the variant's expected calibration error minus the baseline's, paired by seed; lower is better.
-
-    The error is not a mean over examples, so it is recomputed for every resample. Seeds and examples are drawn as in the
-    crossed bootstrap, and the interval is widened in the same way. Resampling increases both errors slightly, and equally.
-
-    Raises:
-        DataError: the runs were not evaluated on the same examples.
-    """
-    order = baseline[0].names
-    gaps = np.stack([np.stack([each.gaps(order) for each in runs]) for runs in (baseline, variant)])  # (2, S, N, bins)
-    seeds, examples = gaps.shape[1:3]
-    by_seed = _error_differences(np.ones((1, examples)), gaps)[0]
-    generator = np.random.default_rng(random_state)
-    drawn = np.empty((resamples, seeds))
-    rows = max(1, _AT_ONCE // examples)
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
-        counts = generator.multinomial(examples, np.full(examples, 1 / examples), size=size).astype(float)
-        drawn[start : start + size] = _error_differences(counts, gaps)
-    weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    means = (drawn * weights).sum(1) / seeds
-    return difference_of(by_seed, interval_of(means, by_seed), tests=[], higher_is_better=False)
-
-
-def _error_differences(counts: np.ndarray, gaps: np.ndarray) -> np.ndarray:
-    """Return the variant's error minus the baseline's, (R, S), with examples repeated as in `counts` (R, N)."""
-    _, seeds, examples, bins = gaps.shape
-    flat = gaps.transpose(2, 0, 1, 3).reshape(examples, -1)
-    errors = np.abs((counts @ flat).reshape(len(counts), 2, seeds, bins)).sum(-1) / examples
-    difference: np.ndarray = errors[:, 1] - errors[:, 0]
-    return difference

@@ -1,4 +1,4 @@
-"""Model handles: a run, an exported folder or a timm model, together with its image preprocessing."""
+"""Model handles: a run, an exported folder, a host or a file of weights, together with its image preprocessing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +10,15 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.create import create_model
+from attngraft.models.host_input import other_input
+from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
-from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.saved.manifest import read_manifest
+from attngraft.targets.judged import HostOptions, host_config, kind_of, named_by_weights
 from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import Preprocessor
@@ -37,8 +40,11 @@ class ModelHandle:
 
     @property
     def has_predictions(self) -> bool:
-        """Return whether the run saved predictions made with these weights."""
-        return self.record is not None and self.record.predictions is not None and self.weights == "last"
+        """Return whether the run saved predictions made with these weights on its validation images."""
+        if self.record is None or self.record.predictions is None or self.weights != "last":
+            return False
+        judged = self.record.judged
+        return judged is None or (judged.weights, judged.split) == ("last", "val")
 
     def view(self, image: Image.Image) -> Tensor:
         """Return the resized and cropped pixels of an upright image, before normalization: bytes (C, H, W)."""
@@ -55,38 +61,41 @@ def open_handle(
     *,
     name: str | None = None,
     weights: Weights = "last",
-    pretrained: bool = False,
-    arguments: Mapping[str, Any] | None = None,
+    host: HostOptions | None = None,
+    trust_code: bool = False,
+    purpose: str = "analyses",
 ) -> ModelHandle:
-    """Open a run's folder, an exported folder, or a timm model.
+    """Open a run's folder, an exported folder, a host by name, or a file of weights that names its host.
 
     Args:
-        where: folder or timm name; a folder takes precedence.
-        name: display name; default: the name of the run, the folder or the timm model.
+        where: folder, file, or name of a host; folders and files take precedence.
+        name: display name; default: the name of the run, the folder or the host.
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
-        pretrained: load a timm model's weights; otherwise they are random.
-        arguments: arguments of timm's factory.
+        host: weights and arguments of a host; without weights, they are random.
+        trust_code: import a `module:` host that the folder names, which runs its code.
+        purpose: the capability that the task of a run must have.
 
     Raises:
         UsageError: `where` is a study, is neither a folder nor a model name, or its model does not take images.
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
-    path = Path(where)
+    path, options = Path(where), host or HostOptions()
     if (path / RESULT_FILE).is_file() and not (path / "recipe.yaml").is_file():
         raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({where}/runs/...)")
-    if path.is_dir():
-        if pretrained or arguments:
-            raise UsageError(f"{where}: --pretrained and --host-arg apply to timm models, not folders; remove them")
-        if (path / MANIFEST).is_file():
-            return _served(name or path.resolve().name, load(path), read_manifest(path).serving)
-        opened = open_run(path, weights, unfinished=True)
+    kind = kind_of(where, options)
+    if kind == "exported":
+        return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
+    if kind == "run":
+        opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
         return replace(handle, record=opened.record, weights=weights)
-    if path.suffix or "/" in where:
-        raise UsageError(
-            f"{where}: no such folder; give the folder of a run or an exported model, or the name of a timm model"
-        )
-    return model_handle(name or where, create_model(where, pretrained=pretrained, **(arguments or {})))
+    named, options = named_by_weights(path, options) if kind == "weights" else (where, options)
+    with trusting(named if kind == "host" else None, every=trust_code):
+        config, _ = host_config(named, options)
+        if config.name.startswith(SCHEME):
+            refuse_untrusted(config.name)  # create_model trusts its caller
+        model = create_model(config.name, pretrained=config.pretrained, weights=config.weights, **config.args)
+    return model_handle(name or (where if kind == "host" else path.stem), model)
 
 
 def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:
@@ -98,18 +107,31 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
     Raises:
         UsageError: the model does not take images.
-        HostError: no adapter matches it.
+        HostError: no adapter matches it, and it has no configuration of its input.
     """
-    host = find_host(getattr(model, "_orig_mod", model))  # the model inside torch.compile's wrapper
-    example = host.adapter.example_inputs(host.core, batch=1)[0]
-    if example.ndim != 4 or example.shape[1] not in (1, 3):
-        raise UsageError(f"{name}: takes tensors of {tuple(example.shape)}, not images of 1 or 3 channels")
-    config = timm.data.resolve_model_data_config(host.core) | dict(expects or {})
-    host_input = HostInput.from_model(config | {"input_size": tuple(example.shape[1:])})
-    return ModelHandle(name=name, model=model, preparation=Preprocessor(host_input))
+    core = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
+    if (other := other_input(core)) is not None:
+        raise UsageError(f"{name}: takes {other['kind']}, not images")
+    configured, size = core, (getattr(core, "pretrained_cfg", None) or {}).get("input_size")
+    try:
+        host = find_host(core)
+    except HostError:
+        if size is None:
+            raise
+    else:
+        configured = core if size is not None else host.core
+        size = tuple(host.adapter.example_inputs(host.core, batch=1)[0].shape[1:])
+    if len(size) != 3 or size[0] not in (1, 3):
+        raise UsageError(f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels")
+    config = timm.data.resolve_model_data_config(configured) | dict(expects or {})
+    return ModelHandle(
+        name=name, model=model, preparation=Preprocessor(HostInput.from_model(config | {"input_size": tuple(size)}))
+    )
 
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
+    if serving.kind != "images":
+        raise UsageError(f"{name}: takes {serving.takes}, and this command is for models of images")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ModelHandle(
         name=name,

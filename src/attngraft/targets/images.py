@@ -12,7 +12,7 @@ from PIL import Image
 from attngraft.errors import DataError, UsageError
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.opening import open_images
+from attngraft.tasks.images.opening import data_config, open_images
 from attngraft.tasks.images.sources.decoding import UnreadableImage, decode
 from attngraft.training.run_folder import RunFolder, RunRecord
 
@@ -104,7 +104,7 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         DataError: the data cannot be opened.
     """
     section: dict[str, Any] = dict(record.recipe.task.get("data", {}))
-    if not section:
+    if not section or record.facts.get("kind") == "text":
         raise UsageError(f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images")
     saved_split: Path | None = RunFolder(record.folder).split
     if data is not None or split is not None:
@@ -114,7 +114,7 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         section["source"] = data
     if split is not None:
         section |= {"val_split": split, "val_fraction": None}
-    config = read(DataConfig, section, where="task.data")
+    config = read(data_config(record.recipe.task["name"]), section, where="task.data")
     return _open(
         config,
         saved_split if saved_split is not None and saved_split.is_file() else None,
@@ -128,7 +128,7 @@ def _open(config: DataConfig, saved_split: Path | None, *, user_chosen: bool) ->
         source=opened.source.where,
         names=numbered_names(opened.val.names),
         open=opened.val.open,
-        labels=opened.val.labels,
-        classes=opened.source.classes,
+        labels=None if config.numeric else opened.val.labels,
+        classes=() if config.numeric else opened.source.classes,
         user_chosen=user_chosen,
     )

@@ -9,13 +9,18 @@ from torch import nn
 
 from attngraft.errors import ExportError, UsageError
 from attngraft.grafting.spec import parse
+from attngraft.hosts import host_of
+from attngraft.models.schemes import split_scheme
+from attngraft.models.trust import trusting
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, load_result
-from attngraft.saved.manifest import HostEntry, Manifest, Origin
+from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
+from attngraft.tasks.capabilities import require
+from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.task import Task
-from attngraft.training.build import build_task, model_data_config
+from attngraft.training.build import build_task, host_defaults, model_data_config
 from attngraft.training.evaluate import Weights, trained_model
-from attngraft.training.run_folder import RunRecord, read_run
+from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
 _SHOWN = 3  #: maximum number of a study's runs listed in a message
@@ -29,20 +34,30 @@ class OpenedRun:
     manifest: Manifest
     record: RunRecord
     task: Task
+    codec: Codec
 
 
-def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool = False) -> OpenedRun:
+def open_run(
+    folder: Path | str,
+    weights: Weights = "last",
+    *,
+    unfinished: bool = False,
+    trust_code: bool = False,
+    purpose: str = "export",
+) -> OpenedRun:
     """Open the model of a run.
 
     Args:
         folder: the run's folder.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         unfinished: accept a run that is not finished.
+        trust_code: import a `module:` host that the folder names, which runs its code.
+        purpose: the capability that the task must have.
 
     Raises:
         UsageError: the folder is a study; the message names its runs.
         TrainingError: the folder is not a run, or the run has no such weights.
-        ConfigError: the run's task does not describe the model's inputs and outputs.
+        ConfigError: the run's task lacks the capability, or does not describe the model's inputs and outputs.
         ExportError: the run has not read its data yet, or is not finished.
     """
     if (Path(folder) / RESULT_FILE).is_file():
@@ -58,22 +73,33 @@ def open_run(folder: Path | str, weights: Weights = "last", *, unfinished: bool 
         )
     recipe = record.recipe
     task = build_task(recipe)
-    serving = task.serving(record.facts, model_data_config=model_data_config(recipe))
-    model = trained_model(record, weights).eval()
+    require(task, purpose)
+    task.load_files(RunFolder(record.folder).fitted)
+    with trusting(every=trust_code):
+        codec = task.codec(record.facts, model_data_config=model_data_config(recipe))
+        model = trained_model(record, weights).eval()
+    around = not isinstance(codec, Serving) or type(task).build is not Task.build
     manifest = Manifest(
-        host=_host(model, recipe.host.name, {**recipe.host.args, **record.model_args}),
+        host=_host(
+            host_of(model)[0], recipe.host.name, {**host_defaults(recipe), **recipe.host.args, **record.model_args}
+        ),
         graft=None if recipe.graft is None else str(parse(recipe.graft)),
         task=task.name,
-        serving=serving,
+        serving=codec if isinstance(codec, Serving) else OTHER,
         origin=_origin(record, weights, task),
         packages={name: _version(name) for name in PACKAGES},
+        format=2 if around else 1,
+        around=TaskEntry(section=recipe.task, facts=record.facts) if around else None,
     )
-    return OpenedRun(model=model, manifest=manifest, record=record, task=task)
+    return OpenedRun(model=model, manifest=manifest, record=record, task=task, codec=codec)
 
 
 def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:
-    """Return the host entry, with a folder or hub repository replaced by the registered model name to avoid a download."""
-    if ":" in name:
+    """Return the host entry; timm's folders and hub repositories are replaced by registered names, to avoid downloads."""
+    scheme, rest = split_scheme(name)
+    if scheme == "hf":
+        name = f"hf:{Path(rest).name}"  # the arguments describe the model, and paths of this machine mean nothing elsewhere
+    elif scheme == "timm" and ":" in name:
         known = getattr(model, "pretrained_cfg", None) or {}
         name, arguments = known.get("architecture", name), {**getattr(model, "_model_args", {}), **arguments}
     arguments.pop("pretrained_cfg_overlay", None)  # the manifest holds its input settings

@@ -226,7 +226,7 @@ def _subset(name: str) -> tuple[int, ...]:
     return tuple(int(line) for line in (content or b"").split())
 
 
-def imagenet_order(classes: Sequence[str], *, run: Path) -> np.ndarray:
+def imagenet_order(classes: Sequence[str], *, run: Path | str) -> np.ndarray:
     """Return the index, among a run's classes, of each ImageNet class in timm's order: (1000,).
 
     Raises:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from attngraft.results.measured import ClosedForm, calibration_error
 from attngraft.results.sections import Reliability, Section
 
 BINS = 15
@@ -36,6 +37,20 @@ def reliability(stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, bin
     return Reliability(counts=counts.tolist(), stated=means(probability), observed=means(hit), error_by_seed=errors)
 
 
+def calibration_statistic(stated: np.ndarray, true: np.ndarray) -> ClosedForm:
+    """Return the expected calibration error of K predicted probabilities per example, as a statistic.
+
+    Args:
+        stated: predicted probabilities, (N, K).
+        true: outcomes, (N, K).
+    """
+    examples = len(stated)
+    rows = np.arange(examples)[:, None] * BINS + bin_of(stated.astype(float))
+    difference = stated.astype(float) - true.astype(float)
+    sums = np.bincount(rows.reshape(-1), weights=difference.reshape(-1), minlength=examples * BINS)
+    return calibration_error(sums.reshape(examples, BINS) / stated.shape[1])
+
+
 def reliability_section(
     stated: Sequence[np.ndarray], true: Sequence[np.ndarray], *, title: str, definition: str
 ) -> Section:
@@ -61,6 +76,20 @@ def bin_of(probability: np.ndarray, *, bins: int = BINS) -> np.ndarray:
 def share_or_none(part: np.ndarray, whole: np.ndarray) -> list[float | None]:
     """Return `part / whole` elementwise; None where `whole` is 0."""
     return [float(p / w) if w else None for p, w in zip(part, whole, strict=True)]
+
+
+Shares = list[float | None]
+
+
+def recall_precision_f1(
+    correct: np.ndarray, predicted: np.ndarray, positives: np.ndarray
+) -> tuple[Shares, Shares, Shares]:
+    """Return recall, precision and F1 of each class from counts of examples; None where one is undefined.
+
+    F1 is also None for classes without positives.
+    """
+    both = np.where(positives > 0, positives + predicted, 0)
+    return share_or_none(correct, positives), share_or_none(correct, predicted), share_or_none(2 * correct, both)
 
 
 def mean_over_seeds(by_seed: Sequence[Sequence[float | None]]) -> list[float | None]:

@@ -15,17 +15,24 @@ import importlib
 import importlib.metadata
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from attngraft.errors import ConfigError, TrainingError
+from attngraft.errors import ConfigError
+from attngraft.results.measured import Measured
+from attngraft.results.records import Column, Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.suggest import did_you_mean
+from attngraft.tasks.codec import Codec
+from attngraft.tasks.codec import Serving as Serving
 
 Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, which stay on the CPU
 
@@ -33,9 +40,12 @@ Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, 
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
+    "regression": "attngraft.tasks.regression:Regression",
+    "text_classification": "attngraft.tasks.text:TextClassification",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
 }
 SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
+FITTED_FOLDER = "fitted"  #: folder of `Task.save_files` in the folder of a run, a study or an exported model
 ENTRY_POINTS = "attngraft.tasks"  #: entry point group with which installed packages add tasks
 
 #: old -> new names of `Task`'s methods
@@ -76,6 +86,15 @@ class Split(ABC):
         """
         return None
 
+    def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
+        """Return the indices of the examples of each update of an epoch; None for `train.batch_size` examples each.
+
+        Override this for batches with a budget of tokens, or of examples of similar lengths. Batches must depend only on
+        (seed, epoch); their number may differ between epochs. Each is cut into train.accumulate x processes parts, as even
+        as possible. Called for every epoch before training.
+        """
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
@@ -83,24 +102,22 @@ class TaskData:
 
     train: Split
     val: Split
-    model_args: Mapping[
-        str, Any
-    ]  #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
+    test: Split | None = None  #: compared instead of `val`, which then only selects the best weights
+    #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
+    model_args: Mapping[str, Any]
     facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Predictions with one entry per evaluated example, in the split's order, saved as `predictions.npz`.
-
-    `score` is the example's contribution to the task's primary metric (classification: 1 where top-1 is correct), which
-    allows paired statistics over examples for any task. `binary` means that scores are 0 or 1, so McNemar's test applies.
-    """
+    """One entry per evaluated example, in the split's order; saved as `predictions.npz`, compared across variants."""
 
     names: Sequence[str]
-    score: np.ndarray
-    binary: bool
-    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    #: each example's part of the primary metric where that is a mean of scores (classification: 1 where top-1 is correct)
+    score: np.ndarray | None = None
+    binary: bool = False  #: scores are 0 or 1, so that McNemar's test applies
+    arrays: Mapping[str, Column] = field(default_factory=dict)  #: statistics and outputs of `Task.infer`
+    outputs: frozenset[str] = frozenset()  #: names of the arrays that are outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,61 +129,46 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
-    """Description of a trained model's inputs and outputs, for use without its task and data; JSON-ready."""
+class Loss:
+    """One loss of a micro-batch. The engine minimizes the sum over the trained losses of factor * mean.
 
-    kind: Literal["images"]  #: kind of inputs, for `attngraft predict`
-    input: Mapping[str, Any]  #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode
-    activation: Literal["softmax", "sigmoid"]  #: function that maps the outputs (B, classes) to probabilities
-    classes: tuple[str, ...]
-    threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
+    Over micro-batches and processes means are weighted by `Task.weights`, so that an update is that of the whole batch:
+    sum of factor * mean * w / W, with W the sum of all w. A loss without a weight counts each micro-batch alike: the choice
+    for weights that only the forward pass determines. A mean with weight zero must be zero and have a graph.
+    """
+
+    mean: Tensor  #: scalar, over examples, tokens, pixels or boxes
+    factor: float = 1.0
+    trained: bool = True  #: False: only reported
 
 
-class Evaluator(ABC):
-    """Base class for computing an `Evaluation` from the outputs of `Task.predict` over all batches and processes."""
+class StepTeacher(ABC):
+    """Interface of a teacher in `Task.step`."""
 
     @abstractmethod
-    def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
-        """Add a batch's outputs, gathered from all processes, for the examples at `indices`; repeats are ignored."""
+    def __call__(self, batch: Batch) -> Any:
+        """Return the teacher's outputs for a batch, without gradient."""
 
     @abstractmethod
-    def result(self) -> Evaluation: ...
+    def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
+        """Return `loss`, of labels and teacher together, and its parts.
 
-
-class CollectingEvaluator(Evaluator):
-    """Evaluator that stores all outputs of `Task.predict`, one row per example; `result` can call `collected()`."""
-
-    def __init__(self, split: Split) -> None:
-        self._split = split
-        self._seen = np.zeros(len(split), dtype=bool)
-        self._outputs: dict[str, np.ndarray] = {}
-
-    def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:
-        positions = indices.cpu().numpy()
-        if len(positions) and not 0 <= positions.min() <= positions.max() < len(self._split):
-            raise TrainingError(
-                f"evaluation: got indices {positions.min()} to {positions.max()} for {len(self._split)} examples"
-            )
-        first, rows = np.unique(positions, return_index=True)
-        rows, first = rows[~self._seen[first]], first[~self._seen[first]]
-        for name, tensor in outputs.items():
-            values = tensor.detach().cpu().numpy()
-            if name not in self._outputs:
-                self._outputs[name] = np.zeros((len(self._split), *values.shape[1:]), dtype=values.dtype)
-            self._outputs[name][first] = values[rows]
-        self._seen[first] = True
-
-    def collected(self) -> Mapping[str, np.ndarray]:
-        """Return a mapping from output name to array (N, ...), in the split's order.
-
-        Raises:
-            TrainingError: some examples were not evaluated.
+        Args:
+            outputs: the student's outputs.
+            taught: the teacher's outputs.
         """
-        if not self._seen.all():
-            missing = np.flatnonzero(~self._seen)
-            names = ", ".join(self._split.name(int(index)) for index in missing[:3])
-            raise TrainingError(f"evaluation: {len(missing)} of {len(self._split)} examples are missing ({names}, ...)")
-        return self._outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepContext:
+    """Position of a training step, the model without wrappers, and the teacher."""
+
+    seed: int
+    epoch: int  #: from 0
+    step: int  #: micro-batch of the epoch, from 0
+    model: nn.Module  #: the trained model without wrappers
+    teacher: StepTeacher | None = None
+    stage: str = "main"  #: name of the recipe's stage
 
 
 class Distillation(ABC):
@@ -227,13 +229,40 @@ class Task(ABC):
     """Base class of tasks, built from the recipe's `task` section (strict keys)."""
 
     name: str
-    primary: str  #: metric used to compare runs at the last epoch ("top1"): the mean of `Predictions.score`
+    primary: str  #: metric used to compare runs at the last epoch ("top1")
     higher_is_better: bool = True  #: whether a higher primary metric is better
-    metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels of metrics in reports; other metrics appear under their name
+    metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
+    default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
+    #: transformers' class that creates an `hf:` host; None: the one that its configuration names
+    auto_class: ClassVar[str | None] = None
+    #: what the task supports, as names in `capabilities.CAPABILITIES`; anything else is refused in advance. None: not
+    #: declared, and missing methods raise errors
+    capabilities: ClassVar[Collection[str] | None] = None
+    hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
+    #: whether `infer(full=False)` differs from `infer(full=True)`: curves then use the former, and a finished run is
+    #: evaluated once more with the latter
+    has_light_inference: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         _add_old_names(cls)
+
+    def is_higher_better(self, metric: str) -> bool:
+        """Return the direction of a metric."""
+        if metric == self.primary:
+            return self.higher_is_better
+        return self.metrics[metric].higher_is_better if metric in self.metrics else True
+
+    @classmethod
+    def refusal(cls, host: nn.Module, name: str) -> str:
+        """Return why the task cannot use a host, or an empty text; by default, whether `hosts` lists its name.
+
+        Args:
+            host: the host, without weights and with the head of its factory.
+            name: its name in the recipe.
+        """
+        known = not cls.hosts or any(fnmatchcase(name.rpartition(":")[2], pattern) for pattern in cls.hosts)
+        return "" if known else "it is none of the task's hosts"
 
     @classmethod
     @abstractmethod
@@ -279,27 +308,96 @@ class Task(ABC):
         """
         return False
 
-    @abstractmethod
-    def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the positional and keyword arguments of the model's forward pass for a batch."""
+    def load_files(self, folder: Path) -> None:
+        """Use the files that `save_files` wrote to `folder`, if they exist, instead of fitting anew; before `load`."""
+        return None
 
-    @abstractmethod
+    def save_files(self, folder: Path) -> None:
+        """Write what the task fitted to the training data, such as a tokenizer, to `folder`.
+
+        Called after `load`, or, to copy the files, after `load_files`.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        return None
+
+    def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
+        """Return the model that is trained: the grafted host, by default alone.
+
+        A task that puts a neck, a decoder or a head around the host returns a `hosts.HostedModel`. New parameters are drawn
+        from a separate random stream, so that all variants of a seed share them.
+
+        Args:
+            host: the grafted host.
+            facts: the facts that `load` returned; resuming, prediction and export have no data.
+        """
+        return host
+
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        """Apply batch-level augmentation such as mixup, as a function of (seed, epoch, step); in training only."""
+        """Apply batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
+        return batch
 
-    @abstractmethod
+    def weights(self, batch: Batch) -> Mapping[str, float]:
+        """Return the weights of losses in a micro-batch by name, such as numbers of tokens or of labelled pixels.
+
+        They are summed over the micro-batches and processes of an update before its first forward pass. The names must be
+        the same for all batches. An update whose weights are all zero changes nothing.
+        """
+        return {}
+
+    def step(self, model: nn.Module, batch: Batch, at: StepContext) -> Mapping[str, Loss]:
+        """Return the losses of a micro-batch; calls `model` exactly once.
+
+        By default the model is called with `to_model`, and its outputs go to `loss`, the teacher's too.
+
+        Args:
+            model: the trained model, with the wrappers of distributed training.
+            batch: from `prepare`, on the device.
+            at: position in training, the model without wrappers, and the teacher.
+        """
+        taught = None if at.teacher is None else at.teacher(batch)  # before the student's activations take memory
+        args, kwargs = self.to_model(batch)
+        outputs = model(*args, **kwargs)
+        losses = self.loss(outputs, batch) if at.teacher is None else at.teacher.losses(self, outputs, batch, taught)
+        return {name: Loss(mean=value, trained=name == "loss") for name, value in losses.items()}
+
+    def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
+        """Return the records of a batch: statistics for the metrics, and outputs for users, at their original size.
+
+        By default the model is called with `to_model`, and its outputs go to `predict`, whose rows are statistics.
+
+        Args:
+            model: the model in evaluation mode, without gradients.
+            batch: on the device.
+            full: True: the inference that a run is judged by. False: a cheaper one during training (greedy decoding, one
+                scale), only with `has_light_inference`.
+        """
+        args, kwargs = self.to_model(batch)
+        return to_records(self.predict(model(*args, **kwargs), batch))
+
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        """Return the metrics of an evaluation from its statistics; needs neither data nor model.
+
+        Args:
+            table: the records of all examples.
+            facts: the facts that `load` returned.
+        """
+        raise NotImplementedError(f"task {self.name}: Task.measure is missing")
+
+    def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the model's positional and keyword arguments for a batch."""
+        raise NotImplementedError(f"task {self.name}: its inference is not one forward pass")
+
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return scalars by name; `loss`, averaged over the batch, is the one that is differentiated."""
+        """Return scalars, among them `loss`, the mean over the batch, which is differentiated."""
+        raise NotImplementedError(f"task {self.name}: its training step is not one forward pass")
 
-    @abstractmethod
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the evaluator's inputs; the first axis is the batch, so that they can be gathered from all processes."""
+        """Return columns of statistics; the first axis is the batch."""
+        raise NotImplementedError(f"task {self.name}: its inference is not one forward pass")
 
-    @abstractmethod
-    def evaluator(self, split: Split) -> Evaluator:
-        """Return a new evaluator for `split`."""
-
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return the report's sections for one variant, in addition to its metrics; none by default.
 
         Args:
@@ -335,6 +433,50 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name}: does not support export and prediction (Task.serving)")
 
+    def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Codec:
+        """Return example inputs, programs and the decoding of outputs, without the data; by default those of `serving`.
+
+        Args:
+            facts, model_data_config: as in `serving`.
+
+        Raises:
+            ConfigError: the task does not support it.
+        """
+        return self.serving(facts, model_data_config=model_data_config)
+
+    def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        """Return whether a model that was trained on data with facts `a` can be used on data with facts `b`.
+
+        By default, whether both have the same classes in the same order, if both have class names; plain numbers do not
+        count as names. Override this for other vocabularies or inputs.
+        """
+        ours, theirs = a.get("classes"), b.get("classes")
+        if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
+            return True
+        return [str(number) for number in range(len(ours))] in (ours, theirs)
+
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the `task` section, without data, and the facts that `serving` describes, to evaluate an exported model.
+
+        This is the inverse of `Task.serving`. The facts are those that `use_fitted_transform` and `measure` use.
+
+        Raises:
+            ConfigError: the task does not support it.
+        """
+        raise ConfigError(
+            f"task {cls.name}: its exported models cannot be evaluated (Task.from_serving is missing); evaluate the run"
+        )
+
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        """Return what is missing to evaluate a host with trained weights alone, such as a tokenizer; or an empty text.
+
+        Args:
+            model_data_config: as in `load`.
+        """
+        return ""
+
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return predicted probabilities and their outcomes (True or False), both (N, K) with K predictions per example.
 
@@ -355,6 +497,37 @@ class Task(ABC):
         raise ConfigError(
             f"task {self.name}: does not support suites that change images (Task.suite_support); remove --suite"
         )
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Evaluator", "CollectingEvaluator"):
+        from attngraft.tasks import evaluator
+
+        warnings.warn(f"{__name__}.{name} is deprecated; override Task.measure", DeprecationWarning, stacklevel=2)
+        return getattr(evaluator, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def to_records(columns: Mapping[str, Tensor]) -> Records:
+    """Return columns of tensors (B, ...) as statistics on the CPU, half precision as float32."""
+    return Records(statistics={name: _to_numpy(tensor) for name, tensor in columns.items()})
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside the wrappers of a run, for inference that calls parts of it or generates.
+
+    In training, only calls of the wrapped model itself are correct. Sharded weights (FSDP) cannot be unwrapped: a task that
+    needs this declares the capability `generation`, and is then refused under FSDP.
+    """
+    found = model if isinstance(model, nn.Module) else model._model  # memory format (training.inputs)
+    return found.module if isinstance(found, DistributedDataParallel) else found
+
+
+def _to_numpy(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach()
+    half = tensor.dtype in (torch.bfloat16, torch.float16)
+    array: np.ndarray = (tensor.float() if half else tensor).cpu().numpy()
+    return array
 
 
 def _add_old_names(cls: type[Task]) -> None:

@@ -6,18 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.data import resolve_model_data_config
 from torch import nn
 
-from attngraft.errors import AttngraftError, ConfigError, HostError
+from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
-from attngraft.models.create import create_host
+from attngraft.models.create import start_host
+from attngraft.models.host_input import host_input
+from attngraft.models.schemes import Started
 from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_patch_logits
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.training.freezing import freeze
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import Recipe, load_recipe
 from attngraft.training.run_folder import RunFolder
 
 
@@ -31,20 +32,53 @@ def build_task(recipe: Recipe) -> Task:
     return load_task(recipe.task["name"]).from_config(config, seed=recipe.seed)
 
 
-def model_data_config(recipe: Recipe) -> dict[str, Any]:
-    """Return the host's input configuration (timm: input_size, mean, std, interpolation, crop_pct).
+def recipe_for_task(task: str, recipe: str | None) -> str:
+    """Return the recipe for `--task`: the given one, or the task's own.
 
-    The task needs it to load the data, and only the data determine the head of the real model, so a host without weights is
-    first built on the meta device. The host arguments `img_size` and `in_chans`, which timm's configuration ignores,
-    determine the input size.
+    Raises:
+        ConfigError: the task or the recipe does not exist.
+        UsageError: the recipe is for another task, or none is given and the task has none of its own.
     """
-    with torch.device("meta"):
-        probe = _create_host(recipe, {}, pretrained=False)
-    config: dict[str, Any] = resolve_model_data_config(probe)
-    channels, height, width = config["input_size"]
-    size = recipe.host.args.get("img_size", (height, width))
-    height, width = (size, size) if isinstance(size, int) else size
-    return config | {"input_size": (recipe.host.args.get("in_chans", channels), height, width)}
+    own = load_task(task).default_recipe
+    if own is not None and load_recipe(own).task["name"] != task:
+        own = None  # inherited from the task that it extends
+    if recipe is None and own is None:
+        raise UsageError(
+            f"--task {task}: this task has no recipe of its own; use --recipe FILE, with `task: {{name: {task}}}` in it"
+        )
+    found = task if recipe is None else load_recipe(recipe).task["name"]
+    if found != task:
+        instead = f"--recipe {own}" if own is not None else f"a recipe with `task: {{name: {task}}}`"
+        raise UsageError(
+            f"--task {task}: the recipe {recipe} is for the task {found}; use {instead}, or --task {found} with this recipe"
+        )
+    return str(recipe or own)
+
+
+def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
+    """Check that the recipe's task can use its host; `host` is the host if it was built, also on the meta device.
+
+    Raises:
+        UsageError: it cannot; the message names the hosts that it can use.
+    """
+    task = load_task(recipe.task["name"])
+    if not task.hosts:
+        return
+    if host is None:
+        with torch.device("meta"):
+            host = _start_host(recipe, {}, pretrained=False).model
+    if reason := task.refusal(host, recipe.host.name):
+        raise UsageError(
+            f"task {task.name}: cannot use the host {recipe.host.name}: {reason}; use one of {', '.join(task.hosts)}"
+        )
+
+
+def model_data_config(recipe: Recipe) -> dict[str, Any]:
+    """Return the host's input configuration (`host_input`; images: input_size, mean, std, interpolation, crop_pct).
+
+    The task needs it to load the data, and only the data determine the head of the real model.
+    """
+    return host_input(recipe.host.name, _arguments(recipe, {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +90,13 @@ class Start:
     path: Path | None = None  #: path of the file of weights
 
 
-def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True) -> nn.Module:
+def build_model(
+    recipe: Recipe,
+    model_args: Mapping[str, Any],
+    *,
+    weights: bool = True,
+    facts: Mapping[str, Any] | None = None,
+) -> nn.Module:
     """Return the grafted host with untrained parameters frozen.
 
     Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
@@ -67,11 +107,15 @@ def build_model(recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool 
         HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
         ConfigError: no parameter would be trained.
     """
-    return build_started_model(recipe, model_args, weights=weights)[0]
+    return build_started_model(recipe, model_args, weights=weights, facts=facts)[0]
 
 
 def build_started_model(
-    recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool = True
+    recipe: Recipe,
+    model_args: Mapping[str, Any],
+    *,
+    weights: bool = True,
+    facts: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Start]:
     """Return the model of `build_model` with a description of its initial weights.
 
@@ -88,8 +132,33 @@ def build_started_model(
         mix_tokens_in_training(model)
     if file is not None:
         file.fill_grafts(model)
+    if facts is not None and load_task(recipe.task["name"]).build is not Task.build:
+        with seeded("around", recipe.seed):
+            model = build_task(recipe).build(model, facts)
     freeze(model, recipe.train.parameters)
     return model, start
+
+
+def check_as_is(recipe: Recipe, start: Start) -> None:
+    """Check that a model that is evaluated without training has no random weights, except in grafts.
+
+    Raises:
+        ConfigError: its host, its head or what the task puts around it has random values.
+    """
+    if recipe.schedule.trains:
+        return
+    host, zero = recipe.host, "schedule.epochs is 0, which evaluates the model as it is"
+    own = host.name.startswith("module:") and not start.origin  # may load its weights itself
+    if not (start.origin or own):
+        raise ConfigError(
+            f"{zero}, and {host.name} has random weights; use --pretrained or --weights FILE, or train for 1 epoch or more"
+        )
+    if not (start.whole or own) or load_task(recipe.task["name"]).build is not Task.build:
+        new = start.origin if not start.whole else f"what the task {recipe.task['name']} puts around the host is new"
+        raise ConfigError(
+            f"{zero}, and {host.name} would have a new head with random values ({new}); use weights that were trained on "
+            "the classes of the data, or train for 1 epoch or more"
+        )
 
 
 def check_start(recipe: Recipe) -> None:
@@ -110,15 +179,21 @@ def _started_host(
     file = read_weights(given, host=recipe.host.name) if given is not None else None
     pretrained = weights and recipe.host.pretrained
     with seeded("host", recipe.seed):
-        model = _create_host(recipe, model_args, pretrained=pretrained)
+        started = _start_host(recipe, model_args, pretrained=pretrained)
+    model = started.model
     if file is not None:
         try:
             fitted = file.fill_host(model)
         except HostError as error:
             raise HostError(f"{error}{_host_of_run(file.path)}") from None
         return model, file, Start(origin=str(fitted), whole=not fitted.new, path=file.path)
+    if started.file is not None and started.fitted is not None:
+        fitted = started.fitted
+        return model, started.file, Start(origin=str(fitted), whole=not fitted.new, path=fitted.path)
     if not pretrained:
         return model, None, Start()
+    if recipe.host.name.startswith("module:"):
+        return model, None, Start(origin=f"the weights that {recipe.host.name} loads", whole=True)
     loaded, built = getattr(model, "pretrained_cfg", {}).get("num_classes"), getattr(model, "num_classes", None)
     head = "" if loaded == built else f" (a new head: for {built} classes instead of {loaded})"
     return model, None, Start(origin=f"timm's weights of {recipe.host.name}{head}", whole=loaded == built)
@@ -145,7 +220,14 @@ def _host_of_run(weights: Path) -> str:
     return f". The weights are from a run with --host {host.name}{''.join(arguments)}"
 
 
-def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
+def host_defaults(recipe: Recipe) -> dict[str, Any]:
+    """Return the host's arguments that follow from the task: the class of transformers, for an `hf:` host."""
+    name = load_task(recipe.task["name"]).auto_class
+    return {"auto_class": name} if name is not None and recipe.host.name.startswith("hf:") else {}
+
+
+def _arguments(recipe: Recipe, model_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the host's factory: the recipe's and those that the data require."""
     host = recipe.host
     for name in model_args.keys() & host.args.keys():
         if model_args[name] != host.args[name]:
@@ -153,10 +235,15 @@ def _create_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: b
                 f"host.args.{name} is {host.args[name]!r}, but the data require {model_args[name]!r}; "
                 f"leave {name} out, because the data determine it"
             )
-    arguments = {**model_args, **host.args}
+    arguments = {**host_defaults(recipe), **model_args, **host.args}
     if recipe.train.drop_path is not None:
         arguments["drop_path_rate"] = recipe.train.drop_path
+    return arguments
+
+
+def _start_host(recipe: Recipe, model_args: Mapping[str, Any], *, pretrained: bool) -> Started:
+    host = recipe.host
     try:
-        return create_host(host.name, pretrained=pretrained, **arguments)
+        return start_host(host.name, _arguments(recipe, model_args), pretrained=pretrained)
     except HostError as error:
         raise (no_patch_logits(host.name) if f"'{ARGUMENT}'" in str(error) else error) from error.__cause__

@@ -141,7 +141,10 @@ def restore(run: RunFolder, state: TrainState) -> bool:
     """
     accelerator, counters = state.accelerator, state.counters
     content = _read_and_repair(run) if accelerator.is_main_process else None
-    plain = broadcast_object_list([content and {name: content[name] for name in ("sums", "counters", "scaler")}])[0]
+    plain = content and {name: content[name] for name in ("sums", "counters", "scaler")}
+    if content is not None and plain is not None:
+        plain["trained"] = set(content["optimizer"].get("state", ()))
+    plain = broadcast_object_list([plain])[0]
     if plain is None:
         return False
     content = content or {"model": {}, "optimizer": {}, "ema": {}}
@@ -153,8 +156,8 @@ def restore(run: RunFolder, state: TrainState) -> bool:
         counters.sums = sums[accelerator.process_index]
     else:  # resumed with another number of processes: the mean of all
         counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-    state.freezing.enter_last(epoch=counters.epoch, step=counters.step)
-    if counters.moved:
+    if counters.moved and plain["trained"]:  # plain SGD has no state, and torch refuses to load none
+        state.freezing.enter_trained(plain["trained"])
         # the optimizer first, because torch performs an empty step to create the state to fill
         set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
     set_model_state_dict(state.model, content["model"], options=options)
@@ -223,6 +226,19 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, 
     """Write `weights` as safetensors, with `facts` as JSON in the file's metadata."""
     # one metadata entry, because safetensors does not keep their order and equal runs must give equal files
     write_atomically(path, safetensors.torch.save(unshared(weights), {"attngraft": json.dumps(dict(facts))}))
+
+
+def load_best(run: RunFolder, state: TrainState) -> int:
+    """Load the best weights so far into `state.model`, in all processes; return their epoch (from 1)."""
+    main, epoch = state.accelerator.is_main_process, 0
+    weights: dict[str, Any] = {}
+    if main:
+        with safe_open(run.best(), framework="pt") as file:
+            epoch = json.loads(file.metadata()["attngraft"])["epoch"]
+        weights = safetensors.torch.load_file(run.best())
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=state.accelerator.num_processes > 1)
+    set_model_state_dict(state.model, weights, options=options)
+    return int(broadcast_object_list([epoch])[0])
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:

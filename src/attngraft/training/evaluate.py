@@ -1,40 +1,65 @@
-"""Evaluation of a model on a split by any number of processes, and evaluation of a trained run."""
+"""Evaluation of a model on a split by any number of processes, and evaluation of a run or another target."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather, send_to_device
+from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
-from attngraft.errors import DataError, TrainingError
+from attngraft.errors import DataError, TrainingError, UsageError
 from attngraft.hosts import forget
-from attngraft.tasks.task import Batch, Evaluation, Split, Task
-from attngraft.training.build import build_model, build_task, model_data_config
+from attngraft.models.trust import trusting
+from attngraft.results.measured import MeanScore
+from attngraft.results.records import RecordCollector, Records, RecordTable
+from attngraft.tasks.evaluator import Evaluator
+from attngraft.tasks.task import Batch, Evaluation, Predictions, Split, Task
+from attngraft.training.build import build_model, build_task
 from attngraft.training.checkpoint import load_detached, load_weights, read_checkpoint
-from attngraft.training.inputs import Arguments, model_inputs
+from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, eval_batches, indices_of
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StoppedWaiting, StopSignal
+from attngraft.training.target import Target
 
 Weights = Literal["last", "best", "ema", "best-ema"]
+
+EVALUATIONS = "evaluation"  #: folder of the results of suites in a run
 
 
 class SplitEvaluator:
     """Evaluator of models on one split; keeps its loading processes between calls."""
 
     def __init__(
-        self, task: Task, split: Split, recipe: Recipe, accelerator: Accelerator, *, examples: Split | None = None
+        self,
+        task: Task,
+        split: Split,
+        recipe: Recipe,
+        accelerator: Accelerator,
+        *,
+        facts: Mapping[str, Any],
+        examples: Split | None = None,
     ) -> None:
-        """`examples` replace the split's own, one for one."""
+        """
+        Args:
+            task: the task.
+            split: the examples.
+            recipe: batch sizes and loading processes.
+            accelerator: device, precision and processes.
+            facts: the facts that `Task.load` returned.
+            examples: loaded instead of the split's examples, one for each.
+        """
         config = recipe.train
-        self._task, self._split, self._accelerator = task, split, accelerator
+        self._task, self._split, self._accelerator, self._facts = task, split, accelerator, facts
         self._order = EvalOrder(
             length=len(split),
             batch_size=config.eval_batch_size or config.batch_size // config.accumulate,
@@ -52,126 +77,236 @@ class SplitEvaluator:
         model: nn.Module,
         *,
         stop: StopSignal | None = None,
-        inputs: Callable[[Batch], Arguments] | None = None,
+        infer: Callable[[nn.Module, Batch], Records] | None = None,
         change: Callable[[Batch, Tensor], Batch] | None = None,
         epoch: int = 0,
+        full: bool = True,
     ) -> Evaluation | None:
         """Return metrics and predictions of `model`, the same in every process; None if `stop` ended the evaluation.
 
         Args:
             model: as prepared by accelerate.
             stop: the run's signal handler; None: not interruptible.
-            inputs: maps a batch to the arguments of the model; None: those of the task.
-            change: maps a batch on the device, and the indices of its examples, to the batch to evaluate.
+            infer: used instead of `Task.infer`.
+            change: maps a batch on the device, and the indices of its examples, to the batch that is evaluated.
             epoch: part of the keys of the examples.
+            full: as judged; False: as during training (`Task.infer`).
         """
         self._order.epoch = epoch
-        evaluator = self._task.evaluator(self._split)
+        names = [self._split.name(index) for index in range(len(self._split))]
+        collector = RecordCollector(names)
         batches = self._loader if stop is None else stop.while_waiting(self._loader)
+        run = infer or partial(self._task.infer, full=full)
         try:
-            for outputs, indices in self._outputs(model, batches, inputs or self._inputs, change):
-                evaluator.update(outputs, indices)
+            for records, indices in self._records(model, batches, run, change):
+                collector.add(indices, records)
                 if stop is not None and stop.agreed():
                     return None
         except StoppedWaiting:
             return None
-        return evaluator.result()
+        if self._accelerator.num_processes > 1:
+            collector = RecordCollector(names).merge(gather_object([collector]))
+        return evaluate_records(self._task, self._split, collector.table(), self._facts)
 
     def stop_workers(self) -> None:
         """End the loading processes now."""
         self._loader.stop_workers()
 
-    def _inputs(self, batch: Batch) -> Arguments:
-        return model_inputs(self._task, batch, channels_last=self._channels_last)
-
     @torch.no_grad()
-    def _outputs(
+    def _records(
         self,
         model: nn.Module,
         batches: Iterable[Batch],
-        inputs: Callable[[Batch], Arguments],
+        infer: Callable[[nn.Module, Batch], Records],
         change: Callable[[Batch, Tensor], Batch] | None,
-    ) -> Iterable[tuple[dict[str, Tensor], Tensor]]:
-        """Yield each batch's predictions and example indices, gathered from all processes, on the CPU."""
+    ) -> Iterable[tuple[Records, np.ndarray]]:
+        """Yield the records and example indices of this process's batches."""
         model.eval()
         forget(model)
-        device = self._accelerator.device
+        device, called = self._accelerator.device, in_memory_format(model, channels_last=self._channels_last)
         for keys, batch in zip(self._order, batches, strict=True):
             batch = send_to_device(batch, device, non_blocking=True)
+            indices = indices_of(keys)
             if change is not None:
-                batch = change(batch, indices_of(keys))
-            args, kwargs = inputs(batch)
+                batch = change(batch, indices)
             with self._accelerator.autocast():
-                outputs = self._task.predict(model(*args, **kwargs), batch)
-            gathered = gather((outputs, indices_of(keys).to(device)))
-            yield {name: _on_cpu(tensor) for name, tensor in gathered[0].items()}, gathered[1].cpu()
+                records = infer(called, batch)
+            yield records, indices.numpy()
+
+
+def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mapping[str, Any]) -> Evaluation:
+    """Return the metrics of all examples' records, the primary metric first."""
+    evaluator: Callable[[Split], Evaluator] | None = getattr(task, "evaluator", None)
+    if evaluator is not None:  # a task of another package, written before `Task.measure`
+        old = evaluator(split)
+        columns = {name: torch.from_numpy(table.array(name)) for name in table}
+        old.update(columns, torch.arange(len(split)))
+        return old.result()
+    measured = task.measure(table, facts)
+    primary = measured.statistics.get(task.primary)
+    scores = primary if isinstance(primary, MeanScore) else None
+    return Evaluation(
+        metrics={task.primary: measured.values[task.primary], **measured.values},  # logs of one metric show the first
+        predictions=Predictions(
+            names=table.names.tolist(),
+            score=None if scores is None else scores.score.astype(np.float64),
+            binary=scores is not None and scores.binary,
+            arrays=table.columns,
+            outputs=table.outputs,
+        ),
+    )
 
 
 def evaluate_run(
-    folder: Path | str, *, data: str | None = None, split: str | None = None, weights: Weights = "last"
+    folder: Path | str,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    weights: Weights = "last",
+    trust_code: bool = False,
 ) -> Evaluation:
     """Evaluate a trained run.
 
     Args:
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
-        split: another part of the data (`task.data.val_split`); None: the run's own validation part.
+        split: another part of the data (`task.data.val_split`); None: the part that the run is judged on.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Raises:
         TrainingError: the folder is not a run, or the run has no such weights.
         DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
-    record = read_run(folder)
-    recipe, task, examples = open_split(record, data=data, split=split)
-    accelerator = create_accelerator(recipe)
-    model = trained_model(record, weights)
+    return evaluate_target(run_target(read_run(folder), weights), data=data, split=split, trust_code=trust_code)
+
+
+def evaluate_target(
+    target: Target, *, data: str | None = None, split: str | None = None, trust_code: bool = False
+) -> Evaluation:
+    """Evaluate a model of any kind; the arguments are those of `evaluate_run`.
+
+    Raises:
+        TrainingError, DataError: see `evaluate_run`.
+        UsageError: the data do not fit a model that is not a run.
+    """
+    with trusting(every=trust_code):
+        opened = open_split(target, data=data, split=split)
+        accelerator = create_accelerator(target.recipe)
+        model = target.build()
     model = accelerator.prepare_model(model, evaluation_mode=True)
-    evaluation = SplitEvaluator(task, examples, recipe, accelerator)(model)
+    evaluate = SplitEvaluator(opened.task, opened.split, target.recipe, accelerator, facts=opened.facts)
+    evaluation = evaluate(model)
     if evaluation is None:
-        raise TrainingError(f"{record.folder}: the evaluation was stopped")
+        raise TrainingError(f"{target.name}: the evaluation was stopped")
     return evaluation
 
 
-def open_split(record: RunRecord, *, data: str | None, split: str | None) -> tuple[Recipe, Task, Split]:
-    """Open the split to evaluate a run on, its own validation split or that of other data, with recipe and task.
+def run_target(record: RunRecord, weights: Weights) -> Target:
+    """Return a run's model with these weights, which are read when they are used."""
+    run = RunFolder(record.folder)
+    return Target(
+        name=str(record.folder),
+        kind="run",
+        weights=weights,
+        recipe=record.recipe,
+        build=lambda: trained_model(record, weights),
+        digest=lambda: checkpoint_digest(record, weights),
+        results=record.folder / EVALUATIONS,
+        subfolder=weights,
+        facts=record.facts,
+        model_args=record.model_args,
+        split=run.split,
+        fitted=run.fitted,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedSplit:
+    """The examples that a model is evaluated on."""
+
+    task: Task
+    split: Split
+    facts: Mapping[str, Any]  #: the model's, and those of the data that it does not have
+
+
+def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
+    """Open the split to evaluate a model on: the one that a run is judged on, or of other data.
 
     Raises:
-        DataError: see `evaluate_run`.
+        DataError, UsageError: see `evaluate_target`.
     """
-    recipe = _with_data(record.recipe, data, split)
+    if data is None and "data" not in target.recipe.task and not target.is_run:
+        raise UsageError(f"{target.name}: give the data to evaluate this {target.kind} on, with --data SOURCE")
+    recipe = with_data(target.recipe, data, split)
     task = build_task(recipe)
-    task.use_fitted_transform(record.facts)
-    if data is None and split is None:
-        task.load_split(RunFolder(record.folder).split)
-    found = task.load(model_data_config=model_data_config(recipe))
-    if dict(found.model_args) != record.model_args:
-        raise DataError(
-            f"{record.folder}: this run's model was built for {record.model_args}, "
-            f"but the data require {dict(found.model_args)}; evaluate the run on data of the same kind"
-        )
-    _check_classes(record, found.facts.get("classes"), where=data or "the data")
-    return recipe, task, found.val
+    if target.facts or target.is_run:
+        task.use_fitted_transform(target.facts)
+    if target.fitted is not None:
+        task.load_files(target.fitted)
+    if data is None and split is None and target.split is not None:
+        task.load_split(target.split)
+    found = task.load(model_data_config=target.host_input())
+    _check_model_args(target, found.model_args)
+    _check_facts(task, target, found.facts, where=data or "the data")
+    judged = found.test is not None and data is None and split is None
+    return OpenedSplit(
+        task=task,
+        split=found.test if judged and found.test is not None else found.val,
+        facts={**found.facts, **target.facts},
+    )
 
 
-def _check_classes(record: RunRecord, theirs: object, *, where: str) -> None:
-    """Check that the labels mean the same classes.
-
-    Data without class names have numbers as names, which are not checked.
+def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
+    """Check that the data require no other model.
 
     Raises:
-        DataError: the data have other classes, or the same in another order.
+        DataError, UsageError: they require another one.
     """
-    ours = record.facts.get("classes")
-    if not isinstance(ours, list) or not isinstance(theirs, list) or ours == theirs:
+    if target.is_run:
+        if dict(required) != target.model_args:
+            raise DataError(
+                f"{target.name}: this run's model was built for {target.model_args}, "
+                f"but the data require {dict(required)}; evaluate the run on data of the same kind"
+            )
         return
-    if [str(number) for number in range(len(ours))] in (ours, theirs):
+    for name, value in required.items():
+        own = target.model_args.get(name, value)
+        if own != value and name == "num_classes":
+            raise UsageError(
+                f"{target.name}: its head has {own} outputs, but the data have {value} classes; evaluate it on data of its "
+                "own classes, or use weights that were trained on these (compare --epochs E trains a new head)"
+            )
+        if own != value:
+            raise UsageError(f"{target.name}: was built for {name}={own!r}, but the data require {value!r}")
+
+
+def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where: str) -> None:
+    """Check that the model can be used on data with these facts (`Task.compatible`).
+
+    Raises:
+        DataError, UsageError: the data have other classes, the same in another order, or another vocabulary or input.
+    """
+    facts, classes = target.facts, theirs.get("classes")
+    if not facts and isinstance(classes, list) and sorted(target.labels) == sorted(classes):
+        facts = {"classes": list(target.labels)}
+    if not facts or task.compatible(facts, theirs):
         return
-    both = f"{where}: its classes are {_few(theirs)}, and those of {record.folder} are {_few(ours)}"
-    unknown = next((name for name in theirs if name not in ours), None)
+    ours = facts.get("classes")
+    if not isinstance(ours, list) or not isinstance(classes, list) or ours == classes:
+        raise target.data_error(
+            f"{where}: vocabulary or input differ from those of {target.name}; evaluate the {target.kind} on data of the "
+            "same kind"
+        )
+    both = f"{where}: its classes are {_few(classes)}, and those of {target.name} are {_few(ours)}"
+    unknown = next((name for name in classes if name not in ours), None)
     if unknown is not None:
-        raise DataError(f"{both}: {unknown!r} is not one of them; evaluate the run on data of its own classes")
-    raise DataError(f"{both}: the same classes in another order, which would mix up the labels; use the same order")
+        raise target.data_error(
+            f"{both}: {unknown!r} is not one of them; evaluate the {target.kind} on data of its own classes"
+        )
+    raise target.data_error(
+        f"{both}: the same classes in another order, which would mix up the labels; use the same order"
+    )
 
 
 def _few(names: list[object]) -> str:
@@ -187,18 +322,32 @@ def weights_file(folder: Path, weights: Weights) -> Path:
     return run.last if run.last.exists() else run.previous
 
 
+def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
+    """Return the SHA-256 of the file with a run's weights.
+
+    Raises:
+        TrainingError: the run does not have these weights.
+    """
+    path = weights_file(record.folder, weights)
+    if not path.is_file():
+        raise TrainingError(f"{path}: does not exist, so the run does not have these weights (yet)")
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     """Return the grafted host with the weights of a run, on the CPU.
 
     Raises:
         TrainingError: the run has no such weights.
     """
-    model = build_model(record.recipe, record.model_args, weights=False)
+    model = build_model(record.recipe, record.model_args, weights=False, facts=record.facts)
     _fill(model, RunFolder(record.folder), weights)
     return model
 
 
-def _with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
+def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
+    """Return the recipe with another source of data, and another validation split."""
     section = dict(recipe.task.get("data", {}))
     if data is not None or split is not None:
         section.pop("split_file", None)  # a split file names images of the run's own data
@@ -222,7 +371,3 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
         raise TrainingError(f"{run.path}: this run keeps no moving average (train.ema is null)")
     model.load_state_dict(state["ema" if weights == "ema" else "model"])
     load_detached(model, state)
-
-
-def _on_cpu(tensor: Tensor) -> Tensor:
-    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).cpu()

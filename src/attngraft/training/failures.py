@@ -20,7 +20,7 @@ from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from attngraft.errors import TrainingError
 from attngraft.training.freezing import train_mode, trained_batch_norms
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_memory_format
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import write_json
 from attngraft.training.setup import RunContext
@@ -49,8 +49,9 @@ def raise_not_finite(run: RunContext, losses: dict[str, float]) -> NoReturn:
         for name, parameter in run.update.core.named_parameters()
         if parameter.grad is not None
     }
-    batches = run.order.micro_batches(counters.epoch, counters.step)
-    examples = [run.data.train.name(index) for keys in batches for _, index in keys]
+    order = run.update.order
+    batches = order.micro_batches(counters.epoch, counters.step)
+    examples = [order.split.name(index) for keys in batches for _, index in keys]
     suffix = "" if accelerator.is_main_process else f"-{accelerator.process_index}"
     path = run.folder.path / f"failure{suffix}.json"
     report: dict[str, Any] = {
@@ -108,7 +109,7 @@ def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)  # the frames hold the tensors that fill the memory
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         run.state.optimizer.zero_grad()
-        alone = run.accelerator.num_processes == 1
+        alone = run.accelerator.num_processes == 1 and not (phase == "update" and run.order.own_batches)
         fits = _largest_that_fits(run, phase) if alone else None
         raise _explained(run, phase, reason, fits, tried=alone) from None
 
@@ -124,8 +125,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _batch_size(run: RunContext, phase: Phase) -> int:
     """Return the number of examples in one forward pass."""
-    train = run.recipe.train
+    train, counters = run.recipe.train, run.state.counters
     micro = train.batch_size // train.accumulate
+    if phase == "update" and run.order.own_batches:
+        return max(map(len, run.order.micro_batches(counters.epoch, counters.step)))
     return micro if phase == "update" else train.eval_batch_size or micro
 
 
@@ -154,12 +157,14 @@ def _largest_that_fits(run: RunContext, phase: Phase) -> int | None:
 
 
 def _try_update(run: RunContext, size: int) -> None:
-    counters, split = run.state.counters, run.data.train
-    parts = run.order.micro_batches(counters.epoch, min(counters.step, run.order.steps - 1))
-    batch = split.collate([split[key] for key in parts[0][:size]])
+    counters, order = run.state.counters, run.update.order
+    step = min(counters.step, order.steps_of(counters.epoch) - 1)
+    keys = order.micro_batches(counters.epoch, step)[0][:size]
+    batch = order.split.collate([order.split[key] for key in keys])
     train_mode(run.state.model)
     for _ in range(2):  # all micro-batches after the first share the memory with earlier gradients
-        run.update.backward(run.update.losses(batch, epoch=counters.epoch, step=0)["loss"])
+        total, _ = run.update.losses(batch, epoch=counters.epoch, step=0)
+        run.accelerator.backward(total)
 
 
 @torch.no_grad()
@@ -172,8 +177,7 @@ def _try_evaluation(run: RunContext, phase: Phase, size: int) -> None:
             run.task.predict(run.teacher(batch), batch)
             return
         run.state.model.eval()
-        args, kwargs = model_inputs(run.task, batch, channels_last=run.recipe.train.channels_last)
-        run.task.predict(run.state.model(*args, **kwargs), batch)
+        run.task.infer(in_memory_format(run.state.model, channels_last=run.recipe.train.channels_last), batch)
 
 
 def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, tried: bool) -> OutOfMemory:
@@ -187,8 +191,9 @@ def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, 
     saved = " The last checkpoint is intact"
     if not tried:
         field = f"train.accumulate={2 * train.accumulate}" if phase == "update" else "a smaller train.eval_batch_size"
+        why = "With several processes" if run.accelerator.num_processes > 1 else "For a task that forms its own batches"
         return OutOfMemory(
-            f"{begin}With several processes, attngraft does not search for a size that fits: try {field}, or more.{saved}",
+            f"{begin}{why}, attngraft does not search for a size that fits: try {field}, or more.{saved}",
             {},
         )
     if size is None:

@@ -6,13 +6,15 @@ them as in evaluation, so a frozen host's outputs for an image do not depend on 
 remain as the recipe sets them.
 """
 
+from collections.abc import Container
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from attngraft.attention import is_graft
 from attngraft.errors import ConfigError, HostError
-from attngraft.hosts import find_host
-from attngraft.training.recipe import TRAINED, FirstStage, Parameters, Recipe
+from attngraft.hosts import find_host, host_of
+from attngraft.training.recipe import TRAINED, Parameters, Recipe
 
 
 def freeze(model: nn.Module, parameters: Parameters) -> None:
@@ -45,19 +47,29 @@ def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
 
 
 def head_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the head's parameter names: timm's classifier, else the host adapter's `head`.
+    """Return the prefixes of the head's parameter names: timm's `classifier`, else the host adapter's `head`.
+
+    Modules that a task adds around the host belong to the head.
 
     Raises:
         ConfigError: neither timm nor an adapter names the head.
     """
-    classifier = (getattr(model, "pretrained_cfg", None) or {}).get("classifier")
+    host, prefix = host_of(model)
+    new = tuple(f"{name}." for name, _ in model.named_children() if name != "host") if prefix else ()
+    classifier = (getattr(host, "pretrained_cfg", None) or {}).get("classifier")
     if classifier:
-        return tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
+        names = [classifier] if isinstance(classifier, str) else classifier
+        return (*new, *(f"{prefix}{name}." for name in names))
     try:
-        host = find_host(model)
+        found = find_host(host)
     except HostError as error:
-        raise ConfigError(f"train.parameters: the head of this model is unknown: {error}") from None
-    return tuple(host.adapter.parts(host.core)["head"])
+        if new:
+            return new
+        raise ConfigError(
+            "train.parameters: the head of this model is unknown; set model.pretrained_cfg['classifier'] to the name of its "
+            f"last layer, or train all parameters. {error}"
+        ) from None
+    return (*new, *(f"{prefix}{name}" for name in found.adapter.parts(found.core)["head"]))
 
 
 def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
@@ -67,33 +79,40 @@ def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
 
 
 class FreezingSchedule:
-    """Two training stages: fewer parameters first (for example a frozen host), then all that the recipe trains.
+    """The trained parameters of each stage of a run.
 
-    The optimizer holds all of them from the start. In the first stage the others have no gradient, so optimizers skip
-    them: their values and optimizer states do not change, not even by weight decay, and no time is spent on them. The stage
-    is a function of the epoch, so a resumed run needs no further state. Does nothing if the recipe has one stage.
+    The optimizer holds the parameters of all stages from the start. Those that a stage does not train have no gradient, so
+    optimizers skip them: their values and optimizer states do not change, not even by weight decay, and no time is spent on
+    them. Does nothing if all stages train the same.
 
     Raises:
-        ConfigError: the first stage has nothing to train, or the head of the model is unknown.
+        ConfigError: a stage has nothing to train, or the head of the model is unknown.
     """
 
-    def __init__(self, model: nn.Module, first: FirstStage | None) -> None:
-        self._epochs, self._later = 0, list[nn.Parameter]()
-        if first is None:
-            return
-        early = trained_names(model, first.parameters)
-        _refuse_nothing(early, first.parameters, field="train.first.parameters")
-        self._epochs = first.epochs
-        self._later = [p for name, p in model.named_parameters() if p.requires_grad and name not in early]
+    def __init__(self, model: nn.Module, recipe: Recipe | None = None) -> None:
+        every = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._frozen: list[set[str]] = []  # by stage
+        for stage in () if recipe is None else recipe.all_stages:
+            if stage.parameters is None:
+                self._frozen.append(set())
+                continue
+            trained = trained_names(model, stage.parameters)
+            where = "train.first" if recipe is not None and recipe.train.first else f"stages.{stage.name}"
+            _refuse_nothing(trained, stage.parameters, field=f"{where}.parameters")
+            self._frozen.append(every.keys() - trained)
+        if any(self._frozen):
+            self._parameters = every
 
-    def enter(self, epoch: int) -> None:
-        """Set `requires_grad` for `epoch` (from 0)."""
-        for parameter in self._later:
-            parameter.requires_grad_(epoch >= self._epochs)
+    def enter(self, stage: int) -> None:
+        """Set `requires_grad` for a stage (from 0)."""
+        for name, parameter in self._parameters.items():
+            parameter.requires_grad_(name not in self._frozen[stage])
 
-    def enter_last(self, *, epoch: int, step: int) -> None:
-        """Set `requires_grad` as in the last update before `step` of `epoch`, whose parameters have optimizer states."""
-        self.enter(epoch if step else max(epoch - 1, 0))
+    def enter_trained(self, trained: Container[str]) -> None:
+        """Set `requires_grad` for the parameters that have been trained, which have optimizer states."""
+        for name, parameter in self._parameters.items():
+            parameter.requires_grad_(name in trained)
 
 
 def train_mode(model: nn.Module) -> None:

@@ -1,27 +1,39 @@
 """Model inputs in the chosen memory format."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
-
-from attngraft.tasks.task import Batch, Task
+from torch import Tensor, nn
 
 Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  #: positional, and by keyword
 
 
-def model_inputs(task: Task, batch: Batch, *, channels_last: bool) -> Arguments:
-    """Return the arguments of a model's forward for this batch."""
-    return in_format(task.to_model(batch), channels_last=channels_last)
-
-
 def in_format(arguments: Arguments, *, channels_last: bool) -> Arguments:
-    """Return `arguments`, with 4-D tensors in channels-last format if `channels_last`."""
+    """Return `arguments`, with 4-D tensors in channels-last if `channels_last`."""
     if not channels_last:
         return arguments
     args, kwargs = arguments
     return tuple(map(_channels_last, args)), {name: _channels_last(value) for name, value in kwargs.items()}
+
+
+def in_memory_format(model: nn.Module, *, channels_last: bool) -> nn.Module:
+    """Return `model`, or a wrapper that calls it with its 4-D inputs in channels-last."""
+    return cast(nn.Module, _ChannelsLast(model)) if channels_last else model
+
+
+class _ChannelsLast:
+    """A model that is called with channels-last inputs; attributes are the model's. Not a module: it is never saved."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = in_format((args, kwargs), channels_last=True)  # type: ignore[assignment]
+        return self._model(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 def _channels_last(value: Any) -> Any:

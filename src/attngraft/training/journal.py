@@ -59,8 +59,10 @@ class Journal:
 
 
 def _event(row: Metrics) -> Event:
-    values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name != "epoch"]
-    return Event(summary=Summary(value=values), step=int(row["epoch"]), wall_time=time.time())
+    values = [
+        Summary.Value(tag=name, simple_value=value) for name, value in row.items() if name not in ("epoch", "step")
+    ]
+    return Event(summary=Summary(value=values), step=int(row.get("step", row["epoch"])), wall_time=time.time())
 
 
 def _write(file: IO[bytes], events: list[Event]) -> None:
@@ -84,7 +86,7 @@ def record_start(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> 
     facts: dict[str, Any] = {"from": start.origin}
     if start.path is not None:
         facts |= {"file": str(start.path), "sha256": _sha256(start.path)}
-    evaluation = evaluate() if start.whole else None
+    evaluation = evaluate() if start.whole and run.recipe.schedule.trains else None
     if evaluation is not None:
         facts["metrics"] = _metrics(evaluation)
     if not run.accelerator.is_main_process:

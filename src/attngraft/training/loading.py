@@ -7,13 +7,14 @@ batches, from any step on, follow from the seed: resuming in mid-epoch needs no 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from multiprocessing import AuthenticationError
 from multiprocessing.context import BaseContext
@@ -37,6 +38,8 @@ class TrainOrder:
 
     Update `step` of an epoch takes the next `batch_size` examples of the epoch's order; the process of `rank` takes its
     contiguous share of them and cuts it into `accumulate` micro-batches. An incomplete last batch of an epoch is not used.
+    If the split forms its own batches (`Split.batches`), their number may differ between epochs, and their parts by one
+    example.
     """
 
     split: Split
@@ -45,8 +48,11 @@ class TrainOrder:
     accumulate: int = 1
     rank: int = 0
     world: int = 1
+    _sizes: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)  # by epoch
 
     def __post_init__(self) -> None:
+        if self.own_batches:
+            return
         if self.batch_size % (self.accumulate * self.world):
             raise ConfigError(
                 f"train.batch_size {self.batch_size} cannot be shared by {self.world} processes with "
@@ -63,41 +69,87 @@ class TrainOrder:
         order = self.split.order(seed=self.seed, epoch=0)
         return len(self.split) if order is None else len(order)
 
-    @property
+    @cached_property
+    def own_batches(self) -> bool:
+        """Whether the split forms its own batches."""
+        return self.split.batches(seed=self.seed, epoch=0) is not None
+
+    @cached_property
     def steps(self) -> int:
-        """Number of updates per epoch."""
-        return self._examples // self.batch_size
+        """Number of updates per epoch; of the first one, if epochs differ."""
+        return len(self._batch_sizes(0)) if self.own_batches else self._examples // self.batch_size
+
+    def steps_of(self, epoch: int) -> int:
+        """Return the number of updates of an epoch."""
+        return len(self._batch_sizes(epoch)) if self.own_batches else self.steps
+
+    def updates_before(self, epoch: int) -> int:
+        """Return the number of updates before an epoch.
+
+        Raises:
+            ConfigError: a batch of these epochs cannot be shared.
+        """
+        if self.own_batches:
+            return sum(len(self._batch_sizes(each)) for each in range(epoch))
+        return epoch * self.steps
+
+    def epochs_of(self, updates: int) -> int:
+        """Return the number of epochs that so many updates begin."""
+        epochs = 0 if self.own_batches else updates // self.steps
+        while self.updates_before(epochs) < updates:
+            epochs += 1
+        return epochs
+
+    def part_sizes(self, epoch: int, step: int) -> list[int] | None:
+        """Return the numbers of examples in all micro-batches of an update, in all processes; None if they are equal."""
+        if not self.own_batches:
+            return None
+        parts = self.accumulate * self.world
+        size, longer = divmod(int(self._batch_sizes(epoch)[step]), parts)
+        return [size + (part < longer) for part in range(parts)] if longer else None
 
     def order(self, epoch: int) -> np.ndarray:
         """Return the indices of the examples in `epoch`: in the split's own order if it has one, else shuffled."""
         order = self.split.order(seed=self.seed, epoch=epoch)
         return epoch_order(self.seed, epoch, len(self.split)) if order is None else order
 
-    def micro_batches(self, epoch: int, step: int, order: np.ndarray | None = None) -> list[Keys]:
-        """Return the keys of this process's micro-batches of one update."""
-        order = self.order(epoch) if order is None else order
-        share = self.batch_size // self.world
-        start = step * self.batch_size + self.rank * share
-        size = share // self.accumulate
-        keys = [(epoch, int(index)) for index in order[start : start + share]]
-        return [keys[i : i + size] for i in range(0, share, size)]
+    def micro_batches(self, epoch: int, step: int, batches: Sequence[np.ndarray] | None = None) -> list[Keys]:
+        """Return the keys of this process's micro-batches of one update; `batches` are those of the epoch, if at hand."""
+        batch = (self._batches(epoch) if batches is None else batches)[step]
+        parts = np.array_split(batch, self.accumulate * self.world)
+        own = parts[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
+        return [[(epoch, int(index)) for index in part] for part in own]
 
     def stream(self, *, epoch: int, step: int, epochs: int) -> Iterator[Keys]:
         """Yield the keys of all micro-batches from update `step` of `epoch` to the end of the last epoch."""
         for current in range(epoch, epochs):
-            order = self.order(current)
-            for number in range(step if current == epoch else 0, self.steps):
-                yield from self.micro_batches(current, number, order)
+            batches = self._batches(current)
+            for number in range(step if current == epoch else 0, len(batches)):
+                yield from self.micro_batches(current, number, batches)
 
+    def _batches(self, epoch: int) -> Sequence[np.ndarray]:
+        """Return the indices of the examples of each update of an epoch."""
+        own = self.split.batches(seed=self.seed, epoch=epoch) if self.own_batches else None
+        if own is not None:
+            return own
+        used = self.order(epoch)[: self.steps * self.batch_size]
+        return list(used.reshape(self.steps, self.batch_size))
 
-class _KeySampler:
-    """Batch sampler for a DataLoader that yields the keys of an iterator."""
-
-    def __init__(self, keys: Iterator[Keys]) -> None:
-        self._keys = keys
-
-    def __iter__(self) -> Iterator[Keys]:
-        return self._keys
+    def _batch_sizes(self, epoch: int) -> np.ndarray:
+        if epoch not in self._sizes:
+            batches = self.split.batches(seed=self.seed, epoch=epoch)
+            sizes = np.array([len(batch) for batch in batches or ()], dtype=np.int64)
+            parts = self.accumulate * self.world
+            if not len(sizes):
+                raise ConfigError(f"epoch {epoch + 1} of the training split has no batch (Split.batches)")
+            if sizes.min() < parts:
+                raise ConfigError(
+                    f"train.accumulate: batch {sizes.argmin() + 1} of epoch {epoch + 1} has {sizes.min()} examples, which "
+                    f"cannot be cut into {parts} parts (train.accumulate {self.accumulate}, {self.world} processes); use "
+                    "fewer parts or larger batches"
+                )
+            self._sizes[epoch] = sizes
+        return self._sizes[epoch]
 
 
 @dataclass(frozen=True)
@@ -196,10 +248,18 @@ class Batches(DataLoader[Batch]):
             self.exit_signal.release()
 
 
-def train_batches(order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool) -> Batches:
-    """Return the batches from an update to the end of the last epoch as one stream: workers start once and prefetch."""
-    sampler = _KeySampler(order.stream(epoch=epoch, step=step, epochs=epochs))
-    return _loader(order.split, sampler, workers=workers, pin=pin)
+def train_batches(
+    order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool, updates: int | None = None
+) -> Batches:
+    """Return the batches from an update to the end of the last epoch as one stream: workers start once and prefetch.
+
+    `updates` ends the stream after so many updates of the whole run.
+    """
+    keys = order.stream(epoch=epoch, step=step, epochs=epochs)
+    if updates is not None:
+        left = updates - order.updates_before(epoch) - step
+        keys = itertools.islice(keys, left * order.accumulate)
+    return _loader(order.split, keys, workers=workers, pin=pin)
 
 
 @dataclass(kw_only=True)
@@ -230,14 +290,12 @@ def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> 
     return _loader(split, order, workers=workers, pin=pin, persistent=workers > 0)
 
 
-def _loader(
-    split: Split, sampler: _KeySampler | EvalOrder, *, workers: int, pin: bool, persistent: bool = False
-) -> Batches:
+def _loader(split: Split, keys: Iterable[Keys], *, workers: int, pin: bool, persistent: bool = False) -> Batches:
     exit_signal = torch.multiprocessing.Semaphore(0) if workers else None
     examples = _Examples(split)
     batches = Batches(
         examples,
-        batch_sampler=cast(Any, sampler),
+        batch_sampler=cast(Any, keys),
         collate_fn=examples.collate,
         num_workers=workers,
         multiprocessing_context=_lock_free_context() if workers else None,

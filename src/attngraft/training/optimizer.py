@@ -16,6 +16,7 @@ from torch import nn
 from attngraft.attention import is_graft
 from attngraft.errors import ConfigError
 from attngraft.grafting.apply import pin_unused
+from attngraft.hosts import host_of
 from attngraft.suggest import did_you_mean
 from attngraft.training.recipe import OptimizerConfig, Recipe
 
@@ -61,14 +62,28 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: 
     It has no state: the rate is a function of the number of updates made.
     """
     config = recipe.schedule
+    epochs: float = config.epochs
+    warmup: float = config.warmup
+    cooldown = config.cooldown_epochs
+    if not config.trains:  # the schedule is never used
+        epochs, warmup, cooldown = 1, 0, 0
+    if config.steps is not None:
+        epochs = config.steps / steps
+        warmup = min(5.0, epochs / 10) if config.warmup_epochs is None else config.warmup_epochs
+        warmup = warmup if config.warmup_steps is None else config.warmup_steps / steps
+        if warmup >= epochs - config.cooldown_epochs:
+            raise ConfigError(
+                f"schedule.steps: {config.steps} updates ({epochs:.3g} epochs) leave none after warm-up and cool-down; "
+                "use --set schedule.warmup_steps=N or more steps"
+            )
     options: dict[str, Any] = {
         "sched": "step" if config.name == "constant" else config.name,
-        "num_epochs": config.epochs - config.cooldown_epochs,
-        "decay_epochs": config.decay_epochs or (config.epochs if config.name == "constant" else 90),
+        "num_epochs": epochs - cooldown,
+        "decay_epochs": config.decay_epochs or (epochs if config.name == "constant" else 90),
         "decay_milestones": list(config.decay_milestones),
         "decay_rate": config.decay_rate or (1.0 if config.name in ("constant", "poly") else 0.1),
-        "cooldown_epochs": config.cooldown_epochs,
-        "warmup_epochs": config.warmup,
+        "cooldown_epochs": cooldown,
+        "warmup_epochs": warmup,
         "warmup_lr": config.warmup_lr,
         "min_lr": config.min_lr,
     }
@@ -97,18 +112,20 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
     with the host's own grouping of its layers (timm's `group_matcher`; without one, parameters in groups of twelve). A
     graft belongs to the layer of its target module, and does not change the layers of the host: all variants of a study
-    train the host's parameters at the same rates.
+    train the host's parameters at the same rates. Modules that a task adds around the host use `new_lr_scale` alone.
     """
-    exempt = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()  # type: ignore[operator]
-    layer_scale = _layer_scales(model, config.layer_decay)
+    host, prefix = host_of(model)
+    exempt = set(host.no_weight_decay()) if hasattr(host, "no_weight_decay") else set()  # type: ignore[operator]
+    layer_scale = _layer_scales(host, config.layer_decay)
     graft_decay = config.weight_decay if config.graft_weight_decay is None else config.graft_weight_decay
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
+    for path, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        new, name = not path.startswith(prefix), path.removeprefix(prefix)
         bare = parameter.ndim <= 1 or name.endswith(".bias") or any(fnmatch(name, pattern) for pattern in exempt)
         decay = 0.0 if bare else graft_decay if is_graft(name) else config.weight_decay
-        scale = layer_scale(name) * (config.graft_lr_scale if is_graft(name) else 1.0)
+        scale = config.new_lr_scale if new else layer_scale(name) * (config.graft_lr_scale if is_graft(name) else 1.0)
         groups.setdefault((scale, decay), []).append(parameter)
     return [
         {"params": parameters, "weight_decay": decay, "lr_scale": scale}

@@ -13,10 +13,11 @@ import torch
 from accelerate.utils import send_to_device
 
 from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
 from attngraft.timing.memory import LiveStorages
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, TrainOrder
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import build_update, create_accelerator
@@ -26,19 +27,24 @@ from attngraft.training.teacher import create_teacher
 class BenchmarkBatch:
     """Task, data, teacher, a training micro-batch and an evaluation batch, shared by all variants.
 
-    The data are opened as in a run; `split` is the file of an earlier random split (`Task.save_split`).
+    The data are opened as in a run; `folder` is that of a run or study with an earlier random split (`Task.save_split`) and
+    what was fitted (`Task.save_files`; used if `fitted`).
 
     Raises:
         DataError, ConfigError: as in a run.
     """
 
-    def __init__(self, recipe: Recipe, *, split: Path | None = None) -> None:
+    def __init__(self, recipe: Recipe, *, folder: Path | None = None, fitted: bool = True) -> None:
         train = recipe.train
+        self.recipe, self._folder = recipe, folder
         with _separate_stream(recipe):
             self.task = build_task(recipe)
-            if split is not None:
-                self.task.load_split(split)
-            self.data = self.task.load(model_data_config=model_data_config(recipe))
+            if folder is not None:
+                self.task.load_split(folder / SPLIT_FILE)
+                if fitted:
+                    self.task.load_files(folder / FITTED_FOLDER)
+            self.input = model_data_config(recipe)
+            self.data = self.task.load(model_data_config=self.input)
             self.teacher = create_teacher(recipe, self.task, self.data, device=run_device())
             examples, validation = self.data.train, self.data.val
             order = TrainOrder(
@@ -53,8 +59,18 @@ class BenchmarkBatch:
                 seconds.append(time.perf_counter() - start)
             self.batch = batches[0]
             self.eval_batch = validation.collate([validation[key] for key in evaluation[0]])
-        self.steps_per_epoch, self.eval_batches = order.steps, len(evaluation)
+        self.order, self.steps_per_epoch, self.eval_batches = order, order.steps, len(evaluation)
         self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
+
+    def for_recipe(self, recipe: Recipe) -> "BenchmarkBatch":
+        """Return this benchmark, or a new one for a recipe with another task section, teacher, batch size or text input."""
+        sizes = [(r.train.batch_size, r.train.accumulate, r.train.eval_batch_size) for r in (recipe, self.recipe)]
+        same_input = True
+        if self.input.get("kind", "images") != "images" and recipe.host != self.recipe.host:
+            with _separate_stream(recipe):
+                same_input = model_data_config(recipe) == self.input
+        same = (recipe.task, recipe.distill, sizes[0]) == (self.recipe.task, self.recipe.distill, sizes[1])
+        return self if same and same_input else BenchmarkBatch(recipe, folder=self._folder, fitted=same_input)
 
 
 class Profiler:
@@ -68,16 +84,15 @@ class Profiler:
             self._update, _ = build_update(
                 recipe,
                 benchmark.task,
-                benchmark.data.model_args,
+                benchmark.data,
                 accelerator,
-                steps_per_epoch=benchmark.steps_per_epoch,
+                order=benchmark.order,
                 teacher=benchmark.teacher,
                 weights=False,
             )
         self.model = self._update.core
-        self._batch, self._eval_batch = (
-            send_to_device(b, self.device) for b in (benchmark.batch, benchmark.eval_batch)
-        )
+        self._batch = send_to_device(benchmark.batch, self.device)
+        self._eval_batch = send_to_device(benchmark.eval_batch, self.device)
 
     def train_step(self) -> None:
         """Perform one update, as the training loop does."""
@@ -89,12 +104,17 @@ class Profiler:
 
     @torch.inference_mode()
     def evaluate_batch(self) -> None:
-        """Run one forward pass in evaluation mode."""
-        state, train = self._update.state, self.recipe.train
+        """Run inference on a batch: one forward pass, unless the task's inference is another (generation, tiling)."""
+        state, train, task = self._update.state, self.recipe.train, self.benchmark.task
         state.model.eval()
-        args, kwargs = model_inputs(self.benchmark.task, self._eval_batch, channels_last=train.channels_last)
+        model = in_memory_format(state.model, channels_last=train.channels_last)
+        if type(task).infer is not Task.infer:
+            with state.accelerator.autocast():
+                task.infer(model, self._eval_batch, full=False)
+            return
+        args, kwargs = task.to_model(self._eval_batch)
         with state.accelerator.autocast():
-            state.model(*args, **kwargs)
+            model(*args, **kwargs)
 
     def state_bytes(self) -> int:
         """Return the bytes kept between steps: parameters, buffers, optimizer state, moving average, teacher, batch."""

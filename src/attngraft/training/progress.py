@@ -24,7 +24,7 @@ class Progress:
         """Update `step` (from 1, over the whole run) of `epoch` (from 1) is done."""
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
-        """An epoch is trained and evaluated: its row of metrics.jsonl."""
+        """An epoch, or `train.eval_every` updates, are trained and evaluated: their row of metrics.jsonl."""
 
     def on_end(self, *, finished: bool) -> None:
         """Training ends; `finished` is False if it was stopped."""
@@ -57,8 +57,8 @@ class LogLines(Progress):
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
         self._next = time.monotonic() + self._every
-        line = "%sepoch %d/%d  %s  %.1f s"
-        log.info(line, self._label, metrics["epoch"], self._epochs, format_metrics(metrics), metrics["seconds"])
+        line = "%sepoch %s  %s  %.1f s"
+        log.info(line, self._label, _when(metrics, self._epochs), format_metrics(metrics), metrics["seconds"])
 
     def on_end(self, *, finished: bool) -> None:
         if finished:
@@ -106,12 +106,18 @@ class LiveBars(Progress):
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
         self._next = 0.0
-        line = f"epoch {metrics['epoch']:>3}/{self._epochs}  {format_metrics(metrics)}  {metrics['seconds']:.1f} s"
+        line = f"epoch {_when(metrics, self._epochs, width=3)}  {format_metrics(metrics)}  {metrics['seconds']:.1f} s"
         self._bars.console.print(line, highlight=False, markup=False)
 
     def on_end(self, *, finished: bool) -> None:
         if finished:
             self._bars.update(self._task, completed=self._bars.tasks[0].total, description="finished")
+
+
+def _when(metrics: Mapping[str, float], epochs: int, *, width: int = 0) -> str:
+    """Return `3/10`, followed by the update in runs that count them."""
+    step = f"  update {metrics['step']:.0f}" if "step" in metrics else ""
+    return f"{metrics['epoch']:>{width}.0f}/{epochs}{step}"
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:

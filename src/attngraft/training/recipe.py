@@ -4,16 +4,25 @@ A recipe file may extend another one (`base: deit`), and `--set optimizer.lr=1e-
 recipes are in `training/recipes/`; their comments give the expected results.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from attngraft.errors import ConfigError
-from attngraft.strict import FieldError
+from attngraft.strict import FieldError, require
 from attngraft.suggest import did_you_mean
-from attngraft.yaml_config import apply_overrides, dump_yaml, from_mapping, merge, read_yaml, to_plain
+from attngraft.yaml_config import (
+    apply_overrides,
+    differing_values,
+    dump_yaml,
+    from_mapping,
+    merge,
+    read_yaml,
+    to_plain,
+)
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -35,19 +44,27 @@ TRAINED: dict[str, set[str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HostConfig:
-    """The model to train: timm name, arguments of its factory, and initial weights."""
+    """The model to train: its name, arguments of its factory, and initial weights."""
 
-    name: str = "vit_tiny_patch16_224"  #: timm model name; `name.tag` selects pretrained weights
+    #: timm model name (`name.tag` selects pretrained weights), attngraft:NAME, torchvision:NAME, hf:FOLDER_OR_NAME, or
+    #: module:package.path:factory
+    name: str = "vit_tiny_patch16_224"
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
-    pretrained: bool = False  #: start from timm's weights of that name (name.tag: of that tag)
+    pretrained: bool = False  #: start from the published weights of that name, or those in the folder
     #: start from this file: .safetensors, .pth, .pt, .bin, or a run's checkpoint; for transformers_classifier also a
     #: folder written by save_pretrained of transformers, which then sets args
     weights: str | None = None
 
     def __post_init__(self) -> None:
         both = self.pretrained and self.weights is not None
-        _require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
-        _require(self, "weights", self.weights != "", "must be the path of a file, or null")
+        require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
+        require(self, "weights", self.weights != "", "must be the path of a file, or null")
+        if ":" in self.name or os.path.isdir(self.name):
+            from attngraft.models.schemes import resolve_host  # imported here because it imports torch
+
+            name, args = resolve_host(self.name, self.args)
+            object.__setattr__(self, "name", name)
+            object.__setattr__(self, "args", args)
         if self.name == "transformers_classifier" and self.weights is not None:
             # imported here because it imports torch, which reading a recipe should not do
             from attngraft.models.transformers_folder import folder_arguments, transformers_folder
@@ -67,6 +84,7 @@ class OptimizerConfig:
     weight_decay: float = 0.05  #: except for biases, norms and other parameters with one axis
     layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its site's layer
     graft_lr_scale: float = 1.0  #: factor on lr for parameters of grafts
+    new_lr_scale: float = 1.0  #: factor on lr for what the task puts around the host (neck, decoder, head)
     graft_weight_decay: float | None = None  #: for parameters of grafts; null: weight_decay
     betas: tuple[float, ...] | None = None  #: null: the optimizer's default
     eps: float | None = None  #: null: the optimizer's default
@@ -74,22 +92,25 @@ class OptimizerConfig:
     args: Mapping[str, Any] = field(default_factory=dict)  #: further arguments of the optimizer
 
     def __post_init__(self) -> None:
-        _require(self, "lr", self.lr >= 0, "must not be negative")
-        _require(self, "lr_batch", self.lr_batch is None or self.lr_batch > 0, "must be positive")
-        _require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
-        _require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
-        _require(self, "graft_lr_scale", self.graft_lr_scale > 0, "must be positive")
+        require(self, "lr", self.lr >= 0, "must not be negative")
+        require(self, "lr_batch", self.lr_batch is None or self.lr_batch > 0, "must be positive")
+        require(self, "weight_decay", self.weight_decay >= 0, "must not be negative")
+        require(self, "layer_decay", self.layer_decay is None or 0 < self.layer_decay <= 1, "must lie in (0, 1]")
+        require(self, "graft_lr_scale", self.graft_lr_scale > 0, "must be positive")
+        require(self, "new_lr_scale", self.new_lr_scale > 0, "must be positive")
         decay = self.graft_weight_decay
-        _require(self, "graft_weight_decay", decay is None or decay >= 0, "must not be negative")
+        require(self, "graft_weight_decay", decay is None or decay >= 0, "must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Learning rate over `epochs`, updated at every step; linear warm-up from `warmup_lr` first."""
+    """Learning rate over `epochs` or `steps`, updated at every step; linear warm-up from `warmup_lr` first."""
 
     name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: shape
-    epochs: int = 30  #: including warm-up and cool-down
+    epochs: int = 30  #: including warm-up and cool-down; 0: the model is evaluated as it is
+    steps: int | None = None  #: updates of the run, instead of epochs; other fields still count epochs
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
+    warmup_steps: int | None = None  #: updates of warm-up, instead of warmup_epochs; only with steps
     warmup_lr: float = 1e-6  #: start of the warm-up
     min_lr: float = 1e-5  #: end of the schedule
     cooldown_epochs: int = 0  #: epochs at min_lr at the end, part of `epochs`
@@ -98,20 +119,38 @@ class ScheduleConfig:
     decay_rate: float | None = None  #: step and multistep: factor (0.1); poly: the power (1.0)
 
     def __post_init__(self) -> None:
-        _require(self, "epochs", self.epochs >= 1, "must be at least 1")
-        _require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
-        _require(self, "min_lr", self.min_lr >= 0, "must not be negative")
+        require(self, "epochs", self.epochs >= 0, "must not be negative")
+        require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
+        require(self, "min_lr", self.min_lr >= 0, "must not be negative")
+        require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
+        require(self, "warmup_steps", self.warmup_steps is None or self.steps is not None, "needs schedule.steps")
+        total = self.steps or 0
+        require(
+            self, "warmup_steps", self.warmup_steps is None or 0 <= self.warmup_steps < total, "must be below steps"
+        )
         short = f"must be less than the {self.epochs} epochs"
-        _require(self, "cooldown_epochs", 0 <= self.cooldown_epochs < self.epochs, short)
+        by_steps = self.steps is not None or not self.epochs  # then they follow from the data, or nothing is trained
+        require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)
         ramp = self.warmup_epochs
-        fits = ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
-        _require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
-        _require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
-        _require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
+        fits = by_steps or ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
+        require(self, "warmup_epochs", fits, f"{short} without cool-down; null uses a tenth of them, at most 5")
+        require(self, "decay_epochs", self.decay_epochs is None or self.decay_epochs > 0, "must be positive")
+        require(self, "decay_rate", self.decay_rate is None or self.decay_rate > 0, "must be positive")
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are any updates."""
+        return self.steps is not None or self.epochs > 0
+
+    @property
+    def length(self) -> str:
+        """Length of a run in words: `30 epochs` or `1000 updates`."""
+        count, noun = (self.epochs, "epoch") if self.steps is None else (self.steps, "update")
+        return f"{count} {noun}{'' if count == 1 else 's'}"
 
     @property
     def warmup(self) -> float:
-        """Epochs of warm-up."""
+        """Epochs of warm-up, of a schedule that counts epochs."""
         return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
 
 
@@ -123,7 +162,38 @@ class FirstStage:
     epochs: int = 1  #: part of schedule.epochs
 
     def __post_init__(self) -> None:
-        _require(self, "epochs", self.epochs >= 1, "must be at least 1")
+        require(self, "epochs", self.epochs >= 1, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Part of a run with settings of its own. The next stage begins where it ends."""
+
+    name: str  #: for the report
+    epochs: int | None = None  #: at most; null, in the last stage: the rest of schedule.epochs
+    parameters: Parameters | None = None  #: trained parameters; null: train.parameters
+    start: Literal["last", "best"] = "last"  #: weights to start from: those of the last epoch, or the best so far
+    optimizer: Literal["keep", "fresh"] = "keep"  #: fresh: reset the optimizer's moments
+    lr: float | None = None  #: peak of a schedule of its own, over the stage's epochs
+    schedule: Mapping[str, Any] | None = None  #: fields of a schedule of its own; null, without lr: that of the run
+    patience: int | None = None  #: end the stage after this many epochs without a better metric
+    metric: str | None = None  #: validation metric for patience; null: the task's primary one
+    task: Mapping[str, Any] = field(default_factory=dict)  #: fields of the task that differ, such as its loss
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "patience"):
+            value = getattr(self, name)
+            require(self, name, value is None or value >= 1, "must be at least 1")
+        require(self, "lr", self.lr is None or self.lr >= 0, "must not be negative")
+        require(self, "metric", self.metric is None or self.patience is not None, "requires a patience")
+        require(self, "task", "name" not in self.task, "cannot be another task")
+        fixed = {"epochs", "steps", "warmup_steps"} & (self.schedule or {}).keys()
+        require(self, "schedule", not fixed, "counts the stage's epochs: leave out epochs and steps")
+
+    @property
+    def own_schedule(self) -> bool:
+        """Return whether the stage has a schedule of its own."""
+        return self.lr is not None or self.schedule is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +216,20 @@ class TrainConfig:
     threads: int | None = None  #: CPU threads of torch; null: torch's default
     workers: int = 0  #: loading processes per training process
     save_every: int | None = None  #: also save after every this many updates
+    eval_every: int | None = None  #: evaluate and save after every this many updates, and at the end; null: each epoch
+    #: weights that a study compares: of the last epoch, or of the best one by the primary validation metric
+    judge: Literal["last", "best"] = "last"
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every"):
+        for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every", "eval_every"):
             value = getattr(self, name)
-            _require(self, name, value is None or value >= 1, "must be at least 1")
+            require(self, name, value is None or value >= 1, "must be at least 1")
         whole = self.batch_size % self.accumulate == 0
-        _require(self, "accumulate", whole, f"must divide train.batch_size ({self.batch_size})")
-        _require(self, "clip_grad", self.clip_grad is None or self.clip_grad > 0, "must be positive or null")
-        _require(self, "ema", self.ema is None or 0 < self.ema < 1, "must lie between 0 and 1, or be null")
-        _require(self, "drop_path", self.drop_path is None or 0 <= self.drop_path < 1, "must lie in [0, 1)")
-        _require(self, "workers", self.workers >= 0, "must not be negative")
+        require(self, "accumulate", whole, f"must divide train.batch_size ({self.batch_size})")
+        require(self, "clip_grad", self.clip_grad is None or self.clip_grad > 0, "must be positive or null")
+        require(self, "ema", self.ema is None or 0 < self.ema < 1, "must lie between 0 and 1, or be null")
+        require(self, "drop_path", self.drop_path is None or 0 <= self.drop_path < 1, "must lie in [0, 1)")
+        require(self, "workers", self.workers >= 0, "must not be negative")
         fewer = self.first is None or TRAINED[self.first.parameters] < TRAINED[self.parameters]
         if not fewer and self.first is not None:
             rule = f"must be fewer than train.parameters ({self.parameters}); got {self.first.parameters}"
@@ -174,9 +247,9 @@ class TeacherConfig:
     size: int | None = None  #: height and width in pixels of the teacher's inputs; null: its own size
 
     def __post_init__(self) -> None:
-        _require(self, "args", not self.args or self.name is not None, "require a teacher name (distill.teacher.name)")
-        _require(self, "weights", self.weights != "", "must be a path, or null")
-        _require(self, "size", self.size is None or self.size > 0, "must be positive")
+        require(self, "args", not self.args or self.name is not None, "require a teacher name (distill.teacher.name)")
+        require(self, "weights", self.weights != "", "must be a path, or null")
+        require(self, "size", self.size is None or self.size > 0, "must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,9 +265,9 @@ class DistillConfig:
     temperature: float = 1.0  #: divides the logits of both; the teacher loss is multiplied by its square
 
     def __post_init__(self) -> None:
-        _require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
-        _require(self, "temperature", self.temperature > 0, "must be positive")
-        _require(
+        require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
+        require(self, "temperature", self.temperature > 0, "must be positive")
+        require(
             self, "temperature", self.temperature == 1 or not self.hard, "has no effect with hard: true; leave it out"
         )
 
@@ -216,12 +289,12 @@ class Recipe:
 
     host: HostConfig = field(default_factory=HostConfig)
     graft: str | list[Any] | None = None  #: a graft specification, or a list of mappings
-    task: Mapping[str, Any] = field(
-        default_factory=lambda: {"name": "classification"}
-    )  #: `name` of the task, and its fields
+    #: `name` of the task, and its fields
+    task: Mapping[str, Any] = field(default_factory=lambda: {"name": "classification"})
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    stages: tuple[Stage, ...] = ()  #: parts of the run with other settings; together they have schedule.epochs
     distill: DistillConfig | None = None  #: also learn from a teacher: {teacher: {name: ...}}
     seed: int = 0  #: seed of initialization, order and augmentation
 
@@ -231,12 +304,72 @@ class Recipe:
         if self.graft in ("none", "", []):
             object.__setattr__(self, "graft", None)  # so that equal recipes compare equal
         first = self.train.first
-        if first is not None and first.epochs >= self.schedule.epochs:
+        trains = self.schedule.trains
+        if first is not None and trains and self.schedule.steps is None and first.epochs >= self.schedule.epochs:
             rule = f"must be less than schedule.epochs ({self.schedule.epochs}); got {first.epochs}"
             raise FieldError("train.first.epochs", rule)
         for name, trained in (("parameters", self.train.parameters), ("first.parameters", first and first.parameters)):
             if trained == "grafts" and self.graft is None:
                 raise FieldError(f"train.{name}", _NO_GRAFT)
+
+        if self.stages and trains:
+            self._check_stages()
+
+    def _check_stages(self) -> None:
+        if self.train.first is not None:
+            raise FieldError("stages", "cannot be combined with train.first; set it to null")
+        if self.schedule.steps is not None or self.train.eval_every is not None:
+            raise FieldError("stages", "count epochs, so schedule.steps and train.eval_every must be null")
+        names = [stage.name for stage in self.stages]
+        if len(set(names)) < len(names) or not all(names):
+            raise FieldError("stages", f"need different names; got {', '.join(names)}")
+        for stage in self.stages:
+            chosen = stage.parameters
+            if chosen is not None and not TRAINED[chosen] <= TRAINED[self.train.parameters]:
+                rule = f"must not be more than train.parameters ({self.train.parameters}); got {chosen}"
+                raise FieldError(f"stages.{stage.name}.parameters", rule)
+            if chosen == "grafts" and self.graft is None:
+                raise FieldError(f"stages.{stage.name}.parameters", _NO_GRAFT)
+            if stage.epochs is None and stage is not self.stages[-1]:
+                raise FieldError(f"stages.{stage.name}.epochs", "is missing; only the last stage may leave it out")
+        if self.stages[0].start == "best":
+            raise FieldError(f"stages.{names[0]}.start", "is best, but no stage comes before it; use host.weights")
+        given = sum(stage.epochs or 0 for stage in self.stages)
+        rest, total = self.stages[-1].epochs is None, self.schedule.epochs
+        if given != total and not (rest and given < total):
+            rule = f"together have {given} epochs and schedule.epochs is {total}; leave out the last stage's epochs"
+            raise FieldError("stages", f"{rule} for the rest, or change one of them")
+
+    @property
+    def all_stages(self) -> tuple[Stage, ...]:
+        """The stages with their epochs: those of `stages`, or of `train.first`, or one."""
+        total, first = self.schedule.epochs, self.train.first
+        if not self.schedule.trains:
+            return (Stage(name="main"),)
+        left = None if self.schedule.steps is not None else total  # under schedule.steps the updates end the last stage
+        if first is not None:
+            early = Stage(name="first", epochs=first.epochs, parameters=first.parameters)
+            return early, Stage(name="main", epochs=None if left is None else left - first.epochs)
+        if not self.stages:
+            return (Stage(name="main", epochs=left),)
+        *before, last = self.stages
+        rest = total - sum(stage.epochs or 0 for stage in before)
+        return *before, replace(last, epochs=rest)
+
+    @property
+    def counts_updates(self) -> bool:
+        """Whether evaluations are numbered by updates: not all runs of this recipe have the same number of epochs."""
+        if not self.schedule.trains:
+            return False
+        if self.schedule.steps is not None or self.train.eval_every is not None:
+            return True
+        return any(stage.patience is not None for stage in self.stages)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Names of the host and of the teacher, if it has one."""
+        teacher = None if self.distill is None else self.distill.teacher.name
+        return (self.host.name, *([teacher] if teacher else []))
 
     @property
     def lr(self) -> float:
@@ -272,6 +405,17 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Return the whole recipe as plain values; `recipe_from_dict` reads it back."""
     plain: dict[str, Any] = to_plain(recipe)
     return plain
+
+
+def changed_settings(recipe: Recipe, baseline: Recipe) -> dict[str, Any]:
+    """Return the values of the dotted fields in which the training of `recipe` differs from that of `baseline`.
+
+    Host, graft and seed are left out, and so are fields that do not change the result or were chosen for the memory.
+    """
+    chosen = recipe.train.auto_batch and baseline.train.auto_batch
+    ignored = {"host", "graft", "seed", *HARMLESS, *(CHOSEN_BY_MEMORY if chosen else ())}
+    found = differing_values(recipe_to_dict(recipe), recipe_to_dict(baseline))
+    return {name: value for name, (value, _) in found.items() if not {name, name.partition(".")[0]} & ignored}
 
 
 def recipe_to_yaml(recipe: Recipe) -> str:
@@ -317,8 +461,3 @@ def _find(name_or_path: str | Path, *, beside: Path) -> Path:
     raise ConfigError(
         f"unknown recipe {text!r}{did_you_mean(text, names)}; recipes: {', '.join(names)}, or the path of a YAML file"
     )
-
-
-def _require(config: object, name: str, holds: bool, rule: str) -> None:
-    if not holds:
-        raise FieldError(name, f"{rule}; got {getattr(config, name)}")

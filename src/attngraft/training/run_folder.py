@@ -3,28 +3,31 @@
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
 data.json           facts about the data, and the host arguments that they require
-split.csv           validation images (only if they were drawn at random)
+split.csv           validation examples (only if they were drawn at random)
+fitted/             what the task fitted to the training data, such as a tokenizer (few tasks)
 teacher.json        distillation teacher and the hash of its weights (only with distill)
 start.json          initial weights and their scores (absent for random values)
 metrics.jsonl       one line per finished epoch
 tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
-predictions.npz     validation predictions of the last epoch
+predictions.npz     predictions of the last epoch on the validation split, or those that the run is judged by (finished.json)
 finished.json       written last: the run is complete
 evaluation/         results of suites (attngraft eval --suite)
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from attngraft.errors import TrainingError
-from attngraft.files import atomic_file, write_atomically
-from attngraft.tasks.task import SPLIT_FILE, Predictions
+from attngraft.files import write_atomically
+from attngraft.results.records import RecordTable, write_records
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
     HARMLESS,
@@ -47,6 +50,7 @@ class RunFolder:
         self.environment = path / "environment.json"
         self.data = path / "data.json"
         self.split = path / SPLIT_FILE
+        self.fitted = path / FITTED_FOLDER
         self.start = path / "start.json"
         self.teacher = path / "teacher.json"
         self.metrics = path / "metrics.jsonl"
@@ -96,15 +100,15 @@ class RunFolder:
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_predictions(self, predictions: Predictions) -> None:
-        """Write `name` and `score` per example, `binary`, and the task's additional arrays."""
-        arrays = {
-            "name": np.asarray(list(predictions.names), dtype=np.str_),
-            "score": np.asarray(predictions.score),
-            "binary": np.asarray(predictions.binary),
-            **predictions.arrays,
-        }
-        with atomic_file(self.predictions) as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
+        """Write the records of all examples and, where the primary metric is a mean of scores, `score` and `binary`."""
+        table = RecordTable(
+            names=np.asarray(list(predictions.names), dtype=np.str_),
+            columns=predictions.arrays,
+            outputs=predictions.outputs,
+            score=predictions.score,
+            binary=predictions.binary,
+        )
+        write_records(self.predictions, table)
 
     def refuse_other_recipe(self, recipe: Recipe) -> None:
         """Check that the run in this folder has this `recipe`, except for fields that change no result.
@@ -121,9 +125,10 @@ class RunFolder:
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the random split of an earlier attempt with another recipe that saved nothing."""
+        """Remove the random split, and what was fitted, of an earlier attempt with another recipe that saved nothing."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
+            shutil.rmtree(self.fitted, ignore_errors=True)
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
         """Return `recipe` with the sizes that the run chose after an out-of-memory error, if `train.auto_batch` is set."""
@@ -151,6 +156,20 @@ class RunFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Evaluation of a finished run that a study compares instead of the last epoch's."""
+
+    weights: Literal["last", "best"]
+    epoch: int  #: of the weights, from 1
+    split: Literal["val", "test"]
+    metrics: dict[str, float]  #: names as in metrics.jsonl: `test/top1`
+
+    def compared(self) -> dict[str, float]:
+        """Return the metrics without prefix."""
+        return {name.partition("/")[2]: value for name, value in self.metrics.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Contents of a run folder."""
 
@@ -161,9 +180,15 @@ class RunRecord:
     facts: dict[str, Any]  #: facts about the data, from the task
     start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training if the head is not new
     teacher: dict[str, Any] = field(default_factory=dict)  #: `name`, `from`, `sha256`, and `metrics` of the teacher
-    epochs: list[Metrics] = field(default_factory=list)  #: per epoch: epoch (1-based), seconds, train/..., val/...
+    epochs: list[Metrics] = field(default_factory=list)  #: per evaluation: epoch (from 1), seconds, train/..., val/...
     finished: bool = False
     predictions: Path | None = None
+    judged: Judged | None = None  #: None: judged by the last epoch's evaluation on the validation split
+
+    @property
+    def epochs_done(self) -> int:
+        """Return the epoch of the last evaluation."""
+        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
 
     @property
     def seconds(self) -> float:
@@ -181,6 +206,7 @@ def read_run(folder: Path | str) -> RunRecord:
     if not run.recipe.is_file():
         raise TrainingError(f"{run.path}: not a run folder (no recipe.yaml)")
     data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
+    judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
         folder=run.path,
         recipe=run.read_recipe(),
@@ -192,6 +218,7 @@ def read_run(folder: Path | str) -> RunRecord:
         epochs=_read_rows(run.metrics) if run.metrics.is_file() else [],
         finished=run.finished.is_file(),
         predictions=run.predictions if run.predictions.is_file() else None,
+        judged=None if judged is None else Judged(**judged),
     )
 
 

@@ -3,10 +3,11 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import Accelerator
@@ -17,14 +18,23 @@ from torch import nn
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
-from attngraft.tasks.task import Task, TaskData
-from attngraft.training.build import Start, build_started_model, build_task, model_data_config
+from attngraft.tasks.capabilities import is_declared, require
+from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
+from attngraft.training.build import (
+    Start,
+    build_started_model,
+    build_task,
+    check_as_is,
+    check_task_host,
+    model_data_config,
+)
 from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder
 from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
-from attngraft.training.recipe import Recipe
+from attngraft.training.recipe import Recipe, Stage
 from attngraft.training.run_folder import RunFolder, write_json
+from attngraft.training.stages import StageContext, stage_recipe
 from attngraft.training.teacher import Teacher, create_teacher, record_teacher
 from attngraft.training.update import Update
 
@@ -41,6 +51,9 @@ class RunContext:
     task: Task
     data: TaskData
     order: TrainOrder
+    epochs: int  #: at most; the last one may end early under schedule.steps
+    updates: int  #: of these epochs
+    stages: Sequence[StageContext]
     update: Update
     start: Start  #: initial weights; random values where the run resumes from a checkpoint
 
@@ -71,7 +84,7 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != recipe.train.amp:
         AcceleratorState._reset_state()  # accelerate allows one precision per process, but the runs of a process may differ
     handlers: list[KwargsHandler] = []
-    if recipe.train.first is not None:  # DDP must detect which parameters have a gradient in this stage
+    if len(recipe.all_stages) > 1:  # DDP must detect which parameters have a gradient in this stage
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
     return Accelerator(mixed_precision=recipe.train.amp, cpu=cpu, kwargs_handlers=handlers)
 
@@ -96,7 +109,16 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         DataError: the data cannot be used.
     """
     task = build_task(recipe)
+    if recipe.distill is not None:
+        require(task, "teacher")
+    if accelerator.distributed_type == DistributedType.FSDP and is_declared(task, "generation"):
+        raise ConfigError(
+            f"task {task.name}: generates with the whole model, whose weights FSDP shards; launch without --use_fsdp, which "
+            "uses DDP"
+        )
+    check_task_host(recipe)
     task.load_split(folder.split)
+    task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
     order = TrainOrder(
@@ -107,13 +129,16 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         rank=accelerator.process_index,
         world=accelerator.num_processes,
     )
+    epochs = recipe.schedule.epochs if recipe.schedule.steps is None else order.epochs_of(recipe.schedule.steps)
+    updates = recipe.schedule.steps or order.updates_before(epochs)
+    stages = [_stage_context(recipe, stage, task, data, order, epochs=epochs) for stage in recipe.all_stages]
     teacher = create_teacher(recipe, task, data, device=accelerator.device)
     if teacher is not None:
         teacher.refuse_other(folder)
     begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
-    update, start = build_update(
-        recipe, task, data.model_args, accelerator, steps_per_epoch=order.steps, teacher=teacher, weights=not begun
-    )
+    update, start = build_update(recipe, task, data, accelerator, order=order, teacher=teacher, weights=not begun)
+    if not begun:
+        check_as_is(recipe, start)
     if accelerator.is_main_process:
         if not begun:
             _log_start(recipe, start)
@@ -121,6 +146,8 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         drawn = not folder.split.exists()
         if task.save_split(folder.split) and drawn:  # after the recipe, because the split belongs to it
             log.info("the validation examples were drawn at random; the split is saved in %s", folder.split)
+        if not folder.fitted.exists():
+            task.save_files(folder.fitted)
         record_teacher(folder, teacher)
     return RunContext(
         recipe=recipe,
@@ -129,18 +156,49 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         task=task,
         data=data,
         order=order,
+        epochs=epochs,
+        updates=updates,
+        stages=stages,
         update=update,
         start=start,
     )
 
 
+def _stage_context(
+    recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder, *, epochs: int
+) -> StageContext:
+    """Open a stage's data if its task differs from the run's; what the run's task fitted is used as it is.
+
+    Raises:
+        ConfigError: its model or its number of updates per epoch is not that of the run.
+        DataError: its data cannot be used.
+    """
+    changed = stage_recipe(recipe, stage)
+    if not stage.task:
+        return StageContext(stage=stage, recipe=changed, task=task, order=order)
+    own = build_task(changed)
+    with TemporaryDirectory() as shared:  # the run's folder has these files only when it resumes
+        split = Path(shared, SPLIT_FILE)
+        if changed.task.get("data") == recipe.task.get("data") and task.save_split(split):
+            own.load_split(split)
+        task.save_files(Path(shared))
+        own.load_files(Path(shared))
+        found = own.load(model_data_config=model_data_config(changed))
+    if dict(found.model_args) != dict(data.model_args):
+        raise ConfigError(f"stages.{stage.name}.task: would need another model than the run's; change other fields")
+    batches = replace(order, split=found.train)
+    if any(batches.steps_of(epoch) != order.steps_of(epoch) for epoch in range(epochs)):
+        raise ConfigError(f"stages.{stage.name}.task: changes the number of updates of an epoch; change other fields")
+    return StageContext(stage=stage, recipe=changed, task=own, order=batches)
+
+
 def build_update(
     recipe: Recipe,
     task: Task,
-    model_args: Mapping[str, Any],
+    data: TaskData,
     accelerator: Accelerator,
     *,
-    steps_per_epoch: int,
+    order: TrainOrder,
     teacher: Teacher | None,
     weights: bool,
 ) -> tuple[Update, Start]:
@@ -151,7 +209,7 @@ def build_update(
     Raises:
         ConfigError: part of the recipe does not fit the host or the processes.
     """
-    core, start = build_started_model(recipe, model_args, weights=weights)
+    core, start = build_started_model(recipe, data.model_args, weights=weights, facts=data.facts)
     core = core.to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)
@@ -159,21 +217,17 @@ def build_update(
         _refuse_unshardable(recipe, core)
     ema = create_ema(core, recipe)
     optimizer = create_optimizer(core, recipe)
-    schedule = create_schedule(optimizer, recipe, steps=steps_per_epoch)
-    freezing = FreezingSchedule(core, recipe.train.first)
+    schedule = create_schedule(optimizer, recipe, steps=order.steps)
+    freezing = FreezingSchedule(core, recipe)
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
-    if (
-        accelerator.scaler is None
-    ):  # without a scaler, accelerate's wrapper only adds a check for installed packages to each step
+    if accelerator.scaler is None:  # then accelerate's wrapper only adds a check for installed packages to each step
         prepared = prepared.optimizer
     state = TrainState(
         accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), freezing=freezing
     )
-    update = Update(
-        recipe, task, state=state, core=core, schedule=schedule, steps_per_epoch=steps_per_epoch, teacher=teacher
-    )
+    update = Update(recipe, task, state=state, core=core, schedule=schedule, order=order, teacher=teacher)
     return update, start
 
 
@@ -191,6 +245,8 @@ def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
 def _log_start(recipe: Recipe, start: Start) -> None:
     if start.origin:
         log.info("starts from %s", start.origin)
+    elif recipe.host.name.startswith("hf:"):
+        log.warning("the host starts from random values; --pretrained loads the weights of %s", recipe.host.name)
     elif recipe.train.parameters != "all":
         log.warning(
             "the host starts from random values, and train.parameters=%s leaves most of them untrained; give initial "
@@ -204,6 +260,8 @@ def _refuse_unshardable(recipe: Recipe, core: nn.Module) -> None:
         raise ConfigError("train.ema: FSDP has no moving average of sharded weights; set it to null, or use DDP")
     if recipe.train.first is not None:
         raise ConfigError("train.first: FSDP cannot freeze sharded weights for a while; set it to null, or use DDP")
+    if recipe.stages:
+        raise ConfigError("stages: FSDP cannot freeze sharded weights for a while; remove them, or use DDP")
     if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
             f"graft {recipe.graft}: leaves rows of the host's weights unused, and FSDP cannot exempt rows of sharded "

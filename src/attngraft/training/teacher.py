@@ -8,7 +8,7 @@ teacher weights, which are identified by their hash.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from attngraft.grafting.spec import parse
 from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.tasks.capabilities import require
 from attngraft.tasks.seeding import seeded
-from attngraft.tasks.task import Batch, Distillation, Task, TaskData
+from attngraft.tasks.task import Batch, Distillation, StepTeacher, Task, TaskData
 from attngraft.training.build import Start, build_model, build_started_model, model_data_config
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
@@ -32,7 +33,7 @@ FIELD = "distill.teacher"  #: the recipe's field, for error messages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Teacher:
+class Teacher(StepTeacher):
     """A teacher on the run's device.
 
     The model is in timm's teacher wrapper. The task makes its inputs, because timm's re-normalization handles neither other
@@ -55,6 +56,27 @@ class Teacher:
         args, kwargs = self.inputs(batch)
         return self.model(*args, **kwargs)
 
+    def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
+        """Return the losses of a prepared batch and, beside `loss`, its two parts:
+
+            loss = label_loss + alpha * teacher_loss
+
+        Raises:
+            TrainingError: `distill.kind: token`, and the host does not return two heads.
+        """
+        config, labeled, distilled = self.config, outputs, outputs
+        if config.kind == "token":
+            if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
+                raise TrainingError(
+                    "distill.kind: token requires a host that returns the logits of two heads in training (LeViT, distilled "
+                    "DeiT); this one does not, so use --set distill.kind=logits"
+                )
+            labeled, distilled = outputs
+        losses = task.loss(labeled, batch)
+        part = self.distillation.loss(distilled, taught, temperature=config.temperature, hard=config.hard)
+        loss = losses["loss"] + config.weight * part
+        return {**losses, "loss": loss, "label_loss": losses["loss"], "teacher_loss": part}
+
     def refuse_other(self, run: RunFolder) -> None:
         """Check that a run was trained with this teacher, if it has saved anything.
 
@@ -68,31 +90,6 @@ class Teacher:
                     f"{run.path}: the teacher's weights have changed since this run began ({FIELD}: "
                     f"{before.get('from')}). Restore the old weights, or choose another folder"
                 )
-
-
-def step_losses(
-    task: Task, outputs: Any, batch: Batch, *, teacher: Teacher | None, teacher_outputs: Any = None
-) -> dict[str, Tensor]:
-    """Return the losses of a prepared batch, including `loss`, and with a teacher also its two parts.
-
-        loss = label_loss + alpha * teacher_loss
-
-    Raises:
-        TrainingError: `distill.kind: token`, and the host does not return two heads.
-    """
-    if teacher is None:
-        return task.loss(outputs, batch)
-    config, labeled, distilled = teacher.config, outputs, outputs
-    if config.kind == "token":
-        if not (isinstance(outputs, tuple | list) and len(outputs) == 2):
-            raise TrainingError(
-                "distill.kind: token requires a host that returns the logits of two heads in training (LeViT, distilled "
-                "DeiT); this one does not, so use --set distill.kind=logits"
-            )
-        labeled, distilled = outputs
-    losses = task.loss(labeled, batch)
-    part = teacher.distillation.loss(distilled, teacher_outputs, temperature=config.temperature, hard=config.hard)
-    return {**losses, "loss": losses["loss"] + config.weight * part, "label_loss": losses["loss"], "teacher_loss": part}
 
 
 def record_teacher(run: RunFolder, teacher: Teacher | None) -> None:
@@ -113,8 +110,9 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     config = recipe.distill
     if config is None:
         return None
+    require(task, "teacher")
     source = _find_teacher(config.teacher, data.model_args)
-    _refuse_other_classes(source, data)
+    _refuse_other_classes(source, data, task)
     expects = dict(source.expects) | {"input_size": _input_size(config.teacher, source)}
     distillation = task.distillation(model_data_config=expects)
     facts = {
@@ -164,7 +162,7 @@ class _Source:
     origin: str  #: origin of its weights, for messages
     expects: Mapping[str, Any]  #: input configuration, as in `model_data_config`
     built_for: Mapping[str, Any]  #: model arguments that the teacher's data required (num_classes)
-    classes: tuple[str, ...] | None = None  #: class names, if known
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: facts about its data, as far as known (classes)
 
 
 def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Source:
@@ -195,21 +193,17 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
     required = dict(model_args or {}) if from_file else {}  # timm's weights keep their own head
     model, start = build_started_model(recipe, {key: required[key] for key in required if key not in teacher.args})
     if not start.whole and (model_args is not None or not from_file):
-        raise ConfigError(
-            f"{FIELD}: {_missing_head(model, start, host=name)}; use weights that were trained on the student's classes"
-        )
+        reason = _missing_head(model, start, host=name) if from_file else start.origin
+        raise ConfigError(f"{FIELD}: {reason}; use weights that were trained on the student's classes")
     built_for = {"num_classes": getattr(model, "num_classes", None)}
     return _Source(model=model, name=name, origin=start.origin, expects=model_data_config(recipe), built_for=built_for)
 
 
 def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
     """Return the reason why the head in a file of weights was not loaded."""
-    layer = (getattr(model, "pretrained_cfg", None) or {}).get("classifier") or ""
-    names = [f"{name}.weight" for name in ((layer,) if isinstance(layer, str) else layer)]
     if start.path is None:
         return start.origin
-    values = read_weights(start.path, host=host).host
-    classes = next((len(values[name]) for name in names if name in values), None)
+    classes = read_weights(start.path, host=host).outputs(model)
     if classes is None:
         return f"{start.path} holds no head"
     return f"{start.path} is for {classes} classes, but the data have {getattr(model, 'num_classes', '?')}"
@@ -225,7 +219,7 @@ def _trained(path: Path) -> _Source:
             origin=f"the exported model in {path}",
             expects={**manifest.serving.input, "input_size": manifest.input_size},
             built_for=manifest.host.args,
-            classes=manifest.serving.classes,
+            facts={"classes": list(manifest.serving.classes)},
         )
     run = RunFolder(path if path.is_dir() else path.parent.parent)
     if not run.recipe.is_file():
@@ -240,16 +234,15 @@ def _trained(path: Path) -> _Source:
             "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
         )
     weights = run.best() if path.is_dir() else path
-    model = build_model(record.recipe, record.model_args, weights=False)
+    model = build_model(record.recipe, record.model_args, weights=False, facts=record.facts)
     facts = load_weights(weights, model)
-    classes = record.facts.get("classes")
     return _Source(
         model=model,
         name=_grafted_name(record.recipe.host.name, record.recipe.graft),
         origin=f"weights of {weights}" + (f" (epoch {facts['epoch']})" if "epoch" in facts else ""),
         expects=model_data_config(record.recipe),
         built_for=record.model_args,
-        classes=tuple(classes) if isinstance(classes, list | tuple) else None,
+        facts=record.facts,
     )
 
 
@@ -257,7 +250,7 @@ def _grafted_name(host: str, graft: str | list[Any] | None) -> str:
     return host if graft is None else f"{host} with {parse(graft)}"
 
 
-def _refuse_other_classes(source: _Source, data: TaskData) -> None:
+def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
     for name, value in data.model_args.items():
         built = source.built_for.get(name)
         if built is not None and built != value:
@@ -269,19 +262,21 @@ def _refuse_other_classes(source: _Source, data: TaskData) -> None:
             raise ConfigError(
                 f"{FIELD}: {source.name} was made for {what}; use a teacher that was trained on the student's classes"
             )
-    classes = data.facts.get("classes")
-    if source.classes is None or not isinstance(classes, list | tuple) or tuple(classes) == source.classes:
+    classes, theirs = data.facts.get("classes"), source.facts.get("classes")
+    if not isinstance(theirs, list) or not isinstance(classes, list) or classes == theirs:
+        if source.facts and not task.compatible(source.facts, data.facts):
+            raise ConfigError(f"{FIELD}: {source.name} was trained on data with another vocabulary or input")
         return
-    if sorted(classes) == sorted(source.classes):
+    if sorted(classes) == sorted(theirs):
         raise ConfigError(
             f"{FIELD}: {source.name} has the data's classes in another order; set task.data.classes to the teacher's order: "
-            f"{_listed(source.classes)}"
+            f"{_listed(theirs)}"
         )
-    unknown = [name for name in classes if name not in source.classes]
+    unknown = [name for name in classes if name not in theirs]
     raise ConfigError(f"{FIELD}: {source.name} was trained on other classes; it lacks {_listed(unknown)}")
 
 
-def _listed(names: tuple[str, ...] | list[str], shown: int = 12) -> str:
+def _listed(names: list[str], shown: int = 12) -> str:
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(map(str, names[:shown])) + more
 

@@ -6,16 +6,21 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device
 from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
-from attngraft.tasks.task import Batch, Task
+from attngraft.tasks.task import Batch, StepContext, Task
 from attngraft.training.checkpoint import TrainState
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_memory_format
+from attngraft.training.loading import TrainOrder
+from attngraft.training.optimizer import create_schedule
 from attngraft.training.randomness import reseed, stream_seed
 from attngraft.training.recipe import Recipe
-from attngraft.training.teacher import Teacher, step_losses
+from attngraft.training.stages import StageContext
+from attngraft.training.teacher import Teacher
+
+_EXAMPLES = ""  #: key of the share of losses without a weight
 
 
 class Update:
@@ -34,61 +39,136 @@ class Update:
         state: TrainState,
         core: nn.Module,
         schedule: Scheduler,
-        steps_per_epoch: int,
+        order: TrainOrder,
         teacher: Teacher | None,
     ) -> None:
         self.recipe, self.task, self.state, self.core, self.teacher = recipe, task, state, core, teacher
-        self._schedule, self._steps_per_epoch = schedule, steps_per_epoch
+        self.order = order
+        self._run_schedule = self._schedule = schedule
+        self._begin = 0  # first epoch of the schedule
+        self._stage = recipe.all_stages[0].name
         self._losses = _LossSums(state.accelerator.device)
+        self._called = in_memory_format(state.model, channels_last=recipe.train.channels_last)
+        self._has_weight = True  # of the last micro-batches
+
+    def enter(self, context: StageContext, *, begin: int) -> None:
+        """Use a stage's task, batches and schedule, from its first epoch `begin` on."""
+        self.task, self.order, self._stage = context.task, context.order, context.stage.name
+        self._schedule, self._begin = self._run_schedule, 0
+        if context.stage.own_schedule:
+            for group in self.state.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] = context.recipe.lr
+            self._schedule = create_schedule(self.state.optimizer, context.recipe, steps=self.order.steps)
+            self._begin = begin
 
     def accumulate_gradients(self, batches: list[Batch], *, epoch: int, step: int) -> dict[str, float]:
         """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
 
         Args:
-            batches: micro-batches; the list is emptied, so that each batch is freed after use.
-            epoch, step: position of the update, both from 0.
+            batches: micro-batches; each is removed from the list when it is used, which frees its memory.
+            epoch: from 0.
+            step: update of the epoch, from 0.
         """
         accelerator, count = self.state.accelerator, self.recipe.train.accumulate
-        self._schedule.step_update(epoch * self._steps_per_epoch + step)
+        self._schedule.step_update(self._position(epoch, step))
         reseed(stream_seed(self.recipe.seed, "step", epoch, step, accelerator.process_index), accelerator.device)
+        shares = self._shares(batches, self.order.part_sizes(epoch, step))
         for number in range(count):
             last = number == count - 1
             with nullcontext() if last else accelerator.no_sync(self.state.model):
-                losses = self.losses(batches.pop(0), epoch=epoch, step=step * count + number)
-                self._losses.add(losses, last=last)
-                self.backward(losses["loss"])
-            del losses
+                batch = batches.pop(0)
+                total, means = self.losses(batch, epoch=epoch, step=step * count + number, shares=shares[number])
+                self._losses.add(means, last=last)
+                accelerator.backward(total)
+            del total, means, batch
         return {name: value / count for name, value in self._losses.read().items()}
 
-    def losses(self, batch: Batch, *, epoch: int, step: int) -> dict[str, Tensor]:
-        """Return the losses of a micro-batch, ready for `backward`; `step` counts micro-batches."""
-        accelerator, teacher = self.state.accelerator, self.teacher
+    def losses(
+        self, batch: Batch, *, epoch: int, step: int, shares: Mapping[str, float] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the part of the update's loss that a micro-batch has, to be differentiated, and the loss and its parts.
+
+        Args:
+            batch: as loaded.
+            epoch: from 0.
+            step: micro-batch of the epoch, from 0.
+            shares: of the micro-batch in each loss of the update, relative to an equal share; 1 by default.
+        """
+        accelerator, count, shares = self.state.accelerator, self.recipe.train.accumulate, shares or {}
         if accelerator.device.type != "cpu":
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
         batch = self.task.prepare(batch, epoch=epoch, step=step)
-        teacher_outputs = None
-        if teacher is not None:  # first, before the student's activations take memory
-            with accelerator.autocast():
-                teacher_outputs = teacher(batch)
-        args, kwargs = model_inputs(self.task, batch, channels_last=self.recipe.train.channels_last)
-        outputs = self.state.model(*args, **kwargs)
+        at = StepContext(
+            seed=self.recipe.seed, epoch=epoch, step=step, model=self.core, teacher=self.teacher, stage=self._stage
+        )
+        parts: list[Tensor] = []
+        means: dict[str, Tensor] = {}
         with accelerator.autocast():
-            return step_losses(self.task, outputs, batch, teacher=teacher, teacher_outputs=teacher_outputs)
+            for name, loss in self.task.step(self._called, batch, at).items():
+                share = shares.get(name, shares.get(_EXAMPLES, 1.0))
+                means[name] = loss.mean if share == 1 else loss.mean * share
+                if loss.trained:
+                    scale = loss.factor * share
+                    parts.append(loss.mean if scale == 1 else loss.mean * scale)
+            total = parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+            if "loss" not in means:
+                means = {"loss": total.detach(), **means}
+        return total if count == 1 else total / count, means
 
-    def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradients of a micro-batch's loss."""
-        count = self.recipe.train.accumulate
-        self.state.accelerator.backward(loss if count == 1 else loss / count)
+    def _position(self, epoch: int, step: int) -> float:
+        """Return the number of updates made, as the schedule counts them.
+
+        If epochs differ in length, all count as the first one, so that the learning rate follows the epochs.
+        """
+        order = self.order
+        if self.recipe.schedule.steps is not None:
+            return order.updates_before(epoch) + step
+        part = step * order.steps / order.steps_of(epoch) if order.own_batches else step
+        return (epoch - self._begin) * order.steps + part
+
+    def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
+        """Return the share of each micro-batch in the weight of the whole update, by loss, relative to an equal share.
+
+        Losses without a weight are missing, and so are all if there are none: all micro-batches then count alike.
+
+        Args:
+            batches: this process's micro-batches.
+            sizes: numbers of examples in all processes' micro-batches, the weights of losses that have no other; None if
+                they are equal.
+        """
+        weights = [self.task.weights(batch) for batch in batches]
+        accelerator = self.state.accelerator
+        world, first = accelerator.num_processes, accelerator.process_index * len(batches)
+        parts = world * len(batches)
+        by_size: list[dict[str, float]] = [{} for _ in batches]
+        if sizes is not None:
+            by_size = [{_EXAMPLES: size * parts / sum(sizes)} for size in sizes[first : first + len(batches)]]
+        self._has_weight = True
+        if not any(weights):
+            return by_size
+        totals: dict[str, float] = {}
+        for each in gather_object([weights]) if world > 1 else [weights]:
+            for micro_batch in each:
+                for name, weight in micro_batch.items():
+                    totals[name] = totals.get(name, 0.0) + float(weight)
+        self._has_weight = any(totals.values())
+        return [
+            shares | {name: weight * parts / totals[name] if totals[name] else 0.0 for name, weight in own.items()}
+            for shares, own in zip(by_size, weights, strict=True)
+        ]
 
     def apply(self, *, epoch: int, step: int) -> None:
         """Clip the gradients, step the optimizer, and update the moving average of the weights."""
         state, train = self.state, self.recipe.train
+        if not self._has_weight:  # a step would still apply weight decay and momentum
+            state.optimizer.zero_grad()
+            return
         if train.clip_grad is not None:
             state.accelerator.clip_grad_norm_(state.model.parameters(), train.clip_grad)
         state.optimizer.step()
         state.optimizer.zero_grad()
         if state.ema is not None:
-            made = epoch * self._steps_per_epoch + step + 1
+            made = self.order.updates_before(epoch) + step + 1
             state.ema.update(self.core, step=made if train.ema_warmup else None)
 
 

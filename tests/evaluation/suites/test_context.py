@@ -11,7 +11,7 @@ import torch
 from attngraft.errors import DataError
 from attngraft.evaluation.suites import parse_suites
 from attngraft.evaluation.suites.context import EvaluationContext, open_context
-from attngraft.training.evaluate import open_split
+from attngraft.training.evaluate import open_split, run_target
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.tasks.images.datasets import Tree, make_folder, picture
@@ -24,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def opened(run: Path, folder: Path, **more: str) -> EvaluationContext:
     (choice,) = parse_suites([f"clean={folder}"])
-    return open_context(read_run(run), choice, **more)  # type: ignore[arg-type]
+    return open_context(run_target(read_run(run), "last"), choice, **more)  # type: ignore[arg-type]
 
 
 FLAT = dict.fromkeys(NAMES, 2)
@@ -95,5 +95,5 @@ def test_the_crop_is_the_runs_with_several_labels(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("\n".join(["path,labels,split", *rows]) + "\n")
     task = {"name": "multilabel", "data": {"source": str(tmp_path / "labels.csv")}}
     record = read_run(run_with_images(tmp_path / "run", task=task))
-    _, _, split = open_split(record, data=str(tmp_path / "labels.csv"), split=None)
+    split = open_split(run_target(record, "last"), data=str(tmp_path / "labels.csv"), split=None).split
     assert split.transform.transforms[0].size == 17  # type: ignore[attr-defined]  # of which 16, the run's nine tenths

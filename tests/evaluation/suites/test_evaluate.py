@@ -19,7 +19,7 @@ from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites,
 from attngraft.evaluation.suites.cache import read_columns
 from attngraft.evaluation.suites.changes import noise_generator
 from attngraft.evaluation.suites.progress import SuiteProgress
-from attngraft.training.evaluate import evaluate_run, open_split, trained_model
+from attngraft.training.evaluate import evaluate_run, open_split, run_target, trained_model
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.run_folder import read_run
@@ -76,7 +76,7 @@ def test_clean_is_what_eval_says(done: Path) -> None:
 
 def test_noise_and_fgsm_by_a_plain_loop(done: Path) -> None:
     record = read_run(done)
-    _, _, split = open_split(record, data=None, split=None)
+    split = open_split(run_target(record, "last"), data=None, split=None).split
     model = trained_model(record, "last").eval()
     images = torch.stack([split[(0, index)][0] for index in range(len(split))]).float() / 255
     labels = torch.tensor([int(split[(0, index)][1]) for index in range(len(split))])
@@ -142,9 +142,7 @@ def test_calibration_by_numpy(done: Path) -> None:
 
 def test_what_is_done_is_not_done_again(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = contents(done / "evaluation")
-    monkeypatch.setattr(
-        "attngraft.evaluation.suites.conditions.trained_model", lambda *_: pytest.fail("made the model")
-    )
+    monkeypatch.setattr("attngraft.training.evaluate.trained_model", lambda *_: pytest.fail("made the model"))
     under(done, *EVERYTHING)
     assert contents(done / "evaluation") == before
 
@@ -360,9 +358,9 @@ def test_of_several_processes_none_goes_on_alone(tmp_path: Path, monkeypatch: py
         asked.append(choice)
         raise AttngraftError("of this process alone")
 
-    monkeypatch.setattr(evaluate._RunEvaluator, "suite", fail)
-    work = evaluate._RunEvaluator(read_run(run), "last", SILENT)
-    work.run.accelerator = SimpleNamespace(num_processes=2)
+    monkeypatch.setattr(evaluate._TargetEvaluator, "suite", fail)
+    work = evaluate._TargetEvaluator(run_target(read_run(run), "last"), SILENT)
+    work.model.accelerator = SimpleNamespace(num_processes=2)
     with pytest.raises(AttngraftError, match="^of this process alone$"):
         work.suites([(choice, None) for choice in parse_suites(["clean", "fgsm"])], None)  # type: ignore[misc,arg-type]
     assert len(asked) == 1

@@ -14,11 +14,13 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, top_k_a
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from attngraft.errors import TrainingError
-from attngraft.tasks.classification.evaluator import ClassificationEvaluator, balanced_accuracy, macro_f1
+from attngraft.results.records import RecordCollector, Records, RecordTable
+from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1, measure
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources import ArrayImages
-from attngraft.tasks.images.splits import LabelledSplit, SplitSettings
-from attngraft.tasks.task import Evaluation
+from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.task import Evaluation, to_records
+from attngraft.training.evaluate import evaluate_records
 from tests.tasks.images.datasets import host_config, make_task
 
 
@@ -35,25 +37,24 @@ class LabelsOnly(LabelledSplit):
         raise NotImplementedError
 
 
-def _split(labels: np.ndarray, classes: int) -> LabelledSplit:
+def _split(labels: np.ndarray) -> LabelledSplit:
     images = ArrayImages(
         np.zeros((len(labels), 1, 1), np.uint8), names=[f"image {i}" for i in range(len(labels))], labels=labels
     )
-    names = tuple(str(c) for c in range(classes))
-    settings = SplitSettings(classes=names, host=HostInput.from_model(host_config()), seed=0)
-    return LabelsOnly(images, image_to_tensor, settings=settings)
+    return LabelsOnly(images, image_to_tensor, host=HostInput.from_model(host_config()), seed=0)
 
 
 def _evaluate(
     logits: torch.Tensor, labels: np.ndarray, *, order: np.ndarray | None = None, **sections: Any
 ) -> Evaluation:
-    task, split = _task(logits.shape[1], **sections), _split(labels, logits.shape[1])
-    evaluator = task.evaluator(split)
+    classes = logits.shape[1]
+    task, split = _task(classes, **sections), _split(labels)
+    collector = RecordCollector(split.names)
     order = np.arange(len(labels)) if order is None else order
     for rows in np.array_split(order, max(1, len(order) // 7)):
         batch = {"target": torch.from_numpy(labels[rows])}
-        evaluator.update(task.predict(logits[rows], batch), torch.from_numpy(rows))
-    return evaluator.result()
+        collector.add(rows, to_records(task.predict(logits[rows], batch)))
+    return evaluate_records(task, split, collector.table(), {"classes": [str(c) for c in range(classes)]})
 
 
 def _random(size: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
@@ -128,19 +129,17 @@ def test_repeats_are_ignored_and_order_does_not_matter() -> None:
 
 def test_a_repeat_inside_a_batch_counts_once() -> None:
     logits, labels = _random(2, 3)
-    evaluator, task = ClassificationEvaluator(_split(labels, 3)), _task(3)
-    rows = np.array([1, 0, 1])
-    evaluator.update(task.predict(logits[rows], {"target": torch.from_numpy(labels[rows])}), torch.from_numpy(rows))
-    assert np.array_equal(evaluator.result().predictions.arrays["logits"], logits.numpy())
+    collector, rows = RecordCollector(["a", "b"]), np.array([1, 0, 1])
+    collector.add(rows, to_records(_task(3).predict(logits[rows], {"target": torch.from_numpy(labels[rows])})))
+    assert np.array_equal(collector.table()["logits"], logits.numpy())
 
 
 def test_missing_examples_are_an_error() -> None:
     logits, labels = _random(20, 6)
     with pytest.raises(TrainingError, match=r"2 of 20 examples are missing \(image 18, image 19"):
         _evaluate(logits, labels, order=np.arange(18))
-    evaluator = ClassificationEvaluator(_split(labels, 6))
-    with pytest.raises(TrainingError, match="indices 3 to 20 for 20 examples"):
-        evaluator.update({}, torch.tensor([3, 20]))
+    with pytest.raises(TrainingError, match="indices 3 to 20 of 20 examples"):
+        RecordCollector(["image"] * 20).add(np.array([3, 20]), Records(statistics={}))
 
 
 def test_the_loss_is_trainings_kind() -> None:
@@ -171,3 +170,10 @@ def test_the_mean_score_is_the_primary_metric(primary: str) -> None:
     assert found.predictions.binary == (primary in ("top1", "top5"))
     assert found.metrics.keys() <= task.metrics.keys()
     assert next(iter(found.metrics)) == primary
+
+
+def test_the_columns_of_suites_are_enough() -> None:
+    labels = np.arange(12) % 10
+    columns = {"target": labels, "predicted": np.zeros_like(labels), "confidence": np.ones(12)}
+    found = measure(RecordTable(names=labels.astype(str), columns=columns), classes=10)
+    assert found.statistics.keys() == {"top1", "balanced_accuracy", "macro_f1"}

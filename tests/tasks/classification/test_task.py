@@ -10,8 +10,7 @@ import pytest
 import timm
 import torch
 
-from attngraft.errors import ConfigError, TrainingError
-from attngraft.tasks import Split
+from attngraft.errors import TrainingError
 from tests.tasks.images.datasets import host_config, make_folder, make_task, normalized
 
 
@@ -91,21 +90,3 @@ def test_a_head_of_another_width_is_named() -> None:
     batch = _batch(task.load(model_data_config=host_config(8)).train)
     with pytest.raises(TrainingError, match=r"logits of shape \(8, 1000\), but the data have 10 classes"):
         task.loss(torch.zeros(8, 1000), batch)
-
-
-def test_splits_of_other_tasks_are_refused() -> None:
-    class Other(Split):
-        def __len__(self) -> int:
-            return 0
-
-        def __getitem__(self, key: tuple[int, int]) -> Any:
-            raise NotImplementedError
-
-        def collate(self, examples: list[Any]) -> Any:
-            raise NotImplementedError
-
-        def name(self, index: int) -> str:
-            raise NotImplementedError
-
-    with pytest.raises(ConfigError, match="cannot evaluate a Other"):
-        make_task("digits").evaluator(Other())

@@ -105,7 +105,7 @@ def test_identical_images_in_both_parts_are_told(folder: Path) -> None:
     notes = load(folder).facts["notes"]
     assert notes[0] == (
         "Leak: 2 validation images are identical to training images, pixel by pixel (train/a/0.png = val/a/same pixels.bmp, "
-        "train/b/0.png = val/a/wrong.png), so the accuracy is too high."
+        "train/b/0.png = val/a/wrong.png), so the results are too good."
     )
     by_bytes = load(folder, data={"check": "fast"}).facts["check"]
     assert by_bytes["leaks"]["groups"] == 1, "of other bytes with the same pixels, files alone do not tell"

@@ -11,10 +11,13 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score, label_ranking_average_precision_score
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.results.records import RecordCollector
 from attngraft.results.sections import Section
 from attngraft.tasks.images import opening
 from attngraft.tasks.images.sources import ImageSource, open_source
 from attngraft.tasks.multilabel import MultiLabel
+from attngraft.tasks.task import to_records
+from attngraft.training.evaluate import evaluate_records
 from tests.tasks.images.datasets import host_config, make_task, normalized
 
 TRAITS = ("even", "below five", "loop", "zero")
@@ -122,11 +125,11 @@ def test_metrics_are_scikit_learns_and_the_primary_is_the_mean_score() -> None:
     split = task.load(model_data_config=host_config(8)).val
     labels, size = split.labels, len(split)
     logits = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
-    evaluator = task.evaluator(split)
+    collector = RecordCollector(split.names)
     for rows in np.array_split(np.arange(size), 4):
         batch = {"target": torch.from_numpy(labels[rows])}
-        evaluator.update(task.predict(logits[rows], batch), torch.from_numpy(rows))
-    found = evaluator.result()
+        collector.add(rows, to_records(task.predict(logits[rows], batch)))
+    found = evaluate_records(task, split, collector.table(), {})
     given = (logits.double().sigmoid() >= 0.4).numpy()
     assert found.metrics == pytest.approx(
         {
@@ -166,10 +169,10 @@ def test_runs_may_be_compared_by_their_loss() -> None:
     assert (task.primary, task.higher_is_better) == ("loss", False)
     split = task.load(model_data_config=host_config(8)).val
     logits = torch.randn(len(split), 4, generator=torch.Generator().manual_seed(0))
-    evaluator = task.evaluator(split)
+    collector = RecordCollector(split.names)
     target = torch.from_numpy(split.labels)
-    evaluator.update(task.predict(logits, {"target": target}), torch.arange(len(split)))
-    found = evaluator.result()
+    collector.add(np.arange(len(split)), to_records(task.predict(logits, {"target": target})))
+    found = evaluate_records(task, split, collector.table(), {})
     assert found.metrics["loss"] == pytest.approx(found.predictions.score.mean(), rel=1e-6)
 
 
@@ -193,7 +196,7 @@ def test_single_labels_are_refused() -> None:
         ({"loss": {"clip": 1}}, r"task\.loss\.clip: must lie in"),
         ({"loss": {"gamma_neg": -1}}, r"task\.loss\.gamma_neg: must not be negative"),
         ({"loss": {"smoothing": 1.0}}, r"task\.loss\.smoothing: must lie in"),
-        ({"metrics": {"primary": "map"}}, r"task\.metrics\.primary: 'map' is not a choice.*image_ap, loss"),
+        ({"metrics": {"primary": "maps"}}, r"task\.metrics\.primary: 'maps' is not a choice.*image_ap, map, macro_f1"),
         ({"metrics": {"threshold": 0}}, r"task\.metrics\.threshold: must lie between 0 and 1"),
         ({"sampling": "balanced"}, r"task\.sampling: unknown field"),
     ],

@@ -79,8 +79,9 @@ def cache_predictions(
     arrays: dict[str, Any] = {"name": pa.array([str(name) for name in predictions.names], pa.string())}
     for name in columns:
         values = predictions.arrays[name]
-        arrays[name] = pa.array(values if values.ndim == 1 else list(values))
-    arrays["score"] = pa.array(predictions.score)
+        arrays[name] = pa.array(values if isinstance(values, np.ndarray) and values.ndim == 1 else list(values))
+    if predictions.score is not None:
+        arrays["score"] = pa.array(predictions.score)
     arrays["noise_seed"] = pa.array([noise_seed] * cached.examples, pa.int64())
     metadata = json.dumps({"fingerprint": fingerprint, **dataclasses.asdict(cached)})
     table = pa.table(arrays).replace_schema_metadata({KEY: metadata})
@@ -120,7 +121,7 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Read all columns, or `only` some, of a file written by `cache_predictions`.
+    """Read all columns, or `only` those of these names that there are, of a file written by `cache_predictions`.
 
     Raises:
         TrainingError: the file cannot be read.
@@ -128,7 +129,8 @@ def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.
     from pyarrow import ArrowException, parquet
 
     try:
-        table = parquet.read_table(path, columns=None if only is None else list(only))
+        names = parquet.read_schema(path).names
+        table = parquet.read_table(path, columns=[name for name in names if only is None or name in only])
     except (OSError, ValueError, ArrowException) as error:
         raise TrainingError(f"{path}: cannot be read ({error}); delete it and repeat the command") from None
     columns = {}

@@ -62,6 +62,13 @@ class Suite:
     def folder(self) -> str:
         return self.home or self.name
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The capabilities that a task must have."""
+        attacks = any(each.batch is not None and each.batch.gradients for each in self.conditions)
+        extra = {"attacks": attacks, "calibration": self.kind == "calibration", "labels": bool(self.test_set)}
+        return ("suites", *(name for name, needed in extra.items() if needed))
+
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:

@@ -1,4 +1,4 @@
-"""Evaluation of a run's model under the conditions of one suite."""
+"""Evaluation of a model under the conditions of one suite."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,26 +16,26 @@ from attngraft.evaluation.suites.context import ChangedSplit, EvaluationContext
 from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.task import Batch, Evaluation
-from attngraft.training.evaluate import SplitEvaluator, Weights, trained_model
-from attngraft.training.inputs import model_inputs
-from attngraft.training.run_folder import RunRecord
+from attngraft.training.evaluate import SplitEvaluator
+from attngraft.training.inputs import in_format
 from attngraft.training.stopping import StopSignal
+from attngraft.training.target import Target
 
 
-class RunModel:
-    """A run's model, created on first use."""
+class TargetModel:
+    """The model of a target, created on first use."""
 
-    def __init__(self, record: RunRecord, weights: Weights, accelerator: Accelerator) -> None:
-        self.record, self.weights, self.accelerator = record, weights, accelerator
+    def __init__(self, target: Target, accelerator: Accelerator) -> None:
+        self.target, self.accelerator = target, accelerator
 
     @cached_property
     def core(self) -> nn.Module:
         """The model not prepared by accelerate: in full precision, unless called under autocast."""
-        return trained_model(self.record, self.weights).requires_grad_(False).eval()
+        return self.target.build().requires_grad_(False).eval()
 
     @cached_property
-    def model(self) -> nn.Module:
-        """The model in the run's precision."""
+    def prepared(self) -> nn.Module:
+        """The model in the recipe's precision."""
         prepared: nn.Module = self.accelerator.prepare_model(_Wrapper(self.core), evaluation_mode=True)
         return prepared
 
@@ -75,9 +75,14 @@ class ConditionEvaluator:
     """Evaluate a model under the conditions of one suite, with the same data loading processes for all conditions."""
 
     def __init__(
-        self, run: RunModel, context: EvaluationContext, conditions: Sequence[Condition], *, progress: SuiteProgress
+        self,
+        model: TargetModel,
+        context: EvaluationContext,
+        conditions: Sequence[Condition],
+        *,
+        progress: SuiteProgress,
     ) -> None:
-        self._run, self._context, self._conditions, self._progress = run, context, list(conditions), progress
+        self._model, self._context, self._conditions, self._progress = model, context, list(conditions), progress
         self._evaluators: dict[bool, SplitEvaluator] = {}
         self.remarks: dict[str, None] = {}  #: remarks on how the images were changed under the last condition
 
@@ -88,7 +93,7 @@ class ConditionEvaluator:
             UnsupportedCondition: the condition cannot be applied to the model.
         """
         self.remarks.clear()
-        model, exact = self._restricted(self._run.model), self._restricted(self._run.core)
+        model, exact = self._restricted(self._model.prepared), self._restricted(self._model.core)
 
         def change(batch: Batch, indices: Tensor) -> Batch:
             changed = self._changed(batch, indices, condition, model, exact)
@@ -108,12 +113,12 @@ class ConditionEvaluator:
     def _restricted(self, model: nn.Module) -> nn.Module:
         if self._context.allowed is None:
             return model
-        classes = len(self._run.record.facts["classes"])
-        return RestrictedClassifier(model, self._context.allowed, classes=classes).to(self._run.accelerator.device)
+        classes = len(self._context.facts["classes"])
+        return RestrictedClassifier(model, self._context.allowed, classes=classes).to(self._model.accelerator.device)
 
     def _evaluator(self, *, gradients: bool) -> SplitEvaluator:
         if gradients not in self._evaluators:
-            context, recipe = self._context, self._run.record.recipe
+            context, recipe = self._context, self._model.target.recipe
             if gradients:
                 # batches whose backward pass fits in memory: in full precision, half the size of mixed precision
                 train = recipe.train
@@ -122,7 +127,12 @@ class ConditionEvaluator:
                 recipe = replace(recipe, train=replace(train, eval_batch_size=size))
             examples = ChangedSplit(context.split, context.indices, self._conditions, context.support.pixels)
             self._evaluators[gradients] = SplitEvaluator(
-                context.task, context.split, recipe, self._run.accelerator, examples=examples
+                context.task,
+                context.split,
+                recipe,
+                self._model.accelerator,
+                facts=context.facts,
+                examples=examples,
             )
         return self._evaluators[gradients]
 
@@ -133,18 +143,18 @@ class ConditionEvaluator:
         if condition.batch is None:
             return batch
         context, pixels = self._context, self._context.support.pixels
-        layout = self._run.record.recipe.train.channels_last
+        layout = self._model.target.recipe.train.channels_last
 
         def call(called: nn.Module, changed: Tensor) -> Any:
-            args, kwargs = model_inputs(context.task, pixels.to_batch(batch, changed), channels_last=layout)
+            args, kwargs = in_format(context.task.to_model(pixels.to_batch(batch, changed)), channels_last=layout)
             return called(*args, **kwargs)
 
         def outputs(changed: Tensor) -> Any:
-            with self._run.accelerator.autocast():
+            with self._model.accelerator.autocast():
                 return call(model, changed)
 
         target = AttackTarget(
-            model=self._run.core,
+            model=self._model.core,
             outputs=outputs,
             losses=lambda changed: context.support.losses(call(exact, changed), batch),
             indices=[int(context.indices[index]) for index in indices.tolist()],

@@ -1,4 +1,4 @@
-"""Evaluation contexts: a task with the split to evaluate, either the run's or the user's."""
+"""Evaluation contexts: a task with the split to evaluate, either a run's or the user's."""
 
 import hashlib
 import re
@@ -18,9 +18,9 @@ from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.task import Batch, PixelAccess, Split, SuiteSupport, Task
-from attngraft.training.build import build_task, model_data_config
-from attngraft.training.evaluate import open_split
-from attngraft.training.run_folder import RunRecord
+from attngraft.training.build import build_task
+from attngraft.training.evaluate import open_split, with_data
+from attngraft.training.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class EvaluationContext:
     task: Task
     support: SuiteSupport
     split: Split
+    facts: Mapping[str, Any]  #: of the model's task, as `Task.measure` takes them
     indices: np.ndarray  #: indices of the examples in the full data, which determine random numbers
     source: str  #: description of the examples' source
     digest: str = ""  #: digest of the examples
@@ -65,7 +66,7 @@ class ChangedSplit(Split):
 
 
 def open_context(
-    record: RunRecord,
+    target: Target,
     choice: SuiteChoice,
     *,
     data: str | None = None,
@@ -75,7 +76,7 @@ def open_context(
     """Open the examples for a suite.
 
     Args:
-        record: the run.
+        target: the model.
         choice: the suite, possibly with its own folder.
         data: other data, for suites without their own folder.
         split: name of a split of the data.
@@ -91,13 +92,9 @@ def open_context(
     if choice.suite.test_set:
         if split is not None:
             raise UsageError(f"--split {split}: suite {choice.suite.name} has its own images; remove --split")
-        context = _test_set(record, choice.suite.test_set, source)
-    elif source is not None and split is None and (found := _class_folders(record, source)) is not None:
-        context = found
+        context = _test_set(target, choice.suite.test_set, source)
     else:
-        _, task, examples = open_split(record, data=source, split=split)
-        named = [part for part in (source, split) if part is not None]
-        context = _context(task, examples, source=", ".join(named) or "the run's own validation part")
+        context = _of_data(target, source, split)
     slug = []
     part = context
     if limit is not None and limit < len(context.split):
@@ -119,23 +116,38 @@ def open_context(
     return replace(part, digest=digest, slug="-".join(slug))
 
 
-def _test_set(record: RunRecord, name: str, source: str | None) -> EvaluationContext:
-    task = build_task(record.recipe)
+def _test_set(target: Target, name: str, source: str | None) -> EvaluationContext:
+    section = target.recipe.task
+    if source is not None and "data" not in section:  # the classes are ImageNet's, whatever the images
+        section = {**section, "data": {"source": source}}
+    elif source is None and "data" not in section:
+        raise missing_images(name)
+    task = build_task(replace(target.recipe, task=section))
     if not isinstance(task, Classification):
         raise DataError(
-            f"{record.folder}: suite {name} has one label per image, but the task is {task.name}; remove the suite"
+            f"{target.name}: suite {name} has one label per image, but the task is {task.name}; remove the suite"
         )
-    order = imagenet_order(list(record.facts.get("classes", ())), run=record.folder)
+    facts = target.facts if target.is_run or target.facts else _imagenet_facts(target)
+    order = imagenet_order(list(facts.get("classes", ())), run=target.name)
     if source is None:
         raise missing_images(name)
     test_set = open_test_set(name, Path(source))
     images = test_set.images.take(np.arange(len(test_set.images)), order[test_set.images.labels])
     return replace(
-        _of_images(record, task, images, source=source),
+        _of_images(target, task, images, facts=facts, source=source),
         allowed=None if test_set.classes is None else order[list(test_set.classes)],
         accepted={image: [int(order[label]) for label in labels] for image, labels in test_set.accepted.items()},
         notes=test_set.notes,
     )
+
+
+def _imagenet_facts(target: Target) -> Mapping[str, Any]:
+    """Return the facts of a model that is known by its host and weights alone: classes in timm's order, for 1000 of them."""
+    classes = target.model_args.get("num_classes", 0)
+    return {
+        "classes": [str(number) for number in range(classes)],
+        "input": {"eval_crop_pct": target.host_input().get("crop_pct")},
+    }
 
 
 def missing_images(name: str) -> DataError:
@@ -143,14 +155,27 @@ def missing_images(name: str) -> DataError:
     return DataError(f"suite {name}: {how_to_get(name)}")
 
 
-def _class_folders(record: RunRecord, source: str) -> EvaluationContext | None:
-    """Return the context for a folder with one folder per class of the run; None for any other source.
+def _of_data(target: Target, source: str | None, split: str | None) -> EvaluationContext:
+    facts, opened = target.facts, None
+    if not target.is_run and not facts:
+        opened = open_split(target, data=source, split=split)  # the classes are those of the data
+        facts = opened.facts
+    if source is not None and split is None and (found := _class_folders(target, source, facts)) is not None:
+        return found
+    opened = opened or open_split(target, data=source, split=split)
+    named = [part for part in (source, split) if part is not None]
+    description = ", ".join(named) or f"the {target.kind}'s own validation part"
+    return _context(opened.task, opened.split, facts=opened.facts, source=description)
+
+
+def _class_folders(target: Target, source: str, facts: Mapping[str, Any]) -> EvaluationContext | None:
+    """Return the context for a folder with one folder per class of the model; None for any other source.
 
     Raises:
         DataError: there are images outside of the class folders.
     """
-    task, folder = build_task(record.recipe), Path(source)
-    classes = {name: index for index, name in enumerate(record.facts.get("classes", ()))}
+    task, folder = build_task(with_data(target.recipe, source, None)), Path(source)
+    classes = {name: index for index, name in enumerate(facts.get("classes", ()))}
     if not isinstance(task, Classification) or not folder.is_dir():
         return None
     by_folder = by_top_folder(list_folder(folder).files)
@@ -169,17 +194,25 @@ def _class_folders(record: RunRecord, source: str) -> EvaluationContext | None:
         )
     files = sorted(file for each in by_folder.values() for file in each)
     labels = np.array([classes[file.split("/")[0]] for file in files], dtype=np.int64)
-    return _of_images(record, task, FolderImages(folder, names=files, labels=labels), source=source)
+    images = FolderImages(folder, names=files, labels=labels)
+    return _of_images(target, task, images, facts=facts, source=source)
 
 
-def _of_images(record: RunRecord, task: Classification, images: FolderImages, *, source: str) -> EvaluationContext:
-    split = task.open_test(images, facts=record.facts, model_data_config=model_data_config(record.recipe))
-    return _context(task, split, source=source)
+def _of_images(
+    target: Target, task: Classification, images: FolderImages, *, facts: Mapping[str, Any], source: str
+) -> EvaluationContext:
+    split = task.open_test(images, facts=facts, model_data_config=target.host_input())
+    return _context(task, split, facts=facts, source=source)
 
 
-def _context(task: Task, split: Split, *, source: str) -> EvaluationContext:
+def _context(task: Task, split: Split, *, facts: Mapping[str, Any], source: str) -> EvaluationContext:
     return EvaluationContext(
-        task=task, support=task.suite_support(), split=split, indices=np.arange(len(split)), source=source
+        task=task,
+        support=task.suite_support(),
+        split=split,
+        facts=facts,
+        indices=np.arange(len(split)),
+        source=source,
     )
 
 

@@ -1,14 +1,13 @@
-"""Evaluation of a run under suites: reuse finished conditions, evaluate the others, and write the results.
+"""Evaluation of a model under suites: reuse finished conditions, evaluate the others, and write the results.
 
     RUN/evaluation/<weights>/<suite>/<condition>.parquet  predictions, a file per condition and noise seed
                                      results.json, results.csv
                                      reliability.svg, reliability.png    (calibration)
 
-For data other than the run's full validation split, the suite's folder is `<suite>--<which>`. A condition is finished if its
-file was computed from the same weights, data and settings.
+For models other than runs, the suite's folder is OUT/<suite>. For data other than the run's full validation split, it is
+`<suite>--<which>`. A condition is finished if its file was computed from the same weights, data and settings.
 """
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 from attngraft._version import __version__
 from attngraft.environment import environment
-from attngraft.errors import TrainingError
 from attngraft.evaluation.suites.cache import (
     CachedPredictions,
     Fingerprint,
@@ -26,7 +24,7 @@ from attngraft.evaluation.suites.cache import (
 )
 from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
 from attngraft.evaluation.suites.changes import UnsupportedCondition
-from attngraft.evaluation.suites.conditions import ConditionEvaluator, RunModel
+from attngraft.evaluation.suites.conditions import ConditionEvaluator, TargetModel
 from attngraft.evaluation.suites.context import EvaluationContext, open_context
 from attngraft.evaluation.suites.progress import SuiteLog, SuiteProgress
 from attngraft.evaluation.suites.result import (
@@ -39,19 +37,22 @@ from attngraft.evaluation.suites.result import (
     save_suite_run,
 )
 from attngraft.evaluation.suites.throughput import measure_throughput
-from attngraft.training.evaluate import Weights, weights_file
-from attngraft.training.run_folder import RunRecord, read_run
+from attngraft.models.trust import trusting
+from attngraft.tasks.capabilities import require
+from attngraft.tasks.task import load_task
+from attngraft.training.evaluate import Weights, run_target
+from attngraft.training.run_folder import read_run
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import Interrupted, StopSignal
+from attngraft.training.target import Target
 
 log = logging.getLogger(__name__)
 
-FOLDER = "evaluation"
 FORMAT = 2  #: version of fingerprints; increased when the meaning of the settings changes
 
 
 def evaluate_suites(
-    folder: Path | str,
+    of: Path | str | Target,
     choices: Sequence[SuiteChoice],
     *,
     data: str | None = None,
@@ -59,64 +60,57 @@ def evaluate_suites(
     weights: Weights = "last",
     limit: int | None = None,
     progress: SuiteProgress | None = None,
+    trust_code: bool = False,
 ) -> list[SuiteRun]:
-    """Evaluate a run's trained model under suites, reusing finished conditions.
+    """Evaluate a model under suites, reusing finished conditions.
 
         evaluate_suites("runs/flowers", parse_suites(["robustness", "calibration"]))
 
     Args:
-        folder: the run's folder.
+        of: the run's folder, or another model (`targets.judged.open_target`).
         choices: from `parse_suites`.
         data: other data of the same kind, or the downloaded images of test sets; None: the run's own.
         split: name of another split of the data.
-        weights: weights of the last checkpoint or of the best epoch, or their moving averages.
+        weights: of a run's last checkpoint or of its best epoch, or their moving averages.
         limit: number of examples, evenly spaced.
         progress: progress callbacks; None: log messages.
+        trust_code: import a `module:` host that the folder names, which runs its code.
 
     Returns:
-        The results in the order of the suites; they are also written to the run's folder.
+        The results in the order of the suites; they are also written to the target's folder.
 
     Raises:
         TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
         DataError: see `open_context`; nothing was evaluated.
-        ConfigError: the task does not support suites that change images; nothing was evaluated.
+        ConfigError: the task does not support such suites; nothing was evaluated.
         SuitesFailed: some of several suites failed, and the others were evaluated. If a single suite was requested, its own
             error is raised.
         Interrupted: Ctrl-C was pressed; finished conditions are kept, and the same call resumes.
     """
     require_pyarrow()
-    record = read_run(folder)
+    target = of if isinstance(of, Target) else run_target(read_run(of), weights)
+    require(load_task(target.recipe.task["name"]), *(name for choice in choices for name in choice.suite.needs))
     contexts: dict[tuple[str | None, str], EvaluationContext] = {}
-    for choice in choices:
-        key = (choice.data, choice.suite.test_set)
-        if key not in contexts:
-            contexts[key] = open_context(record, choice, data=data, split=split, limit=limit)
-    evaluator = _RunEvaluator(record, weights, progress or SuiteLog())
-    with StopSignal(evaluator.run.accelerator) as stop:
-        return evaluator.suites([(choice, contexts[choice.data, choice.suite.test_set]) for choice in choices], stop)
+    with trusting(every=trust_code):
+        for choice in choices:
+            key = (choice.data, choice.suite.test_set)
+            if key not in contexts:
+                contexts[key] = open_context(target, choice, data=data, split=split, limit=limit)
+        evaluator = _TargetEvaluator(target, progress or SuiteLog())
+        with StopSignal(evaluator.model.accelerator) as stop:
+            return evaluator.suites(
+                [(choice, contexts[choice.data, choice.suite.test_set]) for choice in choices], stop
+            )
 
 
-def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
-    """Return the SHA-256 of the file with a run's weights.
+class _TargetEvaluator:
+    """Evaluate one model under suites."""
 
-    Raises:
-        TrainingError: the run does not have these weights.
-    """
-    path = weights_file(record.folder, weights)
-    if not path.is_file():
-        raise TrainingError(f"{path}: does not exist, so the run does not have these weights (yet)")
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _RunEvaluator:
-    """Evaluate one run under suites."""
-
-    def __init__(self, record: RunRecord, weights: Weights, progress: SuiteProgress) -> None:
-        self.record, self.weights, self.progress = record, weights, progress
-        self.checkpoint = checkpoint_digest(record, weights)
-        self.run = RunModel(record, weights, create_accelerator(record.recipe))
-        self.root = record.folder / FOLDER
+    def __init__(self, target: Target, progress: SuiteProgress) -> None:
+        self.target, self.progress = target, progress
+        self.checkpoint = target.digest()
+        self.model = TargetModel(target, create_accelerator(target.recipe))
+        self.root = target.results
 
     def suites(self, requested: Sequence[tuple[SuiteChoice, EvaluationContext]], stop: StopSignal) -> list[SuiteRun]:
         """Evaluate each suite, continuing after failures.
@@ -132,7 +126,7 @@ class _RunEvaluator:
             try:
                 results.append(self.suite(choice, context, stop))
             except FAILURES as error:
-                if len(requested) == 1 or self.run.accelerator.num_processes > 1:
+                if len(requested) == 1 or self.model.accelerator.num_processes > 1:
                     raise
                 log.debug("suite %s failed", choice.text, exc_info=True)
                 self.progress.on_failure(choice.suite.title, str(error))
@@ -147,7 +141,7 @@ class _RunEvaluator:
         Raises:
             Interrupted: `stop` was set.
         """
-        suite, task, accelerator = choice.suite, context.task, self.run.accelerator
+        suite, task, accelerator = choice.suite, context.task, self.model.accelerator
         metric, higher = ("real", True) if context.accepted else (task.primary, task.higher_is_better)
         notes: list[str] = []
         machine: dict[str, Any] = {}
@@ -166,12 +160,12 @@ class _RunEvaluator:
                 metric, higher = "ece", False
             else:
                 groups = group_results(suite.conditions, cached, refused, folder, root=self.root)
-        classes = self.record.facts.get("classes")
+        classes = context.facts.get("classes")
         result = SuiteRun(
             suite=suite.name,
             title=suite.title,
-            run=str(self.record.folder),
-            weights=self.weights,
+            run=self.target.name,
+            weights=self.target.weights,
             checkpoint=self.checkpoint,
             data=context.source,
             examples=len(context.split),
@@ -190,20 +184,20 @@ class _RunEvaluator:
         return result
 
     def _folder(self, name: str, context: EvaluationContext) -> Path:
-        return self.root / self.weights / (f"{name}--{context.slug}" if context.slug else name)
+        return self.root / self.target.subfolder / (f"{name}--{context.slug}" if context.slug else name)
 
     def _evaluate(
         self, choice: SuiteChoice, context: EvaluationContext, folder: Path, stop: StopSignal
     ) -> tuple[dict[str, CachedPredictions], dict[str, str]]:
         """Return predictions by condition, and by group the reasons why some are missing."""
-        suite, progress, accelerator = choice.suite, self.progress, self.run.accelerator
+        suite, progress, accelerator = choice.suite, self.progress, self.model.accelerator
         fingerprints = {each.name: self._fingerprint(each, context) for each in suite.conditions}
         read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}
         cached = {name: each for name, each in read.items() if each is not None}
         accelerator.wait_for_everyone()  # until all have read the files that the main process writes from now on
         progress.on_suite(suite.title, conditions=len(fingerprints), done=len(cached), examples=len(context.split))
         refused: dict[str, str] = {}
-        evaluate = ConditionEvaluator(self.run, context, suite.conditions, progress=progress)
+        evaluate = ConditionEvaluator(self.model, context, suite.conditions, progress=progress)
         try:
             for condition in suite.conditions:
                 if condition.name in cached or condition.group in refused:
@@ -237,11 +231,11 @@ class _RunEvaluator:
         return cached, refused
 
     def _fingerprint(self, condition: Condition, context: EvaluationContext) -> Fingerprint:
-        recipe = self.record.recipe
+        recipe = self.target.recipe
         return {
             "format": FORMAT,
             "checkpoint": self.checkpoint,
-            "weights": self.weights,
+            "weights": self.target.weights,
             "data": context.digest,
             "examples": len(context.split),
             "condition": {"name": condition.name, "noise_seed": condition.noise_seed, **condition.settings},
@@ -253,7 +247,7 @@ class _RunEvaluator:
     def _throughput(self, context: EvaluationContext) -> GroupResult:
         self.progress.on_suite("Throughput", conditions=1, done=0, examples=len(context.split))
         self.progress.on_condition("timing batches")
-        metrics, size = measure_throughput(context, self.run.model, self.record.recipe, self.run.accelerator)
+        metrics, size = measure_throughput(context, self.model.prepared, self.target.recipe, self.model.accelerator)
         label = f"batches of {size}"
         self.progress.on_outcome(label, f"{metrics['images_per_second'].mean:.4g} images per second")
         return GroupResult(name="throughput", label=label, noise_seeds=[], metrics=metrics, files=[])

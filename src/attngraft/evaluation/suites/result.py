@@ -1,8 +1,6 @@
 """Results of a suite on one run as plain data, saved as results.json and results.csv next to the predictions."""
 
-import csv
 import dataclasses
-import io
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,7 @@ from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
 from attngraft.files import write_atomically
 from attngraft.results.sections import Reliability
 from attngraft.results.statistics import t_interval
+from attngraft.results.storage import table_csv
 from attngraft.results.study import Interval
 from attngraft.strict import read
 from attngraft.tasks.calibration import reliability
@@ -222,36 +221,41 @@ def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
     """
     name = choice.suite.name
     folders = [evaluations / name] if choice.data is None else evaluations.glob(f"{name}--*")
-    paths = [
-        path for folder in folders if not _LIMITED.search(folder.name) and (path := folder / RESULT_FILE).is_file()
-    ]
+    paths = [path for folder in folders if (path := folder / RESULT_FILE).is_file()]
     for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: cannot be read as a suite's result: {error}") from None
-        found = read(SuiteRun, content, where=str(path))
-        if choice.data is None or found.data == choice.data:
+        found = read_suite_run(path.parent)
+        if found is not None and (choice.data is None or found.data == choice.data):
             return found
     return None
 
 
+def read_suite_run(folder: Path) -> SuiteRun | None:
+    """Return the results in a suite's folder; None if there are none, or for some of the images only (`--limit`).
+
+    Raises:
+        ConfigError: the results cannot be read.
+    """
+    path = folder / RESULT_FILE
+    if _LIMITED.search(folder.name) or not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read as a suite's result: {error}") from None
+    return read(SuiteRun, content, where=str(path))
+
+
 def _csv(result: SuiteRun) -> str:
-    sheet = io.StringIO()
-    writer = csv.writer(sheet, lineterminator="\n")
-    writer.writerow(
-        ["suite", "condition", "label", "metric", "mean", "low", "high", "noise_seeds", "examples", "reason"]
-    )
+    header = ["suite", "condition", "label", "metric", "mean", "low", "high", "noise_seeds", "examples", "reason"]
+    rows = []
     for group in result.groups:
         for metric, each in group.metrics.items() or [("", None)]:
             interval = None if each is None else each.interval
             numbers = [
-                "" if each is None else each.mean,
-                "" if interval is None else interval.low,
-                "" if interval is None else interval.high,
+                None if each is None else each.mean,
+                None if interval is None else interval.low,
+                None if interval is None else interval.high,
             ]
             seeds = len(group.noise_seeds)
-            writer.writerow(
-                [result.suite, group.name, group.label, metric, *numbers, seeds, result.examples, group.reason]
-            )
-    return sheet.getvalue()
+            rows.append([result.suite, group.name, group.label, metric, *numbers, seeds, result.examples, group.reason])
+    return table_csv(header, rows)

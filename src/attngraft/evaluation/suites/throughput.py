@@ -12,7 +12,7 @@ from attngraft.evaluation.suites.result import GroupMetric
 from attngraft.results.study import Interval
 from attngraft.timing import duration
 from attngraft.timing.memory import LiveStorages
-from attngraft.training.inputs import model_inputs
+from attngraft.training.inputs import in_format
 from attngraft.training.profiler import synchronizer
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import cpu_threads
@@ -32,7 +32,7 @@ def measure_throughput(
     size = min(train.eval_batch_size or train.batch_size // train.accumulate, len(context.split))
     examples = [context.split[(0, index)] for index in range(size)]
     batch = send_to_device(context.split.collate(examples), accelerator.device)
-    args, kwargs = model_inputs(context.task, batch, channels_last=train.channels_last)
+    args, kwargs = in_format(context.task.to_model(batch), channels_last=train.channels_last)
     model.eval()
 
     @torch.inference_mode()

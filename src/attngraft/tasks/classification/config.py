@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attngraft.strict import FieldError
+from attngraft.strict import FieldError, require
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
 from attngraft.tasks.images.sampling import Sampling
 
@@ -22,14 +22,11 @@ class LossConfig:
     effective_beta: float = 0.999  #: effective: beta of the effective number; closer to 1 is closer to `balanced`
 
     def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise FieldError("smoothing", f"must lie in [0, 1), got {self.smoothing}")
-        if self.name != "bce" and self.target_threshold is not None:
-            raise FieldError("target_threshold", "applies to loss bce only; remove it, or set task.loss.name=bce")
-        if self.name != "bce" and self.sum_classes:
-            raise FieldError("sum_classes", "applies to loss bce only; remove it, or set task.loss.name=bce")
-        if not 0 < self.effective_beta < 1:
-            raise FieldError("effective_beta", f"must lie between 0 and 1, got {self.effective_beta}")
+        require(self, "smoothing", 0 <= self.smoothing < 1, "must lie in [0, 1)")
+        bce, only = self.name == "bce", "applies to loss bce only; remove it, or set task.loss.name=bce"
+        require(self, "target_threshold", bce or self.target_threshold is None, only)
+        require(self, "sum_classes", bce or not self.sum_classes, only)
+        require(self, "effective_beta", 0 < self.effective_beta < 1, "must lie between 0 and 1")
         if isinstance(self.class_weights, Mapping):
             if wrong := [name for name, weight in self.class_weights.items() if weight < 0]:
                 raise FieldError(
@@ -43,12 +40,10 @@ class LossConfig:
 class MetricsConfig:
     """The primary metric, and the outputs to store with the predictions."""
 
-    #: metric used to compare runs; it must have a score per image, which macro F1 does not: for imbalanced classes, use
-    #: balanced_accuracy
-    primary: Literal["top1", "top5", "balanced_accuracy", "loss"] = "top1"
-    predictions: Literal["auto", "logits", "top5"] = (
-        "auto"  #: stored outputs; auto: logits for up to 1000 classes, otherwise top5
-    )
+    #: metric used to compare runs; for imbalanced classes, balanced_accuracy or macro_f1
+    primary: Literal["top1", "top5", "balanced_accuracy", "macro_f1", "loss"] = "top1"
+    #: stored outputs; auto: logits for up to 1000 classes, otherwise top5
+    predictions: Literal["auto", "logits", "top5"] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

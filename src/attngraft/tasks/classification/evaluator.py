@@ -1,65 +1,76 @@
 """Evaluation of classification: metrics with each example counted once, and report sections from saved predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torchmetrics.functional.classification import multiclass_f1_score, multiclass_recall
 
+from attngraft.results.measured import MeanScore, Measured, Statistic
+from attngraft.results.measured import macro_f1 as resampled_macro_f1
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
-from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
-from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import CollectingEvaluator, Evaluation, Predictions
+from attngraft.tasks.calibration import mean_over_seeds, recall_precision_f1, reliability_section
+from attngraft.tasks.classification.config import LossConfig
+from attngraft.tasks.classification.losses import example_losses
 
 MATRIX_LIMIT = 50  #: largest number of classes for which the report shows the full confusion matrix
+TOP = 5
+LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
 PAIRS = 20  #: number of most frequent confusions listed for more classes
 
 Arrays = Mapping[str, np.ndarray]
 
 
-class ClassificationEvaluator(CollectingEvaluator):
-    """Compute classification metrics as fractions from 0 to 1.
+def records(
+    logits: torch.Tensor, target: torch.Tensor, *, loss: LossConfig, stored: Literal["auto", "logits", "top5"]
+) -> dict[str, torch.Tensor]:
+    """Return the columns of `Task.predict` from `logits` (B, classes): `target`, `predicted`, its `confidence`, and `loss`,
+    (B,) each, the `top5` best classes (B, up to 5), and `logits` if they are stored."""
+    classes = logits.shape[1]
+    top = logits.topk(min(TOP, classes), dim=-1).indices
+    probabilities = logits.sigmoid() if loss.name == "bce" else logits.softmax(dim=-1)
+    keep_logits = stored == "logits" or (stored == "auto" and classes <= LOGITS_LIMIT)
+    return {
+        "target": target,
+        "predicted": top[:, 0],
+        "confidence": probabilities.gather(1, top[:, :1])[:, 0],
+        "loss": example_losses(loss, logits, target),
+        **({"top5": top} if classes > TOP or not keep_logits else {}),
+        **({"logits": logits} if keep_logits else {}),
+    }
 
-    The metrics are `top1`; `top5` (with more than five classes); `balanced_accuracy` and `macro_f1`, the mean recall and
-    mean F1 over the classes that occur; and `loss`, the training loss without smoothing and class weights. An example's
-    score is its contribution to the `primary` metric, which is the mean of all scores.
+
+def measure(table: RecordTable, *, classes: int) -> Measured:
+    """Return the metrics as shares (0 to 1).
+
+    `top1`, `top5` (with more than five classes), `balanced_accuracy` and `macro_f1` (means of recall and of F1 over the
+    classes that occur), and `loss` (the training loss without smoothing and class weights). Under resampling, each example
+    keeps its weight in the balanced accuracy.
     """
+    target, predicted = table.array("target"), table.array("predicted")
+    hit = predicted == target
+    statistics: dict[str, Statistic] = {"top1": MeanScore(hit, binary=True)}
+    values = {"top1": float(hit.mean())}
+    if classes > TOP and not {"top5", "logits"}.isdisjoint(table):  # suites store neither
+        top = table.array("top5") if "top5" in table else best_classes(table.array("logits"))
+        among = (top == target[:, None]).any(axis=1)
+        statistics["top5"], values["top5"] = MeanScore(among, binary=True), float(among.mean())
+    statistics["balanced_accuracy"] = MeanScore(hit * class_shares(target))
+    values["balanced_accuracy"] = balanced_accuracy(predicted, target, classes=classes)
+    statistics["macro_f1"] = resampled_macro_f1(predicted, target, classes=classes)
+    values["macro_f1"] = macro_f1(predicted, target, classes=classes)
+    if "loss" in table:  # runs of earlier versions did not store it
+        loss = table.array("loss")
+        statistics["loss"], values["loss"] = MeanScore(loss), float(loss.mean(dtype=np.float64))
+    return Measured(values=values, statistics=statistics)
 
-    def __init__(self, split: LabelledSplit, *, primary: str = "top1") -> None:
-        super().__init__(split)
-        self.names, self.classes, self.primary = split.names, len(split.classes), primary
 
-    def result(self) -> Evaluation:
-        """Return metrics and predictions.
-
-        Raises:
-            TrainingError: some examples were not evaluated.
-        """
-        outputs = self.collected()
-        target, top = outputs["target"], outputs["top"]
-        hit = top == target[:, None]
-        metrics = {"top1": float(hit[:, 0].mean())}
-        if self.classes > 5:
-            metrics["top5"] = float(hit.any(axis=1).mean())
-        metrics["balanced_accuracy"] = balanced_accuracy(top[:, 0], target, classes=self.classes)
-        metrics["macro_f1"] = macro_f1(top[:, 0], target, classes=self.classes)
-        metrics["loss"] = float(outputs["loss"].mean(dtype=np.float64))
-        metrics = {self.primary: metrics[self.primary], **metrics}  # first, so that logs of one metric show it
-        arrays = {"target": target, "predicted": top[:, 0], "confidence": outputs["confidence"]}
-        arrays |= {"logits": outputs["logits"]} if "logits" in outputs else {"top5": top}
-        scores = {
-            "top1": hit[:, 0],
-            "top5": hit.any(axis=1),
-            "balanced_accuracy": hit[:, 0] * class_shares(target),
-            "loss": outputs["loss"],
-        }
-        predictions = Predictions(
-            names=list(self.names),
-            score=scores[self.primary].astype(np.float64),
-            binary=self.primary in ("top1", "top5"),
-            arrays=arrays,
-        )
-        return Evaluation(metrics=metrics, predictions=predictions)
+def best_classes(logits: np.ndarray) -> np.ndarray:
+    """Return the five best classes of each example, (N, 5)."""
+    best: np.ndarray = torch.from_numpy(logits).topk(TOP, dim=-1).indices.numpy()
+    return best
 
 
 def class_shares(target: np.ndarray) -> np.ndarray:
@@ -88,60 +99,59 @@ def _mean_over_classes(
     return float(by_class[np.unique(target)].double().mean())
 
 
-def sections(predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int]) -> list[Section]:
+def sections(
+    predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int], noun: str = "image"
+) -> list[Section]:
     """Return the report sections for each seed's predictions: `target`, `predicted` and `confidence`, (N,) each.
 
-    Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training images.
+    Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training examples.
+    `noun` is what an example is called.
     """
     arrays = [{name: each[name] for name in ("target", "predicted", "confidence")} for each in predictions]
-    result = [_by_class(arrays, classes, counts), _confusion(arrays, classes)]
+    result = [_by_class(arrays, classes, counts, noun), _confusion(arrays, classes, noun)]
     if all(np.isfinite(each["confidence"]).all() for each in arrays):
         result.append(
             reliability_section(
                 [each["confidence"] for each in arrays],
                 [each["predicted"] == each["target"] for each in arrays],
                 title="Calibration",
-                definition="Probability of the predicted class against the share of such images that are of that class. On "
-                "the diagonal a model is correct as often as its confidence states; below it is overconfident.",
+                definition=f"Probability of the predicted class against the share of such {noun}s that are of that class. "
+                "On the diagonal a model is correct as often as its confidence states; below it is overconfident.",
             )
         )
     return result
 
 
-def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int]) -> Section:
-    recalls, precisions, f1s = [], [], []
+def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Mapping[str, int], noun: str) -> Section:
+    by_seed = []
     support = np.bincount(predictions[0]["target"], minlength=len(classes))
     for each in predictions:
         correct = np.bincount(each["target"][each["target"] == each["predicted"]], minlength=len(classes))
         predicted = np.bincount(each["predicted"], minlength=len(classes))
-        recalls.append(share_or_none(correct, support))
-        precisions.append(share_or_none(correct, predicted))
-        f1s.append(
-            [f1 if n else None for f1, n in zip(share_or_none(2 * correct, predicted + support), support, strict=True)]
-        )
+        by_seed.append(recall_precision_f1(correct, predicted, support))
     columns = [
         Column(name="class", kind="text"),
-        Column(name="images", kind="count", role="common"),
+        Column(name=f"{noun}s", kind="count", role="common"),
         Column(name="recall", kind="share"),
         Column(name="precision", kind="share"),
         Column(name="F1", kind="share", role="compared"),
     ]
-    means = (mean_over_seeds(values) for values in (recalls, precisions, f1s))
+    means = map(mean_over_seeds, zip(*by_seed, strict=True))
     rows = [list(row) for row in zip(classes, support.tolist(), *means, strict=True)]
     largest = max(classes, key=lambda name: counts[name])
     share = support[classes.index(largest)] / support.sum()
     return Section(
         name="classes",
         title="Class by class",
-        note="Means over seeds, on the validation images. Recall: share of the class's images that are predicted as it. "
-        "Precision: share of the images predicted as the class that are of it; empty for classes that no seed predicts. F1: "
-        f"their harmonic mean. For comparison: always predicting {largest}, the class with the most training images, is "
-        f"correct for {100 * share:.2f} % of the images.",
+        note=f"Means over seeds, on the validation {noun}s. Recall: share of the class's {noun}s that are predicted as it. "
+        f"Precision: share of the {noun}s predicted as the class that are of it; empty for classes that no seed predicts. "
+        f"F1: their harmonic mean. For comparison: always predicting {largest}, the class with the most training {noun}s, "
+        f"is correct for {100 * share:.2f} % of the {noun}s.",
         table=Table(columns=columns, rows=rows),
     )
 
 
-def _confusion(predictions: Sequence[Arrays], classes: Sequence[str]) -> Section:
+def _confusion(predictions: Sequence[Arrays], classes: Sequence[str], noun: str) -> Section:
     target = np.concatenate([each["target"] for each in predictions]).astype(np.int64)
     predicted = np.concatenate([each["predicted"] for each in predictions]).astype(np.int64)
     size, title, note = len(classes), "Confusion matrix", "All seeds together."
@@ -165,7 +175,7 @@ def _confusion(predictions: Sequence[Arrays], classes: Sequence[str]) -> Section
     columns = [
         Column(name="true class", kind="text"),
         Column(name="predicted class", kind="text"),
-        Column(name="images", kind="count"),
+        Column(name=f"{noun}s", kind="count"),
         Column(name="share of the class", kind="share"),
     ]
     note += f" The {PAIRS} most frequent confusions; a matrix of {size} classes would be unreadable."

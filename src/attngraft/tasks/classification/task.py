@@ -1,94 +1,46 @@
 """Single-label image classification."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from attngraft.errors import ConfigError
-from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.config import ClassificationConfig
-from attngraft.tasks.classification.evaluator import ClassificationEvaluator, sections
-from attngraft.tasks.classification.losses import class_weights, example_losses, teacher_loss, training_loss
-from attngraft.tasks.images.heads import heads_of, mean_logits
+from attngraft.tasks.classification.labels import LabelTask
+from attngraft.tasks.classification.losses import example_losses, teacher_loss
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.mixing import Mixing
 from attngraft.tasks.images.sources import Images
-from attngraft.tasks.images.splits import ImageSplit, LabelledSplit, SplitSettings
+from attngraft.tasks.images.splits import ImageSplit, LabelledSplit
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
-from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
-
-LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
-TOP = 5
+from attngraft.tasks.task import TaskData
 
 
-class Classification(ImageTask):
+class Classification(LabelTask, ImageTask):
     """Classification of images with one label each.
 
     A batch is `{"image": (B, C, H, W), "target": (B,)}`; after mixing, `target` is (B, classes).
     """
 
     name = "classification"
-    primary = "top1"  # default; the recipe may choose another
-    metrics: ClassVar = {
-        "top1": Metric(label="top-1 accuracy", column="top-1", share=True),
-        "top5": Metric(label="top-5 accuracy", column="top-5", share=True),
-        "balanced_accuracy": Metric(label="balanced accuracy", column="balanced", share=True),
-        "macro_f1": Metric(label="macro F1", share=True),
-        "loss": Metric(label="loss"),
-    }
+    default_recipe = "default"
+    capabilities = ImageTask.capabilities | {"attacks", "calibration", "labels", "suites", "teacher"}
     config: ClassificationConfig
     config_class = ClassificationConfig
-    multilabel = False
+    noun = "image"
     suite_columns = ("target", "predicted", "confidence")
     teacher_loss = staticmethod(teacher_loss)
 
-    def __init__(self, config: ClassificationConfig, *, seed: int) -> None:
-        super().__init__(config, seed=seed)
-        self._loss = training_loss(config.loss)
-        self.activation = "sigmoid" if config.loss.name == "bce" else "softmax"
-
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         config = self.config
-        loaded, host = self.load_images(model_data_config, sampling=config.sampling)
-        if self.primary == "top5" and self._classes <= TOP:
-            raise ConfigError(f"task.metrics.primary: top5 needs more than five classes, the data have {self._classes}")
-        self._loss = training_loss(config.loss, class_weights(config.loss, loaded.counts, loaded.classes))
+        loaded = self.load_images(model_data_config, sampling=config.sampling)
+        self.set_classes(loaded.classes, loaded.counts)
         mix = None
         if config.augment.mixes:
             mix = Mixing(config.augment, classes=self._classes, smoothing=config.loss.smoothing, seed=self.seed)
-        self._batches = ImageBatches(host, mix)
-        model_args = {"num_classes": self._classes}
-        return TaskData(train=loaded.train, val=loaded.val, model_args=model_args, facts=loaded.facts)
-
-    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the `loss`, averaged over the batch and, for a distilled host, over both heads."""
-        heads = heads_of(outputs, classes=self._classes)
-        losses = [self._loss(head, batch["target"]) for head in heads]
-        return {"loss": torch.stack(losses).mean() if len(losses) > 1 else losses[0]}
-
-    def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the outputs for the evaluator.
-
-        They are `target` (B,), the `top` classes (B, up to 5), the `confidence` (B,) in the first of them, `loss` (B,) and,
-        if stored, `logits` (B, classes).
-        """
-        logits = mean_logits(outputs, classes=self._classes)
-        target, top = batch["target"], logits.topk(min(TOP, self._classes), dim=-1).indices
-        probabilities = logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(dim=-1)
-        result = {
-            "target": target,
-            "top": top,
-            "confidence": probabilities.gather(1, top[:, :1])[:, 0],
-            "loss": self.example_losses(logits, target),
-        }
-        stored = self.config.metrics.predictions
-        if stored == "logits" or (stored == "auto" and self._classes <= LOGITS_LIMIT):
-            result["logits"] = logits
-        return result
+        return self.task_data(loaded, mix)
 
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         return example_losses(self.config.loss, logits, target)
@@ -107,14 +59,7 @@ class Classification(ImageTask):
             facts: the facts that `load` returned for the trained model's run.
             model_data_config: as in `load`.
         """
-        host, classes = HostInput.from_model(model_data_config), tuple(facts["classes"])
-        self._classes, self._input, self._batches = len(classes), host, ImageBatches(host)
+        host = HostInput.from_model(model_data_config)
+        self._classes, self._input, self._batches = len(facts["classes"]), host, ImageBatches(host)
         transform = eval_transform(host, crop_pct=facts["input"]["eval_crop_pct"])
-        return ImageSplit(images, transform, settings=SplitSettings(classes=classes, host=host, seed=self.seed))
-
-    def evaluator(self, split: Split) -> Evaluator:
-        return ClassificationEvaluator(self.check_split(split), primary=self.primary)
-
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
-        """Return recall, precision and F1 by class, the confusion matrix, and calibration."""
-        return sections(predictions, classes=facts["classes"], counts=facts["counts"]["train"])
+        return ImageSplit(images, transform, host=host, seed=self.seed)

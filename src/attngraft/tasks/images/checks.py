@@ -32,9 +32,10 @@ def check_amount(source: ImageSource) -> None:
     if total == 0:
         raise DataError(f"{source.where}: contains no images")
     if total == 1:
-        raise DataError(
-            f"{source.where}: contains a single image; training needs at least two classes with several each"
-        )
+        needed = "several" if source.numeric else "at least two classes with several each"
+        raise DataError(f"{source.where}: contains a single image; training needs {needed}")
+    if source.numeric:
+        return
     if len(source.classes) == 1:
         raise DataError(f"{source.where}: contains a single class, {source.classes[0]!r}; training needs at least two")
     split = "training images" if source.val is not None else "images"
@@ -45,7 +46,8 @@ def check_split(source: ImageSource, val: Images) -> None:
     """Check that the splits are consistent and that their first images are readable.
 
     Raises:
-        DataError: a split is empty, a class has no images in one of the splits, or an image is unreadable.
+        DataError: a split is empty, a class has no images in one of the splits, a number is the same for all of its images,
+            or an image is unreadable.
     """
     remedy = "add some, or change the split"
     if source.multilabel:
@@ -56,7 +58,10 @@ def check_split(source: ImageSource, val: Images) -> None:
     for name, images in (("training", source.train), ("validation", val)):
         if len(images) == 0:
             raise DataError(f"{source.where}: no images are left for {name} ({source.origin}); {remedy}")
-        _refuse_empty(source, class_counts(images, len(source.classes)), f"{name} images")
+        if source.numeric:
+            _refuse_constant(source, images, name)
+        else:
+            _refuse_empty(source, class_counts(images, len(source.classes)), f"{name} images")
     val.open(0)
 
 
@@ -65,11 +70,11 @@ def classes_without_images(source: ImageSource, val: Images) -> list[str]:
 
     This is not an error: a rare label cannot be removed without losing the other labels of its images.
     """
-    notes = []
-    for name, images in (("training", source.train), ("validation", val)):
+    notes: list[str] = []
+    for name, images in (("training", source.train), ("validation", val)) if source.multilabel else ():
         counts = class_counts(images, len(source.classes))
         empty = [label for label, count in zip(source.classes, counts, strict=True) if count == 0]
-        if source.multilabel and empty:
+        if empty:
             notes.append(f"classes without {name} images: {', '.join(empty)}")
     return notes
 
@@ -105,6 +110,15 @@ def _refuse_empty(source: ImageSource, counts: np.ndarray, what: str) -> None:
         f"{source.where}: no {what} of {plural} {named}; add some, or select the other classes with task.data.classes "
         "(training and validation must have the same classes)"
     )
+
+
+def _refuse_constant(source: ImageSource, images: Images, part: str) -> None:
+    for name, low, high in zip(source.classes, images.labels.min(0), images.labels.max(0), strict=True):
+        if low == high:
+            raise DataError(
+                f"{source.where}: {name} is {low:g} for all {part} images, so there is nothing to learn or to measure; add "
+                "images, or choose other columns with task.data.label_columns"
+            )
 
 
 @dataclass(frozen=True)
@@ -144,12 +158,12 @@ class DataIssues:
             verb = "is" if self.leaked == 1 else "are"
             notes.append(
                 f"Leak: {_count(self.leaked, 'validation image')} {verb} identical to training images, "
-                f"{_COMPARED[self.depth]} ({_listed([_group(group) for group in self.leaks])}), so the accuracy is too high."
+                f"{_COMPARED[self.depth]} ({_listed([_group(group) for group in self.leaks])}), so the results are too good."
             )
         if self.conflicting:
             verb = "has" if len(self.conflicting) == 1 else "have"
             groups = _listed([_group(group) for group in self.conflicting])
-            notes.append(f"{_count(len(self.conflicting), 'image')} {verb} copies with another class ({groups}).")
+            notes.append(f"{_count(len(self.conflicting), 'image')} {verb} copies with another label ({groups}).")
         if self.repeated:
             extra = sum(len(group) - 1 for group in self.repeated)
             groups = _listed([_group(group) for group in self.repeated])
@@ -184,6 +198,8 @@ def find_issues(train: Images, val: Images | None, scan: ScanResult, *, classes:
     def duplicate(position: int) -> Duplicate:
         part, images, index = located(position)
         label = images.labels[index]
+        if images.labels.dtype.kind == "f":
+            return Duplicate(part, images.names[index], ", ".join(f"{number:g}" for number in label))
         if np.ndim(label) == 0:
             return Duplicate(part, images.names[index], classes[int(label)])
         return Duplicate(

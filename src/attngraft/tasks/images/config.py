@@ -1,9 +1,9 @@
 """Recipe sections shared by image tasks: the data source and the training augmentation."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
-from attngraft.strict import FieldError
+from attngraft.strict import FieldError, require
 
 Crop = Literal["auto", "resized", "pad", "center"]
 Check = Literal["auto", "full", "fast", "off"]
@@ -23,6 +23,8 @@ class DataConfig:
     splits (class folders, a tar of class folders, `digits`), a random 20% of each class is used for validation.
     """
 
+    numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
+
     source: str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{0..9}.tar`), `hf:<path>`, `timm:<name>`
     root: str | None = None  #: timm: folder of the data set; .csv, .parquet, COCO: base folder of relative paths
     train_split: str | None = None  #: name of the training split (folder, `<name>.tar`, `x_<name>`)
@@ -40,38 +42,48 @@ class DataConfig:
     order: Order = "random"  #: tars: `shards` reads one shard after another, approximately in the order on disk
     shuffle_buffer: int = 2000  #: `order: shards`: largest distance of an image from its position on disk, in images
     check: Check = "auto"  #: before training: `full` decodes every image, `fast` reads both ends of each file
-    max_corrupt: float = (
-        0.01  #: most unreadable images to skip: a fraction (below 1; at most 100 images) or a number (1 or more)
-    )
+    #: most unreadable images to skip: a fraction (below 1; at most 100 images) or a number (1 or more)
+    max_corrupt: float = 0.01
 
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise FieldError("source", f"is empty; give {SOURCES}")
-        if self.val_fraction is not None and not 0 < self.val_fraction < 1:
-            raise FieldError("val_fraction", f"must lie between 0 and 1, got {self.val_fraction}")
-        if self.val_fraction is not None and self.val_split is not None:
-            raise FieldError("val_fraction", "cannot be combined with val_split; give only one of them")
-        if self.split_seed < 0:
-            raise FieldError("split_seed", f"must not be negative, got {self.split_seed}")
-        if self.classes is not None and len(set(self.classes)) != len(self.classes):
-            raise FieldError("classes", "contains a class twice")
-        if self.classes is not None and len(self.classes) < 2:
-            raise FieldError("classes", "must name at least two classes")
-        if self.label_columns is not None and self.label_column is not None:
-            raise FieldError("label_columns", "cannot be combined with label_column; give only one of them")
-        if self.label_columns is not None and len(set(self.label_columns)) != len(self.label_columns):
-            raise FieldError("label_columns", "contains a column twice")
+        fraction, classes, columns = self.val_fraction, self.classes, self.label_columns
+        require(self, "val_fraction", fraction is None or 0 < fraction < 1, "must lie between 0 and 1")
+        alone = fraction is None or self.val_split is None
+        require(self, "val_fraction", alone, "cannot be combined with val_split; give only one of them")
+        require(self, "split_seed", self.split_seed >= 0, "must not be negative")
+        require(self, "classes", classes is None or len(set(classes)) == len(classes), "contains a class twice")
+        require(self, "classes", classes is None or len(classes) >= 2, "must name at least two classes")
+        alone = columns is None or self.label_column is None
+        require(self, "label_columns", alone, "cannot be combined with label_column; give only one of them")
+        require(self, "label_columns", columns is None or len(set(columns)) == len(columns), "contains a column twice")
         if self.split_file is not None and (self.val_split is not None or self.val_fraction is not None):
             raise FieldError("split_file", "already defines the validation split; remove val_split and val_fraction")
-        if self.shuffle_buffer < 1:
-            raise FieldError("shuffle_buffer", f"must be at least 1, got {self.shuffle_buffer}")
-        if self.max_corrupt < 0:
-            raise FieldError("max_corrupt", f"must not be negative, got {self.max_corrupt}")
+        require(self, "shuffle_buffer", self.shuffle_buffer >= 1, "must be at least 1")
+        require(self, "max_corrupt", self.max_corrupt >= 0, "must not be negative")
 
     @property
     def splits_train(self) -> bool:
         """Whether the validation split is taken from the training split even if the source has a validation split."""
         return self.val_fraction is not None or self.split_file is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumbersConfig(DataConfig):
+    """The data source of regression: a table, or a folder with one per split, or the generated images `bars`.
+
+    `label_column` is the column of numbers, `label_columns` are several. Without a validation split, a random 20% of the
+    images is used for validation.
+    """
+
+    numeric: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("classes", "label_separator"):
+            if getattr(self, name) is not None:
+                raise FieldError(name, "does not apply to numbers; name their columns with task.data.label_columns")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +113,8 @@ class AugmentConfig:
     repeats: int = 1  #: repeated augmentation: an epoch uses 1 / `repeats` of the images, each of them `repeats` times
     mixup: float = 0.0  #: alpha of mixup; 0: off
     cutmix: float = 0.0  #: alpha of CutMix; 0: off
-    cutmix_minmax: tuple[float, float] | None = (
-        None  #: CutMix: smallest and largest side of the box as fractions of the image; used instead of alpha
-    )
+    #: CutMix: smallest and largest side of the box as fractions of the image; used instead of alpha
+    cutmix_minmax: tuple[float, float] | None = None
     mix_prob: float = 1.0  #: probability that a batch is mixed
     mix_switch_prob: float = 0.5  #: probability of CutMix instead of mixup, if both are on
     mix_mode: Literal["batch", "pair", "elem"] = "batch"  #: one mixing ratio per batch, pair or image
@@ -113,27 +124,18 @@ class AugmentConfig:
         probabilities = ("hflip", "vflip", "color_jitter_prob", "grayscale", "blur", "erasing", "mix_prob")
         for name in (*probabilities, "mix_switch_prob"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise FieldError(name, f"must be a probability between 0 and 1, got {value}")
-        for name in ("mixup", "cutmix"):
-            if getattr(self, name) < 0:
-                raise FieldError(name, f"must not be negative, got {getattr(self, name)}")
+            require(self, name, value is None or 0 <= value <= 1, "must be a probability between 0 and 1")
         for name in ("erasing_count", "repeats"):
-            if getattr(self, name) < 1:
-                raise FieldError(name, f"must be at least 1, got {getattr(self, name)}")
+            require(self, name, getattr(self, name) >= 1, "must be at least 1")
         _interval(self, "scale", upper=1.0)
         _interval(self, "ratio")
         _interval(self, "cutmix_minmax", upper=1.0)
-        if self.padding is not None and self.padding < 0:
-            raise FieldError("padding", f"must not be negative, got {self.padding}")
-        if self.mix_off_epoch is not None and self.mix_off_epoch < 0:
-            raise FieldError("mix_off_epoch", f"must not be negative, got {self.mix_off_epoch}")
-        if isinstance(self.color_jitter, tuple) and len(self.color_jitter) not in (3, 4):
-            raise FieldError(
-                "color_jitter",
-                "must be one strength, or three or four (brightness, contrast, saturation, optionally hue), "
-                f"got {list(self.color_jitter)}",
-            )
+        for name in ("mixup", "cutmix", "padding", "mix_off_epoch"):
+            value = getattr(self, name)
+            require(self, name, value is None or value >= 0, "must not be negative")
+        several = "must be one strength, or three or four (brightness, contrast, saturation, optionally hue)"
+        jitter = self.color_jitter
+        require(self, "color_jitter", not isinstance(jitter, tuple) or len(jitter) in (3, 4), several)
         if self.interpolation is not None:
             _interpolation(self.interpolation, crop=self.crop)
         if self.auto_augment is not None:
@@ -147,10 +149,8 @@ class AugmentConfig:
 
 def _interval(config: AugmentConfig, name: str, *, upper: float = float("inf")) -> None:
     value = getattr(config, name)
-    if value is not None and not 0 < value[0] <= value[1] <= upper:
-        raise FieldError(
-            name, f"must be two increasing positive numbers{'' if upper > 1 else ' up to 1'}, got {list(value)}"
-        )
+    holds = value is None or 0 < value[0] <= value[1] <= upper
+    require(config, name, holds, f"must be two increasing positive numbers{'' if upper > 1 else ' up to 1'}")
 
 
 def _interpolation(name: str, *, crop: Crop) -> None:

@@ -9,11 +9,12 @@ from attngraft.errors import TrainingError
 def heads_of(outputs: object, *, classes: int) -> tuple[Tensor, ...]:
     """Return the logits (B, classes) of each head: one, or two for a distilled host in training mode.
 
-    Half precision is converted to float32 for the loss.
+    The outputs are tensors, or an output of transformers with `logits`. Half precision is converted to float32 for the loss.
 
     Raises:
         TrainingError: an output is not a tensor, or has another shape.
     """
+    outputs = getattr(outputs, "logits", outputs)
     heads = outputs if isinstance(outputs, tuple | list) else (outputs,)
     if len(heads) not in (1, 2) or not all(isinstance(head, Tensor) for head in heads):
         kinds = type(outputs).__name__

@@ -44,8 +44,10 @@ class HostInput:
         """Create from the result of `timm.data.resolve_model_data_config`; missing keys take timm's defaults.
 
         Raises:
-            ConfigError: the number of channels is neither 1 nor 3.
+            ConfigError: the host takes no images, or the number of channels is neither 1 nor 3.
         """
+        if (kind := config.get("kind", "images")) != "images":
+            raise ConfigError(f"host: takes {kind}, but this task has images; choose a host for images")
         channels, height, width = (int(number) for number in config.get("input_size", (3, 224, 224)))
         if channels not in (1, 3):
             raise ConfigError(

@@ -3,20 +3,19 @@
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from attngraft.errors import DataError
+from attngraft.errors import ConfigError, DataError
 from attngraft.files import atomic_file, printable
 from attngraft.tasks.images.checks import Duplicate, class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import Survey, split_digest, survey_images
 from attngraft.tasks.images.scan import Progress
 from attngraft.tasks.images.sources import Images, in_mode
-
-TaskName = Literal["classification", "multilabel"]
+from attngraft.tasks.task import load_task
 
 _SKEWED = 10  #: ratio of class sizes from which a note suggests remedies
 
@@ -32,7 +31,7 @@ class Inspection:
     """Survey of a source, and whether a task can be trained on it."""
 
     survey: Survey
-    task: TaskName  #: the requested task, or the one that fits the labels
+    task: str  #: the requested task, or the one that fits the labels
     refusals: list[str]  #: reasons why training would reject the data; empty if it would start
     notes: list[str]  #: remarks for the user
 
@@ -50,11 +49,15 @@ class Inspection:
                 "notes": self.notes,
                 "split": source.origin,
                 "split_digest": None if survey.val is None else split_digest(survey.val),
-                "classes": list(source.classes),
+                "targets" if source.numeric else "classes": list(source.classes),
                 "parts": {
                     name: {
                         "images": len(images),
-                        "counts": dict(zip(source.classes, counts[name], strict=True)),
+                        **(
+                            {"ranges": dict(zip(source.classes, self.ranges()[name], strict=True))}
+                            if source.numeric
+                            else {"counts": dict(zip(source.classes, counts[name], strict=True))}
+                        ),
                         **self.sizes_and_modes(name),
                     }
                     for name, images in self.images().items()
@@ -74,8 +77,18 @@ class Inspection:
 
     def counts(self) -> dict[str, list[int]]:
         """Return a mapping from split to the number of images of each class."""
+        if self.survey.source.numeric:
+            return {}
         classes = len(self.survey.source.classes)
         return {name: class_counts(images, classes).tolist() for name, images in self.images().items()}
+
+    def ranges(self) -> dict[str, list[list[float]]]:
+        """Return a mapping from split to the smallest, mean and largest value of each number."""
+        return {
+            name: np.stack([images.labels.min(0), images.labels.mean(0), images.labels.max(0)], axis=1).tolist()
+            for name, images in self.images().items()
+            if len(images)
+        }
 
     def sizes_and_modes(self, name: str) -> dict[str, Any]:
         """Return sizes (width, height: smallest, median and largest by area) and modes of a split's scanned images."""
@@ -96,7 +109,7 @@ class Inspection:
         }
 
 
-def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress: Progress | None = None) -> Inspection:
+def inspect_images(config: DataConfig, *, task: str | None = None, progress: Progress | None = None) -> Inspection:
     """Open the data as training would, and report all issues.
 
     Args:
@@ -105,14 +118,19 @@ def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress
         progress: called while images are scanned.
 
     Raises:
-        ConfigError: a class or column is unknown.
+        ConfigError: a class or column is unknown, the task is unknown, or it has other data than images with labels.
         DataError: the source cannot be opened at all.
     """
+    several = None if task is None or config.numeric else _has_several_labels(task)
     survey = survey_images(config, progress=progress)
     source, refusals = survey.source, list(survey.refusals)
-    fitting: TaskName = "multilabel" if source.multilabel else "classification"
+    if source.numeric:
+        return Inspection(
+            survey=survey, task=task or "regression", refusals=refusals, notes=[*source.notes, *survey.issues.notes()]
+        )
+    fitting = "multilabel" if source.multilabel else "classification"
     try:
-        refuse_other_labels(source, task=task or fitting, multilabel=(task or fitting) == "multilabel")
+        refuse_other_labels(source, task=task or fitting, multilabel=source.multilabel if several is None else several)
     except DataError as error:
         refusals.append(str(error))
     notes = [*source.notes, *survey.issues.notes()]
@@ -128,6 +146,17 @@ def inspect_images(config: DataConfig, *, task: TaskName | None = None, progress
     return Inspection(survey=survey, task=task or fitting, refusals=refusals, notes=notes)
 
 
+def _has_several_labels(task: str) -> bool:
+    """Return whether the images of a task have several labels each."""
+    found: bool | None = getattr(load_task(task), "multilabel", None)
+    if found is None:
+        raise ConfigError(
+            f"--task {task}: `attngraft data check` is for images with labels; `attngraft train --task {task}` checks the "
+            "data of this task before it trains"
+        )
+    return found
+
+
 def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:
     return [[{"part": image.part, "name": image.name, "class": image.label} for image in group] for group in groups]
 
@@ -135,7 +164,8 @@ def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:
 def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
     """Save a .png with one row of images per class and per group of images that are in both splits.
 
-    A row has up to 8 images, evenly spaced over the training images of its class. At most 40 classes and 8 groups are shown.
+    A row has up to 8 images, evenly spaced over the training images of its class, or from the lowest to the
+    highest number. At most 40 classes and 8 groups are shown.
 
     Raises:
         DataError: there are no readable images.
@@ -164,6 +194,13 @@ def _class_rows(inspection: Inspection) -> list[SheetRow]:
     source, train = inspection.survey.source, inspection.survey.source.train
     counts = inspection.counts()
     rows: list[SheetRow] = []
+    if source.numeric:
+        order = np.argsort(train.labels, axis=0, kind="stable")[np.linspace(0, len(train) - 1, _COLUMNS).astype(int)]
+        lows, highs = train.labels.min(0), train.labels.max(0)
+        return [
+            (name, f"{lows[i]:g} to {highs[i]:g}", [(train, int(index)) for index in order[:, i]], _INK)
+            for i, name in enumerate(source.classes[:_CLASSES])
+        ]
     for label, name in enumerate(source.classes[:_CLASSES]):
         members = np.flatnonzero(train.labels[:, label] > 0 if source.multilabel else train.labels == label)
         chosen = members[np.linspace(0, len(members) - 1, min(_COLUMNS, len(members))).astype(int)]

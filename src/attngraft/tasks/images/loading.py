@@ -14,7 +14,7 @@ from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.opening import OpenedImages, TrainVal, open_images
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources import Images, decoded
-from attngraft.tasks.images.splits import EpochSampling, ImageSplit, LabelledSplit, PixelSplit, SplitSettings
+from attngraft.tasks.images.splits import EpochSampling, ImageSplit, LabelledSplit, PixelSplit
 from attngraft.tasks.images.transforms import TransformPlan, eval_transform, only_shifts_and_flips, train_transform
 
 CACHE_LIMIT = 2**29  #: largest size in bytes of a split's resized images to cache in memory by default
@@ -27,7 +27,7 @@ class LoadedImages:
     classes: tuple[str, ...]
     train: LabelledSplit
     val: LabelledSplit
-    counts: np.ndarray  #: (classes,) number of training images of each class
+    counts: np.ndarray  #: (classes,) number of training images of each class; empty for numbers
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
     random_split: TrainVal | None  #: the random split, if there is one and it can be saved to a file
 
@@ -62,12 +62,12 @@ def load_images(
     """
     opened = open_images(data, saved_split=saved_split)
     source, val = opened.source, opened.val
-    refuse_other_labels(source, task=task, multilabel=multilabel)
+    if not source.numeric:
+        refuse_other_labels(source, task=task, multilabel=multilabel)
     first = source.train.open(0)
     plan = TransformPlan.decide(augment, host, image_size=first.size, mirrored=source.mirrored)
     if eval_crop_pct is not None:
         plan = replace(plan, eval_crop_pct=eval_crop_pct)
-    settings = SplitSettings(classes=source.classes, host=host, seed=seed)
     facts = {"task": task, "source": data.source, **_facts(opened, plan, host)}
     facts["image"] = {"first_size": list(first.size), "first_mode": first.mode}
     images, shuffle_buffer = source.train, None
@@ -87,18 +87,18 @@ def load_images(
     train: LabelledSplit
     if only_shifts_and_flips(augment, plan) and _is_cached(images, data, host):
         fixed = eval_transform(host, crop_pct=1.0, interpolation=augment.interpolation)
-        train = PixelSplit(images, fixed, plan, settings=settings, epoch_sampling=epoch_sampling)
+        train = PixelSplit(images, fixed, plan, host=host, seed=seed, epoch_sampling=epoch_sampling)
     else:
         transform = train_transform(augment, plan, host)
-        train = ImageSplit(images, transform, settings=settings, epoch_sampling=epoch_sampling)
+        train = ImageSplit(images, transform, host=host, seed=seed, epoch_sampling=epoch_sampling)
     transform = eval_transform(host, crop_pct=plan.eval_crop_pct)
     return LoadedImages(
         classes=source.classes,
         train=train,
-        val=PixelSplit(val, transform, None, settings=settings)
+        val=PixelSplit(val, transform, None, host=host, seed=seed)
         if _is_cached(val, data, host)
-        else ImageSplit(val, transform, settings=settings),
-        counts=class_counts(source.train, len(source.classes)),
+        else ImageSplit(val, transform, host=host, seed=seed),
+        counts=np.zeros(0) if source.numeric else class_counts(source.train, len(source.classes)),
         facts=printable(facts),
         random_split=opened.random_split,
     )
@@ -122,9 +122,9 @@ def _facts(opened: OpenedImages, plan: TransformPlan, host: HostInput) -> dict[s
         "kind": source.kind,
         "where": source.where,
         "split": source.origin,
-        "classes": list(source.classes),
+        "targets" if source.numeric else "classes": list(source.classes),
         "sizes": {"train": len(source.train), "val": len(val)},
-        "counts": {"train": counts(source.train), "val": counts(val)},
+        **({} if source.numeric else {"counts": {"train": counts(source.train), "val": counts(val)}}),
         "input": {
             "size": [host.channels, host.height, host.width],
             "mean": list(host.mean),

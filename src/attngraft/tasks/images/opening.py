@@ -18,11 +18,11 @@ from attngraft.tasks.images.checks import (
     corrupt_limit,
     find_issues,
 )
-from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.config import DataConfig, NumbersConfig
 from attngraft.tasks.images.scan import Progress, ScanResult, scan
 from attngraft.tasks.images.sources import Images, ImageSource, open_source, restrict, with_validation
 from attngraft.tasks.images.sources.splitting import has_unique_names
-from attngraft.tasks.task import SPLIT_FILE
+from attngraft.tasks.task import SPLIT_FILE, load_task
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +51,11 @@ class Survey:
     issues: DataIssues
     split: TrainVal | None  #: both splits, if validation images were taken from the training split
     refusals: list[str] = field(default_factory=list)  #: reasons why training would reject the data
+
+
+def data_config(task: str | None) -> type[DataConfig]:
+    """Return the class of the recipe section `task.data` of an image task; None: a task with classes."""
+    return NumbersConfig if task is not None and getattr(load_task(task), "numeric", False) else DataConfig
 
 
 def open_images(config: DataConfig, *, saved_split: Path | None = None) -> OpenedImages:

@@ -19,15 +19,6 @@ from attngraft.tasks.task import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitSettings:
-    """Settings shared by all splits of a source."""
-
-    classes: tuple[str, ...]
-    host: HostInput
-    seed: int  #: seed of the augmentation
-
-
-@dataclass(frozen=True, kw_only=True)
 class EpochSampling:
     """Selection and order of the examples in an epoch; see `LabelledSplit`."""
 
@@ -54,12 +45,12 @@ class LabelledSplit(Split):
         images: Images,
         transform: Transform,
         *,
-        settings: SplitSettings,
+        host: HostInput,
+        seed: int,
         epoch_sampling: EpochSampling | None = None,
     ) -> None:
         self.images, self.names, self.labels, self.transform = images, images.names, images.labels, transform
-        self.settings, self.epoch_sampling = settings, epoch_sampling or EpochSampling()
-        self.classes, self.host, self.seed = settings.classes, settings.host, settings.seed
+        self.host, self.seed, self.epoch_sampling = host, seed, epoch_sampling or EpochSampling()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -109,7 +100,7 @@ class ImageSplit(LabelledSplit):
 
     def subset(self, indices: np.ndarray) -> ImageSplit:
         images = self.images.take(indices, self.labels[indices])
-        return ImageSplit(images, self.transform, settings=self.settings)
+        return ImageSplit(images, self.transform, host=self.host, seed=self.seed)
 
 
 class PixelSplit(LabelledSplit):
@@ -125,11 +116,12 @@ class PixelSplit(LabelledSplit):
         transform: Transform,
         plan: TransformPlan | None,
         *,
-        settings: SplitSettings,
+        host: HostInput,
+        seed: int,
         epoch_sampling: EpochSampling | None = None,
     ) -> None:
-        super().__init__(images, transform, settings=settings, epoch_sampling=epoch_sampling)
-        host, margin = settings.host, plan.padding if plan else 0
+        super().__init__(images, transform, host=host, seed=seed, epoch_sampling=epoch_sampling)
+        margin = plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
         self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)
         self.cached = np.zeros(len(images), dtype=bool)
@@ -155,7 +147,7 @@ class PixelSplit(LabelledSplit):
 
     def subset(self, indices: np.ndarray) -> PixelSplit:
         images = self.images.take(indices, self.labels[indices])
-        return PixelSplit(images, self.transform, None, settings=self.settings)
+        return PixelSplit(images, self.transform, None, host=self.host, seed=self.seed)
 
     def _cache(self, index: int) -> None:
         margin = self.plan.padding if self.plan else 0

@@ -1,61 +1,49 @@
-"""Base class of image classification tasks."""
+"""Base class of tasks on images with labels or numbers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.strict import read
 from attngraft.tasks.images.distillation import ImageDistillation, TeacherLoss
 from attngraft.tasks.images.heads import mean_logits
-from attngraft.tasks.images.inputs import HostInput, ImageBatches, ImagePixels
+from attngraft.tasks.images.inputs import HostInput, ImageBatches, ImagePixels, Mix
 from attngraft.tasks.images.loading import LoadedImages, load_images
 from attngraft.tasks.images.opening import TrainVal
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources.splitting import save_split
 from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import Batch, Distillation, Serving, Split, SuiteSupport, Task
+from attngraft.tasks.logits import LogitsTask
+from attngraft.tasks.task import Batch, Distillation, Serving, Split, SuiteSupport, TaskData
 
 
-class ImageTask(Task):
+class ImageTask(LogitsTask):
     """Image task: loads images, normalizes batches and saves random splits; subclasses add labels, loss and metrics."""
 
-    config_class: ClassVar[type[Any]]  #: dataclass of the recipe section, with `data`, `augment`, `metrics`
-    multilabel: ClassVar[bool]  #: whether images have several labels
+    capabilities: ClassVar[frozenset[str]] = frozenset(
+        {"analyses", "data_check", "explorer", "export", "halving", "predict"}
+    )
+    multilabel: ClassVar[bool] = False  #: whether images have several labels
+    numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
+    sources = "digits, a folder, a .tar, an .npz, a .csv, timm:<name>"
     suite_columns: ClassVar[tuple[str, ...]]  #: `SuiteSupport.columns`
     teacher_loss: ClassVar[TeacherLoss]
-    activation: Literal["softmax", "sigmoid"]  #: `Serving.activation`
     threshold: float | None = None  #: `Serving.threshold`
     _batches: ImageBatches  # set by load
     _input: HostInput
 
     def __init__(self, config: Any, *, seed: int) -> None:
-        self.config, self.seed = config, seed
-        self.primary, self.higher_is_better = config.metrics.primary, config.metrics.primary != "loss"
-        self._classes = 0  # set by load
-        self._saved_split: Path | None = None
+        super().__init__(config, seed=seed)
         self._random_split: TrainVal | None = None
         self._eval_crop_pct: float | None = None  # None: chosen by the size of the images
 
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, seed: int) -> ImageTask:
-        section = {key: value for key, value in config.items() if key != "name"}
-        if "data" not in section:
-            raise ConfigError(
-                "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
-                "(digits, a folder, a .tar, an .npz, a .csv, timm:<name>)"
-            )
-        return cls(read(cls.config_class, section, where="task"), seed=seed)
-
-    def load_images(
-        self, model_data_config: Mapping[str, Any], *, sampling: Sampling | None = None
-    ) -> tuple[LoadedImages, HostInput]:
+    def load_images(self, model_data_config: Mapping[str, Any], *, sampling: Sampling | None = None) -> LoadedImages:
         """Load the images and store all state that does not depend on the loss; called by `load` of subclasses."""
         host = HostInput.from_model(model_data_config)
         loaded = load_images(
@@ -70,10 +58,19 @@ class ImageTask(Task):
             eval_crop_pct=self._eval_crop_pct,
         )
         self._classes, self._random_split, self._input = len(loaded.classes), loaded.random_split, host
-        return loaded, host
+        return loaded
 
-    def load_split(self, path: Path) -> None:
-        self._saved_split = path if path.is_file() else None
+    def task_data(
+        self, loaded: LoadedImages, mix: Mix | None = None, *, facts: Mapping[str, Any] | None = None
+    ) -> TaskData:
+        """Return the result of `load`, with batches mixed by `mix` and further `facts`."""
+        self._batches = ImageBatches(self._input, mix)
+        return TaskData(
+            train=loaded.train,
+            val=loaded.val,
+            model_args={"num_classes": self._classes},
+            facts={**loaded.facts, **(facts or {})},
+        )
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         self._eval_crop_pct = facts.get("input", {}).get("eval_crop_pct")
@@ -113,6 +110,12 @@ class ImageTask(Task):
             threshold=self.threshold,
         )
 
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        facts["input"]["eval_crop_pct"] = serving.input["crop_pct"]
+        return section, facts
+
     def suite_support(self) -> SuiteSupport:
         return SuiteSupport(
             pixels=ImagePixels(self._input),
@@ -126,16 +129,6 @@ class ImageTask(Task):
     @abstractmethod
     def example_losses(self, logits: Tensor, target: Tensor) -> Tensor:
         """Return the evaluation loss of each example, (B,)."""
-
-    def check_split(self, split: Split) -> LabelledSplit:
-        """Return `split` if it is one of this task's splits.
-
-        Raises:
-            ConfigError: the split belongs to another task.
-        """
-        if not isinstance(split, LabelledSplit):
-            raise ConfigError(f"task {self.name}: cannot evaluate a {type(split).__name__}; it belongs to another task")
-        return split
 
 
 def _subset(split: Split, indices: np.ndarray) -> Split:

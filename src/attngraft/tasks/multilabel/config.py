@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attngraft.strict import FieldError
+from attngraft.strict import require
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
 
 
@@ -25,31 +25,27 @@ class LossConfig:
     clip: float = 0.05  #: asymmetric: negative labels predicted with a lower probability are ignored
 
     def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise FieldError("smoothing", f"must lie in [0, 1), got {self.smoothing}")
-        for name in ("gamma_neg", "gamma_pos"):
-            if getattr(self, name) < 0:
-                raise FieldError(name, f"must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.clip < 1:
-            raise FieldError("clip", f"must lie in [0, 1), got {self.clip}")
-        if self.pos_weight is not None and self.name != "bce":
-            raise FieldError("pos_weight", "applies to loss bce only; remove it, or set task.loss.name=bce")
+        require(self, "smoothing", 0 <= self.smoothing < 1, "must lie in [0, 1)")
+        require(self, "gamma_neg", self.gamma_neg >= 0, "must not be negative")
+        require(self, "gamma_pos", self.gamma_pos >= 0, "must not be negative")
+        require(self, "clip", 0 <= self.clip < 1, "must lie in [0, 1)")
+        bce = self.pos_weight is None or self.name == "bce"
+        require(self, "pos_weight", bce, "applies to loss bce only; remove it, or set task.loss.name=bce")
         weights = self.pos_weight.values() if isinstance(self.pos_weight, Mapping) else [self.pos_weight]
-        if any(isinstance(weight, float) and weight <= 0 for weight in weights):
-            raise FieldError("pos_weight", f"must be positive, got {self.pos_weight}")
+        positive = not any(isinstance(weight, float) and weight <= 0 for weight in weights)
+        require(self, "pos_weight", positive, "must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
     """The primary metric, and the decision threshold for F1."""
 
-    #: metric used to compare runs; it must have a score per image, which mAP, a mean over classes, does not
-    primary: Literal["image_ap", "loss"] = "image_ap"
+    #: metric used to compare runs; image_ap and loss are means over images, which is more precise in small data sets
+    primary: Literal["image_ap", "map", "macro_f1", "micro_f1", "loss"] = "image_ap"
     threshold: float = 0.5  #: for F1, labels with at least this probability are predicted
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold < 1:
-            raise FieldError("threshold", f"must lie between 0 and 1, got {self.threshold}")
+        require(self, "threshold", 0 < self.threshold < 1, "must lie between 0 and 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,55 +7,49 @@ import torch
 from scipy.stats import rankdata
 from torchmetrics.functional.classification import binary_average_precision
 
+from attngraft.results.measured import (
+    MeanAveragePrecision,
+    MeanScore,
+    Measured,
+    Statistic,
+    macro_f1_of_labels,
+    micro_f1_of_labels,
+)
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Column, Section, Table
-from attngraft.tasks.calibration import mean_over_seeds, reliability_section, share_or_none
-from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import CollectingEvaluator, Evaluation, Predictions
+from attngraft.tasks.calibration import mean_over_seeds, recall_precision_f1, reliability_section
 
 Arrays = Mapping[str, np.ndarray]
 
 
-class MultiLabelEvaluator(CollectingEvaluator):
-    """Compute multi-label metrics as fractions from 0 to 1.
+def measure(table: RecordTable, *, threshold: float) -> Measured:
+    """Return the metrics as shares (0 to 1).
 
-    `image_ap`, the default primary metric, is the mean over images of each image's average precision. Like `loss`, it is a
-    mean over examples and so allows paired statistics over them. `map` is the mean over classes of the average precision.
-    `macro_f1` (mean over classes) and `micro_f1` (over all decisions) use `threshold`. Means over classes include only
-    those that occur. `loss` is the binary cross entropy, averaged over classes.
+    `image_ap`, the default primary metric, is the mean over images of each image's average precision. `map` is the mean over
+    classes of the average precision, `macro_f1` (mean over classes) and `micro_f1` (all decisions together) are at
+    `threshold`; means over classes cover those that occur. `loss` is the binary cross entropy, mean over classes.
     """
-
-    def __init__(self, split: LabelledSplit, *, threshold: float, primary: str = "image_ap") -> None:
-        super().__init__(split)
-        self.names, self.threshold, self.primary = split.names, threshold, primary
-
-    def result(self) -> Evaluation:
-        """Return metrics and predictions.
-
-        Raises:
-            TrainingError: some examples were not evaluated.
-        """
-        outputs = self.collected()
-        logits, target = outputs["logits"], outputs["target"]
-        precision = image_average_precision(logits, target)
-        counts = label_counts(logits, target, threshold=self.threshold)
-        positives, both = counts["positives"], counts["positives"] + counts["predicted"]
-        f1 = [
-            value if n else None for value, n in zip(share_or_none(2 * counts["correct"], both), positives, strict=True)
-        ]
-        metrics = {
-            "image_ap": float(precision.mean()),
-            "map": mean_of_known(class_average_precision(logits, target)),
-            "macro_f1": mean_of_known(f1),
-            "micro_f1": float(2 * counts["correct"].sum() / both.sum()),
-            "loss": float(outputs["loss"].mean(dtype=np.float64)),
-        }
-        metrics = {self.primary: metrics[self.primary], **metrics}  # first, so that logs of one metric show it
-        arrays = {"target": target, "logits": logits}
-        score = precision if self.primary == "image_ap" else outputs["loss"].astype(np.float64)
-        return Evaluation(
-            metrics=metrics,
-            predictions=Predictions(names=list(self.names), score=score, binary=False, arrays=arrays),
-        )
+    logits, target = table.array("logits"), table.array("target")
+    present = target.astype(bool)
+    precision = image_average_precision(logits, target)
+    counts = label_counts(logits, target, threshold=threshold)
+    values = {
+        "image_ap": float(precision.mean()),
+        "map": mean_of_known(class_average_precision(logits, target)),
+        "macro_f1": mean_of_known(recall_precision_f1(**counts)[2]),
+        "micro_f1": float(2 * counts["correct"].sum() / (counts["positives"] + counts["predicted"]).sum()),
+    }
+    decisions = decided(logits, threshold=threshold)
+    statistics: dict[str, Statistic] = {
+        "image_ap": MeanScore(precision),
+        "map": MeanAveragePrecision(torch.from_numpy(logits.astype(np.float64)).sigmoid().numpy(), present),
+        "macro_f1": macro_f1_of_labels(decisions, present),
+        "micro_f1": micro_f1_of_labels(decisions, present),
+    }
+    if "loss" in table:  # runs of earlier versions did not store it
+        loss = table.array("loss")
+        statistics["loss"], values["loss"] = MeanScore(loss), float(loss.mean(dtype=np.float64))
+    return Measured(values=values, statistics=statistics)
 
 
 def image_average_precision(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -88,9 +82,15 @@ def label_counts(scores: np.ndarray, labels: np.ndarray, *, threshold: float) ->
 
     `scores` are logits.
     """
-    predicted = scores.astype(np.float64) >= np.log(threshold / (1 - threshold))
+    predicted = decided(scores, threshold=threshold)
     present = labels.astype(bool)
     return {"positives": present.sum(0), "predicted": predicted.sum(0), "correct": (predicted & present).sum(0)}
+
+
+def decided(scores: np.ndarray, *, threshold: float) -> np.ndarray:
+    """Return whether each label is predicted, bool (N, classes), from logits."""
+    decisions: np.ndarray = scores.astype(np.float64) >= np.log(threshold / (1 - threshold))
+    return decisions
 
 
 def mean_of_known(values: list[float | None]) -> float:
@@ -120,15 +120,11 @@ def sections(
 
 
 def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], threshold: float, training: np.ndarray) -> Section:
-    averages, recalls, precisions, f1s = [], [], [], []
+    by_seed = []
     for each in predictions:
         counts = label_counts(each["logits"], each["target"], threshold=threshold)
-        positives, predicted, correct = counts["positives"], counts["predicted"], counts["correct"]
-        averages.append(class_average_precision(each["logits"], each["target"]))
-        recalls.append(share_or_none(correct, positives))
-        precisions.append(share_or_none(correct, predicted))
-        f1 = share_or_none(2 * correct, positives + predicted)
-        f1s.append([value if n else None for value, n in zip(f1, positives, strict=True)])
+        average = class_average_precision(each["logits"], each["target"])
+        by_seed.append((average, *recall_precision_f1(**counts)))
     columns = [
         Column(name="class", kind="text"),
         Column(name="images", kind="count", role="common"),
@@ -140,7 +136,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], threshold: 
     target = predictions[0]["target"]
     by_counts = image_average_precision(np.broadcast_to(training, target.shape), target).mean()
     support = target.sum(axis=0, dtype=np.int64).tolist()
-    means = (mean_over_seeds(values) for values in (averages, recalls, precisions, f1s))
+    means = map(mean_over_seeds, zip(*by_seed, strict=True))
     return Section(
         name="classes",
         title="Class by class",

@@ -4,19 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attngraft.errors import DataError
+from attngraft.results.measured import Measured
+from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
-from attngraft.tasks.images.heads import heads_of, mean_logits
-from attngraft.tasks.images.inputs import ImageBatches
+from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.mixing import MultiLabelMixing
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.multilabel.config import MultiLabelConfig
-from attngraft.tasks.multilabel.evaluator import MultiLabelEvaluator, sections
+from attngraft.tasks.multilabel.evaluator import measure, sections
 from attngraft.tasks.multilabel.losses import example_losses, positive_weights, teacher_loss, training_loss
-from attngraft.tasks.task import Batch, Evaluator, Split, TaskData
+from attngraft.tasks.task import Batch, Serving, TaskData
 
 
 class MultiLabel(ImageTask):
@@ -26,14 +26,16 @@ class MultiLabel(ImageTask):
     """
 
     name = "multilabel"
+    default_recipe = "multilabel"
     primary = "image_ap"  # default; the recipe may choose another
     metrics: ClassVar = {
         "image_ap": Metric(label="average precision by image", column="image AP", share=True),
         "map": Metric(label="mean average precision", column="mAP", share=True),
         "macro_f1": Metric(label="macro F1", share=True),
         "micro_f1": Metric(label="micro F1", share=True),
-        "loss": Metric(label="loss"),
+        "loss": Metric(label="loss", higher_is_better=False),
     }
+    capabilities = ImageTask.capabilities | {"attacks", "calibration", "suites", "teacher"}
     config: MultiLabelConfig
     config_class = MultiLabelConfig
     multilabel = True
@@ -48,29 +50,23 @@ class MultiLabel(ImageTask):
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         config = self.config
-        loaded, host = self.load_images(model_data_config)
+        loaded = self.load_images(model_data_config)
         for name, split in (("training", loaded.train), ("validation", loaded.val)):
             if not split.labels.any():
                 raise DataError(f"{config.data.source}: no {name} image has a label; check the column of labels")
         weights = positive_weights(config.loss, loaded.counts, images=len(loaded.train), classes=loaded.classes)
         self._loss = training_loss(config.loss, weights)
         mix = MultiLabelMixing(config.augment, seed=self.seed) if config.augment.mixes else None
-        self._batches = ImageBatches(host, mix)
         per_image = {
             name: round(float(split.labels.sum(1).mean()), 3)
             for name, split in (("train", loaded.train), ("val", loaded.val))
         }
-        return TaskData(
-            train=loaded.train,
-            val=loaded.val,
-            model_args={"num_classes": self._classes},
-            facts=loaded.facts | {"labels_per_image": per_image},
-        )
+        return self.task_data(loaded, mix, facts={"labels_per_image": per_image})
 
-    def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return the `loss`, averaged over images and classes and, for a distilled host, over both heads."""
-        losses = [self._loss(head, batch["target"]) for head in heads_of(outputs, classes=self._classes)]
-        return {"loss": torch.stack(losses).mean()}
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        return section | {"metrics": {"threshold": serving.threshold}}, facts
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return `target` and `logits` (B, classes) and `loss` (B,)."""
@@ -84,12 +80,10 @@ class MultiLabel(ImageTask):
         """Return the probability of each label and whether the image has it, both (N, classes)."""
         return 1 / (1 + np.exp(-columns["logits"].astype(np.float64))), columns["target"] > 0
 
-    def evaluator(self, split: Split) -> Evaluator:
-        return MultiLabelEvaluator(
-            self.check_split(split), threshold=self.config.metrics.threshold, primary=self.primary
-        )
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        return measure(table, threshold=self.config.metrics.threshold)
 
-    def sections(self, predictions: Sequence[Mapping[str, np.ndarray]], *, facts: Mapping[str, Any]) -> list[Section]:
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return average precision, recall, precision and F1 by class, and calibration."""
         return sections(
             predictions,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from attngraft.strict import FieldError
+from attngraft.strict import FieldError, require
 from attngraft.tasks.classification.config import ClassificationConfig
 
 
@@ -18,11 +18,10 @@ class TokenLabelConfig:
     with_ground_truth: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("dense_weight", "class_weight"):
-            if getattr(self, name) < 0:
-                raise FieldError(name, f"must not be negative, got {getattr(self, name)}")
-        if self.with_ground_truth and self.maps is None:
-            raise FieldError("with_ground_truth", "requires label maps; set task.token_labels.maps too")
+        require(self, "dense_weight", self.dense_weight >= 0, "must not be negative")
+        require(self, "class_weight", self.class_weight >= 0, "must not be negative")
+        has_maps = self.maps is not None or not self.with_ground_truth
+        require(self, "with_ground_truth", has_maps, "requires label maps; set task.token_labels.maps too")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from attngraft.errors import ConfigError, TrainingError
-from attngraft.models.token_mixing import ARGUMENT
+from attngraft.errors import TrainingError
+from attngraft.models.token_mixing import ARGUMENT, has_patch_logits
 from attngraft.tasks.classification import Classification
-from attngraft.tasks.task import Batch, Distillation, TaskData
+from attngraft.tasks.task import Batch, TaskData
 from attngraft.tasks.token_labeling.config import TokenLabelingConfig
 from attngraft.tasks.token_labeling.losses import TokenLabelLoss, grid_of, map_targets
 from attngraft.tasks.token_labeling.maps import LabelMaps, with_maps
@@ -25,8 +25,15 @@ class TokenLabeling(Classification):
     """
 
     name = "token_labeling"
+    default_recipe = "elsa-volo-imagenet"
+    hosts = ("volo_*", "elsa_volo_*")
+    capabilities = Classification.capabilities - {"teacher"}
     config: TokenLabelingConfig
     config_class = TokenLabelingConfig
+
+    @classmethod
+    def refusal(cls, host: nn.Module, name: str) -> str:
+        return "" if has_patch_logits(host) else "it has no logits for its patches (aux_head)"
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         data, labels = super().load(model_data_config=model_data_config), self.config.token_labels
@@ -46,12 +53,6 @@ class TokenLabeling(Classification):
         labels = self.config.token_labels
         loss = TokenLabelLoss(labels.dense_weight, labels.class_weight, labels.with_ground_truth)
         return {"loss": loss(logits.float(), patches.float(), self._targets(batch, patches.shape[1]), box=box)}
-
-    def distillation(self, *, model_data_config: Mapping[str, Any]) -> Distillation:
-        raise ConfigError(
-            "task token_labeling: does not support training with a teacher; remove the section distill from the recipe, or "
-            "use the task classification"
-        )
 
     def _targets(self, batch: Batch, patches: int) -> Tensor:
         """Return smoothed targets, (B, classes), or with label maps (B, classes, 2 + N).

@@ -48,6 +48,12 @@ def test_one_label_for_each_image(pictures: Path, name: str, separator: str, ins
     assert data.train[(0, place)][1] == 0
 
 
+def test_a_split_that_the_table_does_not_have_is_refused(pictures: Path) -> None:
+    path = table(pictures / "x.csv", "file,label", [f"images/{i}.png,{'ab'[i % 2]}" for i in range(12)])
+    with pytest.raises(DataError, match="no split 'nope'.*these data have no splits"):
+        parts_of(path, val_split="nope")
+
+
 def test_a_column_says_the_part(pictures: Path) -> None:
     sides = ["train"] * 7 + ["test"] * 4 + ["extra"]
     rows = [f"images/{i}.png,{'ab'[i % 2]},{side}" for i, side in enumerate(sides)]

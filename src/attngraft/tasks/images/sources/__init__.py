@@ -1,7 +1,8 @@
 """Image sources, opened by `open_source`; each kind of source has a module.
 
-The source's name determines its kind: `digits`; the path of a folder or file; a pattern of shards (`x-{000..009}.tar`);
-`hf:` followed by the path of a Hugging Face data set; or a timm name (`timm:hfds/...`, also `hfds/...` and `torch/...`).
+The source's name determines its kind: `digits` or `bars`; the path of a folder or file; a pattern of shards
+(`x-{000..009}.tar`); `hf:` followed by the path of a Hugging Face data set; or a timm name (`timm:hfds/...`, also
+`hfds/...` and `torch/...`).
 """
 
 from dataclasses import replace
@@ -11,7 +12,18 @@ from attngraft.errors import DataError
 from attngraft.files import printable
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import SOURCES, DataConfig
-from attngraft.tasks.images.sources import coco, digits, folder, huggingface, manifest, npz, table, tar, timm_dataset
+from attngraft.tasks.images.sources import (
+    bars,
+    coco,
+    digits,
+    folder,
+    huggingface,
+    manifest,
+    npz,
+    table,
+    tar,
+    timm_dataset,
+)
 from attngraft.tasks.images.sources.base import ArrayImages, Images, ImageSource, decoded, restrict
 from attngraft.tasks.images.sources.decoding import in_mode
 from attngraft.tasks.images.sources.splitting import with_validation
@@ -28,16 +40,24 @@ def open_source(config: DataConfig) -> ImageSource:
     source = _open(config, config.source.strip())
     if config.root is not None and source.kind not in ("table", "timm", "coco"):
         raise DataError(f"{config.source}: task.data.root applies only to tables, COCO and timm sources; remove it")
+    if config.val_split is not None and source.val is None:
+        raise DataError(
+            f"{config.source}: no split {config.val_split!r} (task.data.val_split); these data have no splits"
+        )
     return replace(source, classes=printable(source.classes))
 
 
 def is_missing(source: str) -> bool:
     """Return whether `source` can only be a path, and that path does not exist; nothing is opened."""
-    known = source == "digits" or tar.is_pattern(source) or source.startswith(("timm:", *timm_dataset.PREFIXES))
+    known = (
+        source in ("digits", "bars") or tar.is_pattern(source) or source.startswith(("timm:", *timm_dataset.PREFIXES))
+    )
     return not known and not Path(source.removeprefix("hf:")).expanduser().exists()
 
 
 def _open(config: DataConfig, source: str) -> ImageSource:
+    if config.numeric:
+        return _open_numbers(config, source)
     if source.startswith("timm:"):
         return timm_dataset.open_timm(source.removeprefix("timm:"), config)
     if source == "digits":
@@ -56,11 +76,31 @@ def _open(config: DataConfig, source: str) -> ImageSource:
             f"{source}: no such file or folder; hf: only reads data sets on the local disk (written by save_to_disk, or a "
             "downloaded repository)"
         )
+    raise _missing(source, path, "digits", give=SOURCES)
+
+
+def _open_numbers(config: DataConfig, source: str) -> ImageSource:
+    if source == "bars":
+        return bars.open_bars(config)
+    path, give = (
+        Path(source).expanduser(),
+        "a .csv, .tsv or .parquet with a column of image paths and columns of numbers",
+    )
+    if not path.exists():
+        raise _missing(source, path, "bars", give=give)
+    if path.is_dir() and manifest.manifests_in(path):
+        return manifest.open_manifests(path, config)
+    if path.is_file() and path.suffix.lower() in table.KINDS:
+        return manifest.open_manifest(path, config)
+    raise DataError(f"{source}: regression needs {give}, or a folder with such tables")
+
+
+def _missing(source: str, path: Path, generated: str, *, give: str) -> DataError:
     try:
         neighbors = [str(path.parent / entry.name) for entry in path.parent.iterdir()]
     except OSError:
         neighbors = []
-    raise DataError(f"{source}: no such file or folder{did_you_mean(source, ['digits', *neighbors])}; give {SOURCES}")
+    return DataError(f"{source}: no such file or folder{did_you_mean(source, [generated, *neighbors])}; give {give}")
 
 
 def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> ImageSource:

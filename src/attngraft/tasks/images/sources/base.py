@@ -31,7 +31,7 @@ class Images(ABC):
     """Images with labels and names, in a fixed order; picklable, without sharing open files between processes.
 
     `labels` (N,) int64 are indices into the source's classes; for multi-label images they are (N, K) uint8, 1 where one of
-    the K classes applies. `names` identify images to users.
+    the K classes applies, and in regression K numbers, (N, K) float64. `names` identify images to users.
     """
 
     names: Sequence[str]
@@ -151,6 +151,7 @@ class ImageSource:
     origin: str  #: description of the splits, for the report
     mirrored: bool = True  #: whether mirrored images keep their class
     multilabel: bool = False  #: whether labels are (N, K) uint8, see `Images`
+    numeric: bool = False  #: whether labels are numbers (N, K) float64, of which `classes` are the names
     notes: tuple[str, ...] = ()  #: notes on how the source was read, for the report
 
 

@@ -15,7 +15,15 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, ImageSource, configured_root, find_train, find_val
 from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
-from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, find_column, read_labels, read_table
+from attngraft.tasks.images.sources.table import (
+    KINDS,
+    MISSING,
+    LabelTable,
+    find_column,
+    read_labels,
+    read_numbers,
+    read_table,
+)
 
 PATH_NAMES = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "images", "image_path", "img"),
@@ -121,7 +129,7 @@ def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray
         )
     paths = _paths(table, table.column(column, field="path_column"), column)
     split_column = config.split_column or find_column(table, SPLIT_NAMES) or ""
-    labels = read_labels(table, config, exclude={column, split_column})
+    labels = (read_numbers if config.numeric else read_labels)(table, config, exclude={column, split_column})
     root, extension = _root(folder, paths, config)
     paths = [f"{path}{extension}" for path in paths] if extension else paths
     notes = [labels.note] if labels.note else []
@@ -142,6 +150,7 @@ def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray
         val=images(1) if (side == 1).any() else None,
         origin=origin,
         multilabel=labels.multilabel,
+        numeric=config.numeric,
         notes=tuple(notes),
     )
 

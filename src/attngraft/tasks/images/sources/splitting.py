@@ -28,7 +28,7 @@ def with_validation(
 
     A random split takes the same fraction of every class, but at least one image, and leaves at least one for training. It
     depends only on the order of the images, the fraction and `split_seed`. Multi-label images are split by iterative
-    stratification.
+    stratification, those with numbers without regard to them.
 
     With `split_file`, that file assigns the images of the training split. `saved_split` is a file of the same format that
     is used instead of a random split.
@@ -46,13 +46,13 @@ def with_validation(
     fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
     if saved_split is None:
         stream = np.random.RandomState(config.split_seed)  # its streams are the same in all NumPy versions
-        in_val = (_by_rarest_label if source.multilabel else _by_class)(source.train.labels, fraction, stream, source)
+        draw = _at_random if source.numeric else _by_rarest_label if source.multilabel else _by_class
+        in_val = draw(source.train.labels, fraction, stream, source)
     else:
         in_val, note = read_split(saved_split, source, remedy=_REMOVE_THEM)
         source = replace(source, notes=(*source.notes, note) if note else source.notes)
-    origin = (
-        f"{fraction:g} of each class of {source.origin} for validation, at random with split_seed {config.split_seed}"
-    )
+    of = "" if source.numeric else "each class of "
+    origin = f"{fraction:g} of {of}{source.origin} for validation, at random with split_seed {config.split_seed}"
     return _apply(source, in_val, origin)
 
 
@@ -61,6 +61,12 @@ def _apply(source: ImageSource, in_val: np.ndarray, origin: str) -> tuple[ImageS
     train, val = np.flatnonzero(~in_val), np.flatnonzero(in_val)
     rest = replace(source, train=source.train.take(train, labels[train]), origin=origin)
     return rest, source.train.take(val, labels[val])
+
+
+def _at_random(labels: np.ndarray, fraction: float, stream: np.random.RandomState, _: ImageSource) -> np.ndarray:
+    in_val = np.zeros(len(labels), dtype=bool)
+    in_val[stream.permutation(len(labels))[: min(max(1, round(len(labels) * fraction)), len(labels) - 1)]] = True
+    return in_val
 
 
 def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState, source: ImageSource) -> np.ndarray:

@@ -6,6 +6,7 @@ The standard library reads .csv and .tsv files, and pyarrow reads .parquet files
 import csv
 import io
 import json
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 
 SINGLE = ("label", "class", "class_name", "category", "target", "y", "class_index", "class_id", "label_id", "species")
 LISTS = ("labels", "classes", "categories", "tags", "targets")  #: usual names of columns with lists
+NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of the only column of numbers
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
@@ -126,7 +128,7 @@ def _parquet(path: Path) -> LabelTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Labels of all rows: (N,) int64, or (N, K) uint8 if `multilabel`."""
+    """Labels of all rows: (N,) int64, (N, K) uint8 if `multilabel`, or (N, K) float64 of `read_numbers`."""
 
     classes: tuple[str, ...]
     values: np.ndarray
@@ -172,6 +174,38 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
         for label in labels:
             values[row, number[label]] = 1
     return Labels(classes=classes, values=values, multilabel=True, note=note)
+
+
+def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> Labels:
+    """Read the columns of numbers, whose names become the classes; otherwise as `read_labels`.
+
+    Raises:
+        DataError: no column of numbers is found, or an entry is not a number.
+        ConfigError: a column is unknown.
+    """
+    names, field = config.label_columns, "label_columns"
+    if names is None:
+        column, field = config.label_column or find_column(table, NUMBERS, exclude=exclude), "label_column"
+        rest = [name for name in table.columns if name not in exclude]
+        if column is None and len(rest) != 1:
+            raise DataError(
+                f"{table.where}: cannot find the column of numbers (looked for {', '.join(NUMBERS)}); set "
+                f"task.data.label_column, or task.data.label_columns for several; available: {', '.join(rest) or 'none'}"
+            )
+        names = (column or rest[0],)
+    values = np.zeros((len(table), len(names)))
+    for position, name in enumerate(names):
+        for row, entry in enumerate(table.column(name, field=field)):
+            try:
+                values[row, position] = math.nan if entry is None else float(entry)
+            except (TypeError, ValueError):
+                values[row, position] = math.nan
+            if not math.isfinite(values[row, position]):
+                raise DataError(
+                    f"{table.line(row)}: column {name!r} contains {_word(entry)!r}, not a number; correct it, or "
+                    "remove the row"
+                )
+    return Labels(classes=names, values=values, multilabel=False)
 
 
 def _label_column(table: LabelTable, exclude: set[str]) -> str:

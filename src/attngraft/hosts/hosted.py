@@ -1,0 +1,20 @@
+"""A host with modules around it."""
+
+from torch import nn
+
+
+class HostedModel(nn.Module):
+    """A grafted host with a neck, decoder or head around it.
+
+    Specifications and graft files use the host's own paths. Everything outside of `host` counts as new: it is trained
+    whenever the head is.
+    """
+
+    def __init__(self, host: nn.Module) -> None:
+        super().__init__()
+        self.host = host
+
+
+def host_of(model: nn.Module) -> tuple[nn.Module, str]:
+    """Return the host in `model` and the prefix of its parameter names: `model` itself and "" if nothing is around it."""
+    return (model.host, "host.") if isinstance(model, HostedModel) else (model, "")

@@ -1,0 +1,57 @@
+"""The input configuration of a host, from its scheme alone: no adapter is needed."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.data import resolve_model_data_config
+from torch import nn
+
+from attngraft.errors import UsageError
+from attngraft.models.create import create_host
+from attngraft.models.schemes import split_scheme
+
+
+def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the input configuration of a host, which is built without weights on the meta device.
+
+    For images it is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
+    `img_size` and `in_chans`, which timm's configuration ignores, determine the input size. Other inputs have a `kind`:
+
+        {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N, "pad": id or None}
+
+    Raises:
+        UsageError, HostError: as `create_host`; or the input of the host is unknown.
+    """
+    with torch.device("meta"):
+        model = create_host(name, **arguments)
+    other = other_input(model)
+    if other is not None:
+        return other
+    scheme, rest = split_scheme(name)
+    if scheme not in ("timm", "attngraft") and "input_size" not in getattr(model, "pretrained_cfg", {}):
+        raise UsageError(_unknown_input(scheme, f"{scheme}:{rest}"))
+    config: dict[str, Any] = resolve_model_data_config(model)
+    channels, height, width = config["input_size"]
+    size = arguments.get("img_size", (height, width))
+    height, width = (size, size) if isinstance(size, int) else size
+    return config | {"input_size": (arguments.get("in_chans", channels), height, width)}
+
+
+def other_input(model: nn.Module) -> dict[str, Any] | None:
+    """Return the `attngraft_input` of a model whose input is not images; None for images."""
+    given = getattr(model, "attngraft_input", None)
+    return dict(given) if isinstance(given, Mapping) and given.get("kind", "images") != "images" else None
+
+
+def _unknown_input(scheme: str, name: str) -> str:
+    start = f"{name}: the host's input is unknown"
+    given = "pretrained_cfg_overlay={input_size: [3, 224, 224], mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}"
+    if scheme == "module":
+        return f"{start}; set model.attngraft_input in its factory, for example to {{'input_size': (3, 224, 224)}}"
+    if scheme == "hf":
+        return (
+            f"{name}: no preprocessor_config.json there, which specifies the preprocessing of images; save it "
+            f"(AutoImageProcessor.from_pretrained(NAME).save_pretrained(FOLDER)), or pass --host-arg '{given}'"
+        )
+    return f"{start}; pass --host-arg '{given}'"

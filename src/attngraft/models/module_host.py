@@ -1,0 +1,163 @@
+"""`module:` hosts: modules returned by a function of the user, `module:package.path:factory`.
+
+The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. Its input and
+its head are read from attributes of the returned module:
+
+    attngraft_input, or pretrained_cfg as in timm: input_size, mean, std, interpolation, crop_pct, classifier
+"""
+
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.errors import ConfigError, HostError, UsageError
+from attngraft.models.schemes import Started, build_anywhere, last_layer
+from attngraft.models.trust import SCHEME, refuse_untrusted
+from attngraft.suggest import did_you_mean
+
+_FORM = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<factory>[^\W\d]\w*(\.[^\W\d]\w*)*)")
+
+
+def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Started:
+    """Import the factory and create the module.
+
+    Raises:
+        UsageError: the name has another form, is not permitted here (`trusting`), or cannot be imported; the factory does
+            not accept the arguments, or returns no module; or the module is for another number of classes.
+        HostError: the factory failed.
+    """
+    shown = f"{SCHEME}{name}"
+    factory = _factory(name, shown)
+    overlay = arguments.get("pretrained_cfg_overlay") or {}
+    given = _accepted(shown, factory, arguments, pretrained=pretrained)
+    try:
+        model: Any = build_anywhere(lambda: factory(**given))
+    except Exception as error:  # user code raises errors of any class
+        raise HostError(f"{shown} failed: {type(error).__name__}: {error}; attngraft -v shows where") from error
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{shown} returned an object of type {type(model).__name__}; it must return a torch.nn.Module")
+    _describe(model, arguments.get("num_classes"), overlay)
+    if "num_classes" in arguments:
+        _refuse_other_classes(shown, model, arguments["num_classes"], accepts="num_classes" in given)
+    return Started(model=model)
+
+
+def _factory(name: str, shown: str) -> Callable[..., Any]:
+    found = _FORM.fullmatch(name)
+    if found is None:
+        module, dot, function = name.rpartition(".")
+        hint = f"; did you mean {SCHEME}{module}:{function}?" if dot and ":" not in name else ""
+        raise UsageError(f"{shown}: write module:package.path:factory, the module and the name of its function{hint}")
+    refuse_untrusted(shown)
+    top = found["module"].partition(".")[0]
+    folder = Path.cwd()
+    if ((folder / f"{top}.py").is_file() or (folder / top).is_dir()) and os.fspath(folder) not in (*sys.path, ""):
+        sys.path.append(os.fspath(folder))  # behind installed packages, which it must not replace
+    try:
+        importlib.import_module(found["module"])
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{shown}: {error}; run the command in the folder that contains {top}, or install the package"
+        ) from error
+    except Exception as error:  # any, from user code
+        raise UsageError(
+            f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}; attngraft -v shows where"
+        ) from error
+    try:
+        factory: Callable[..., Any] = pkgutil.resolve_name(name)
+    except AttributeError as error:
+        hint = did_you_mean(str(error.name), dir(error.obj))
+        raise UsageError(f"{shown}: {found['module']} has no {found['factory']!r}{hint}") from None
+    if not callable(factory):
+        raise UsageError(
+            f"{shown} is of type {type(factory).__name__}; give a function or class that returns a torch.nn.Module"
+        )
+    return factory
+
+
+def _accepted(
+    shown: str, factory: Callable[..., Any], arguments: Mapping[str, Any], *, pretrained: bool
+) -> dict[str, Any]:
+    """Return the arguments for the factory: those given, without what only attngraft uses."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):  # of a function in C
+        return dict(arguments)
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
+    given = dict(arguments)
+    for ours in ("num_classes", "pretrained_cfg_overlay"):
+        if ours not in names and not (takes_any and ours == "num_classes"):
+            given.pop(ours, None)
+    if pretrained and "pretrained" not in names and not takes_any:
+        raise ConfigError(f"{shown} takes no argument `pretrained`; pass a file of weights instead (--weights FILE)")
+    if "pretrained" in names or (takes_any and pretrained):
+        given["pretrained"] = pretrained  # also False, whatever the factory's default
+    unknown = [] if takes_any else [name for name in given if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"{shown} takes no argument {unknown[0]!r}; its arguments: {', '.join(names) or 'none'}"
+            + (" (train.drop_path sets drop_path_rate; set it to null)" if unknown[0] == "drop_path_rate" else "")
+        )
+    return given
+
+
+def _describe(model: Any, classes: int | None, overlay: Mapping[str, Any]) -> None:
+    """Set `pretrained_cfg` from the module's own attributes, with its `classifier` as far as it is known."""
+    own = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    own = own if isinstance(own, Mapping) else own.to_dict()  # timm's PretrainedCfg
+    cfg = {**own, **(getattr(model, "attngraft_input", None) or {})}
+    cfg |= {name: value for name, value in overlay.items() if value is not None}
+    if not cfg.get("classifier"):
+        cfg["classifier"] = _classifier(model, classes) or ()
+    model.pretrained_cfg = cfg
+    if getattr(model, "num_classes", None) is None and isinstance(cfg["classifier"], str):
+        model.num_classes = getattr(model.get_submodule(cfg["classifier"]), "out_features", None)
+
+
+def _classifier(model: Any, classes: int | None) -> str | None:
+    """Return the path of timm's `get_classifier()`, else of the last layer."""
+    if callable(getattr(model, "get_classifier", None)):
+        head = model.get_classifier()
+        return next((path for path, module in model.named_modules() if module is head), None)
+    return last_layer(model, classes)
+
+
+def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool) -> None:
+    """Run the module on two random inputs, and compare its outputs, if they are logits (B, classes), with the data.
+
+    The check is left out if the input is unknown, or the module cannot be run here (on the meta device).
+    """
+    size = model.pretrained_cfg.get("input_size")
+    if size is None:
+        built = getattr(model, "num_classes", None)
+    else:
+        built = _outputs(model, tuple(size))
+    if built is None or built == classes:
+        return
+    remedy = "its num_classes has no effect on its outputs" if accepts else "give the factory an argument num_classes"
+    raise ConfigError(f"{shown} returns logits of {built} classes, but the data have {classes}; {remedy}")
+
+
+@torch.no_grad()
+def _outputs(model: Any, size: tuple[int, ...]) -> int | None:
+    """Return the number of columns of the module's outputs (2, columns) in evaluation; None for outputs of other forms."""
+    like = next(model.parameters(), torch.zeros(()))
+    states = {path: module.training for path, module in model.named_modules()}
+    try:
+        outputs = model.eval()(torch.zeros(2, *size, device=like.device, dtype=like.dtype))
+    except Exception:  # user code raises errors of any class; a real misfit fails again in training
+        return None
+    finally:
+        for path, module in model.named_modules():
+            module.training = states[path]
+    return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else None

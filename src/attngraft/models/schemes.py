@@ -1,0 +1,164 @@
+"""Hosts by scheme: the package or module that a host's name refers to.
+
+    timm:NAME, NAME                a model registered with timm (ours included); also timm's `hf-hub:` and `local-dir:`
+    attngraft:NAME                 a model of this package
+    torchvision:NAME               a model of torchvision
+    hf:FOLDER, hf:USER/NAME        a model of transformers, saved in a folder or on the Hugging Face Hub
+    module:package.path:factory    a function of the user that returns an `nn.Module`
+
+Every host except timm's gets a `pretrained_cfg` like timm's models: its input (`input_size`, `mean`, `std`,
+`interpolation`, `crop_pct`) and its `classifier`. A host whose input is not images has `attngraft_input`.
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.models import is_model, list_models, model_entrypoint
+from torch import nn
+
+from attngraft.errors import HostError, UsageError
+from attngraft.models.transformers_folder import transformers_folder
+from attngraft.models.weights import Fitted, WeightsFile
+from attngraft.suggest import did_you_mean
+
+SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
+_TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
+_OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_PREFIX = re.compile(r"([\w.-]{2,}):")  # of two letters or more: no drive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A host with its initial weights."""
+
+    model: nn.Module
+    file: WeightsFile | None = None  #: the pretrained weights, where attngraft loaded them
+    fitted: Fitted | None = None  #: report on how these fit
+
+
+def split_scheme(name: str) -> tuple[str, str]:
+    """Return scheme and rest of a host's name; `timm` for a name without scheme.
+
+    Raises:
+        UsageError: unknown scheme; the message names the form that was probably meant.
+    """
+    found = _PREFIX.match(name)
+    if found is None:
+        known = is_model(name.partition(".")[0])
+        return ("hf", name) if not known and os.path.isdir(name) and transformers_folder(name) else ("timm", name)
+    scheme, rest = found[1], name[found.end() :]
+    if scheme in SCHEMES:
+        return scheme, rest
+    if scheme in _TIMM_SOURCES:
+        return "timm", name
+    near = [_OTHER_NAMES[scheme]] if scheme in _OTHER_NAMES else difflib.get_close_matches(scheme, SCHEMES, n=1)
+    if near:
+        hint = f"did you mean {near[0]}:{rest}?"
+    elif _DOTTED.fullmatch(scheme) and _DOTTED.fullmatch(rest):
+        hint = f"for a function of your own, type module:{name}"
+    else:
+        hint = f"known are {', '.join(f'{each}:' for each in SCHEMES)}"
+    raise UsageError(f"{name}: unknown scheme {scheme!r}; {hint}")
+
+
+def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name with its scheme (`timm:` is left out), and the arguments that determine the host by themselves.
+
+    The arguments of an `hf:` host then include its configuration, so that later builds do not need its folder.
+
+    Raises:
+        UsageError: unknown scheme, or a folder that transformers cannot read.
+        HostError: the configuration cannot be downloaded.
+    """
+    scheme, rest = split_scheme(name)
+    if scheme == "timm":
+        return rest, arguments
+    if scheme == "hf":
+        from attngraft.models.transformers_host import resolve_arguments
+
+        return f"hf:{rest}", resolve_arguments(rest, arguments)
+    return name, arguments
+
+
+def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
+    """Call `factory`; on the CPU, if it fails on the meta device (initialization that reads values)."""
+    if torch.empty(0).device.type != "meta":
+        return factory()
+    try:
+        return factory()
+    except Exception:  # user code and other packages' code raise errors of any class
+        with torch.device("cpu"):
+            return factory()
+
+
+def last_layer(model: nn.Module, classes: int | None) -> str | None:
+    """Return the path of the last linear layer or convolution, if it has `classes` outputs (None: any number)."""
+    found = None
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            outputs = module.out_features if isinstance(module, nn.Linear) else module.out_channels
+            if classes is None or outputs == classes:
+                found = path
+    return found
+
+
+@contextmanager
+def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> Iterator[None]:
+    """Turn errors of a host's factory into a HostError that names its arguments."""
+    try:
+        yield
+    except (TypeError, ValueError, AssertionError, RuntimeError, OSError, KeyError, AttributeError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
+        reason = repr(error) if isinstance(error, KeyError) else error
+        raise HostError(f"{maker} cannot create {name} with {given}: {reason}") from error
+
+
+def unknown_host(name: str) -> UsageError:
+    """Return the error for a name that timm does not have; it names the form that was probably meant."""
+    from torchvision.models import list_models as torchvision_models
+
+    path = Path(name).expanduser()
+    start = f"there is no model {name!r} in timm {timm.__version__}"
+    if (path / "attngraft.json").is_file() or (path / "recipe.yaml").is_file():
+        return UsageError(
+            f"{name} is the folder of a run or an exported model, not a host; pass it as --weights {name}"
+        )
+    if (path / "config.json").is_file():
+        return UsageError(
+            f"{name}: its config.json is not from transformers (no model_type); for a folder of timm, type local-dir:{name}"
+        )
+    if path.is_dir():
+        return UsageError(f"{name}: no config.json in this folder, so it is not a saved model of transformers or timm")
+    if name in torchvision_models():
+        return UsageError(f"{start}; torchvision has it: type torchvision:{name}")
+    near = difflib.get_close_matches(name, list_models(), n=3, cutoff=0.5)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return UsageError(
+            f"{start}, and no such folder; for the Hub, type hf:{name} (transformers) or hf-hub:{name} (timm)"
+        )
+    if os.sep in name or "/" in name:
+        return UsageError(f"{name}: no such folder, and no model of timm")
+    hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
+    return UsageError(f"{start}; {hint}")
+
+
+def refuse_others_model(name: str) -> None:
+    """Check that `name` is a model of this package.
+
+    Raises:
+        UsageError: it is not.
+    """
+    bare = name.partition(".")[0]
+    own = [each for each in list_models() if model_entrypoint(each).__module__.startswith("attngraft.")]
+    if bare not in own:
+        other = f"; timm has it: type {name}" if is_model(bare) else did_you_mean(name, own)
+        raise UsageError(f"attngraft:{name}: attngraft has no such model{other}")

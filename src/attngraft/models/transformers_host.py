@@ -1,0 +1,234 @@
+"""`hf:` hosts: models of transformers, from a folder or from the Hugging Face Hub. Remote code is never run.
+
+A host is described by its arguments alone: `config` (the contents of config.json), for images `input` (the preprocessing),
+and the user's own arguments, which are fields of the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from attngraft.errors import HostError, UsageError
+from attngraft.models.create import why_no_weights
+from attngraft.models.schemes import Started, build_anywhere, creation_errors
+from attngraft.models.transformers_classifier import transformers_classifier
+from attngraft.models.transformers_folder import (
+    IMAGE_CLASSIFIER,
+    PROCESSORS,
+    checked_fields,
+    folder_config,
+    folder_preprocessing,
+    folder_tensors,
+    import_transformers,
+    transformers_folder,
+)
+from attngraft.models.weights import split_weights
+from attngraft.suggest import did_you_mean
+
+#: files besides the weights
+_FILES = ["*.json", "*.txt", "*.model"]
+_WEIGHTS = ["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"]
+_TOKENIZER = "tokenizer_config.json"
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
+_LIMIT = 10**6  #: of a sensible number of tokens; tokenizers without a limit have 10**30
+
+
+def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` with `config`, and for images `input`, of the folder or repository `source`.
+
+    Raises:
+        UsageError: there is no such folder, or transformers cannot read it.
+        HostError: the files cannot be downloaded.
+    """
+    if "config" in given:
+        return dict(given)
+    folder = find_folder(source)
+    found: dict[str, Any] = {"config": folder_config(folder), **given}
+    overlay = given.get("pretrained_cfg_overlay") or {}
+    if any((folder / name).is_file() for name in PROCESSORS) and not {"mean", "std"} <= overlay.keys():
+        found["input"] = folder_preprocessing(folder)
+    return found
+
+
+def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Started:
+    """Create the model, from its configuration alone or with its weights.
+
+    An image classifier is wrapped as `transformers_classifier`, and returns logits; other models are transformers' own.
+
+    Raises:
+        UsageError, HostError: as `resolve_arguments`; or the configuration or the weights do not fit.
+    """
+    transformers = import_transformers(f"hf:{name}")
+    given = resolve_arguments(name, arguments)
+    config, shown = dict(given.pop("config")), dict(given.pop("input", {}))
+    shown |= given.pop("pretrained_cfg_overlay", None) or {}
+    architectures, labels = config.pop("architectures", None) or [], config.pop("num_labels", None)
+    kind = given.pop("auto_class", None) or auto_class(transformers, config["model_type"], architectures)
+    _check_auto_class(transformers, f"hf:{name}", kind, config["model_type"])
+    classes = given.pop("num_classes", labels if "Classification" in kind else None)
+    own = {"auto_class": kind, "num_classes": classes, **given}
+    with creation_errors(f"hf:{name}", own, maker=f"transformers {transformers.__version__}"):
+        if kind == IMAGE_CLASSIFIER:
+            count = 1000 if classes is None else classes
+            settings = {**config, **given, "num_classes": count, "pretrained_cfg_overlay": shown}
+            model = build_anywhere(lambda: transformers_classifier(**settings))
+        else:
+            model = build_anywhere(lambda: _plain(transformers, kind, {**config, **_renamed(given)}, classes))
+    _describe(model, name, kind=kind, classes=classes, shown=shown)
+    if not pretrained:
+        return Started(model=model)
+    file = split_weights(*folder_tensors(find_folder(name, weights=True), kind))
+    return Started(model=model, file=file, fitted=file.fill_host(model))
+
+
+def find_folder(source: str, *, weights: bool = False, download: bool = True) -> Path:
+    """Return the folder `source`, or the cached copy of that repository of the Hub.
+
+    Args:
+        source: a folder, or NAME or USER/NAME.
+        weights: also download the weights.
+        download: download what is not in the cache.
+
+    Raises:
+        UsageError: no such folder, or one without a configuration.
+        HostError: the files cannot be downloaded.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        folder = transformers_folder(path)
+        if folder is None:
+            raise UsageError(
+                f"hf:{source}: no config.json with a model_type in this folder; save_pretrained writes it, so copy it from "
+                "the saved folder"
+            )
+        return folder
+    if not source or source.startswith((".", "/", "~")) or source.count("/") > 1 or "\\" in source:
+        raise UsageError(f"hf:{source}: no such folder; pass a folder written by save_pretrained, or hf:USER/NAME")
+    from huggingface_hub import snapshot_download
+
+    def fetch(patterns: list[str]) -> Path:
+        return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=not download))
+
+    try:
+        folder = fetch(_FILES)
+        for patterns in _WEIGHTS if weights else ():
+            folder = fetch([*_FILES, *patterns])
+            if any(found for pattern in patterns for found in folder.glob(pattern)):
+                break
+    except Exception as error:  # the Hub's client and its HTTP client raise errors of any class
+        raise HostError(why_no_weights(f"hf:{source}", error) or f"hf:{source}: {error}") from error
+    if transformers_folder(folder) is None:
+        raise UsageError(
+            f"hf:{source}: this repository has no config.json of transformers; for a model of timm, type hf-hub:{source}"
+        )
+    return folder
+
+
+def auto_class(transformers: Any, model_type: str, architectures: list[str]) -> str:
+    """Return the name of the auto class that creates the first of `architectures`.
+
+    A bare image model is created as a classifier; a model without architecture by `AutoModel`.
+    """
+    auto = transformers.models.auto.modeling_auto
+    wanted = architectures[0] if architectures else ""
+
+    def creates(name: str) -> bool:
+        found = getattr(auto, name)._model_mapping._model_mapping.get(model_type, ())
+        return wanted in (found if isinstance(found, list | tuple) else (found,))
+
+    known = [
+        name for name, kind in vars(auto).items() if name.startswith("AutoModelFor") and hasattr(kind, "_model_mapping")
+    ]
+    first = (IMAGE_CLASSIFIER, "AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM")
+    last = "AutoModelForPreTraining"  # of all heads of the others, too
+    names = sorted(known, key=lambda name: (name == last, name not in first))
+    found = next((name for name in names if creates(name)), "AutoModel")
+    pretraining = ("AutoModel", "AutoModelForMaskedImageModeling", last)
+    if found in pretraining and model_type in auto.AutoModelForImageClassification._model_mapping._model_mapping:
+        return IMAGE_CLASSIFIER
+    return found
+
+
+def _check_auto_class(transformers: Any, host: str, kind: str, model_type: str) -> None:
+    """Check that the auto class `kind` exists, and creates models of this type.
+
+    Raises:
+        UsageError: it does not.
+    """
+    names = [name for name in dir(transformers) if name.startswith("AutoModel")]
+    if kind not in names:
+        raise UsageError(f"auto_class {kind!r}: transformers has no such class{did_you_mean(str(kind), names)}")
+    if model_type not in getattr(transformers, kind)._model_mapping._model_mapping:
+        raise UsageError(
+            f"{host}: transformers has no {kind} of model_type {model_type!r}; use another host for this task, or another "
+            "--host-arg auto_class"
+        )
+
+
+def _renamed(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename timm's `img_size` and `in_chans` to transformers' fields."""
+    names = {"img_size": "image_size", "in_chans": "num_channels"}
+    return {names.get(name, name): value for name, value in given.items()}
+
+
+def _plain(transformers: Any, kind: str, fields: Mapping[str, Any], classes: int | None) -> nn.Module:
+    settings = dict(fields) if classes is None else {**fields, "num_labels": classes}
+    model_type = settings.pop("model_type")
+    config = transformers.AutoConfig.for_model(model_type, **checked_fields(transformers, model_type, settings))
+    model: nn.Module = getattr(transformers, kind).from_config(config)
+    return model
+
+
+def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown: dict[str, Any]) -> None:
+    """Set `pretrained_cfg`, and `attngraft_input` where the input is no image."""
+    if kind == IMAGE_CLASSIFIER:
+        if not {"mean", "std"} <= shown.keys():  # the defaults of ViT may be wrong
+            unknown = ("input_size", "mean", "std")
+            model.pretrained_cfg = {name: value for name, value in model.pretrained_cfg.items() if name not in unknown}
+        return
+    model.pretrained_cfg = {**shown, "classifier": _head(model), "num_classes": classes}
+    model.num_classes = classes
+    if model.main_input_name == "input_ids":
+        model.attngraft_input = {"kind": "text", **_text_input(model, source)}
+
+
+def _head(model: Any) -> tuple[str, ...]:
+    """Return the modules outside the base model, and its pooler, which only a head uses."""
+    base, children = model.base_model_prefix, [name for name, _ in model.named_children()]
+    if base not in children:
+        return ("pooler",) if getattr(model, "pooler", None) is not None else ()
+    outside = [name for name in children if name != base]
+    pooler = getattr(getattr(model, base), "pooler", None)
+    return (*outside, *([f"{base}.pooler"] if pooler is not None else []))
+
+
+def _text_input(model: Any, source: str) -> dict[str, Any]:
+    """Return tokenizer, largest number of tokens, and size of the vocabulary."""
+    try:
+        folder: Path | None = find_folder(source, download=False)
+    except (UsageError, HostError):
+        folder = None  # deleted since, or elsewhere
+    if folder is not None and not any((folder / name).is_file() for name in (_TOKENIZER, *_VOCABULARIES)):
+        folder = None
+    limits = [_positions(model)]
+    if folder is not None and (settings := folder / _TOKENIZER).is_file():
+        limits.append(json.loads(settings.read_text(encoding="utf-8")).get("model_max_length"))
+    lengths = [int(limit) for limit in limits if limit is not None and limit < _LIMIT]
+    return {
+        "tokenizer": None if folder is None else str(folder),
+        "max_length": min(lengths, default=None),
+        "vocab_size": int(model.config.vocab_size),
+        "pad": getattr(model.config, "pad_token_id", None),
+    }
+
+
+def _positions(model: Any) -> int | None:
+    """Return the largest number of tokens; RoBERTa and its relatives do not use their first positions."""
+    for path, module in model.named_modules():
+        if path.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            return module.num_embeddings - module.padding_idx - 1
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return None if positions is None or positions < 1 else int(positions)

@@ -1,0 +1,213 @@
+"""Records of an evaluation: one row per example, in columns of any shape, and their .npz files.
+
+A column is a stacked array (N, ...) or, where examples differ in size (tokens, boxes, masks), a list of N arrays of one
+dtype and number of axes. Statistics are what the metrics are computed from; outputs are what a user looks at. In a file a
+column of equal shapes is one array; a ragged one is three:
+
+    boxes            the values of all examples, flat
+    boxes.offsets    (N + 1,): where each example's values begin and end
+    boxes.shapes     (N, axes)
+
+`np.load` reads the members of a file one by one, so a column is read without the others.
+"""
+
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attngraft.errors import TrainingError
+from attngraft.files import atomic_file
+
+Column = np.ndarray | list[np.ndarray]  #: (N, ...), or an array per example
+
+NAME, OUTPUTS = "name", "output_columns"  #: arrays of a file: names of the examples, and of the output columns
+EXTRA = ("score", "binary")  #: further arrays of a file: the mean score that runs were compared by, if it is one
+_OFFSETS, _SHAPES = ".offsets", ".shapes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Rows of a batch, on the CPU: what `Task.infer` returns."""
+
+    statistics: Mapping[str, Column]  #: from which `Task.measure` computes the metrics; made with the truth at hand
+    outputs: Mapping[str, Column] = field(default_factory=dict)  #: for users: captions, boxes, masks, translations
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordTable(Mapping[str, Column]):
+    """All columns of an evaluation, in the order of the split; a mapping from column names."""
+
+    names: np.ndarray  #: (N,), one per example
+    columns: Mapping[str, Column]
+    outputs: frozenset[str] = frozenset()  #: names of the columns that are outputs, not statistics
+    score: np.ndarray | None = None  #: (N,), each example's part of the primary metric, where that is a mean of scores
+    binary: bool = False  #: scores are 0 or 1
+
+    def __getitem__(self, name: str) -> Column:
+        return self.columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def array(self, name: str) -> np.ndarray:
+        """Return a column of equal shapes.
+
+        Raises:
+            TrainingError: the column is ragged.
+        """
+        column = self[name]
+        if isinstance(column, list):
+            raise TrainingError(f"records: the rows of {name} have different shapes")
+        return column
+
+
+class RecordCollector:
+    """Collects the records of batches in any order; an example that was seen before is ignored.
+
+    Args:
+        names: of the split's examples.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._seen = np.zeros(len(names), dtype=bool)
+        self._batches: list[tuple[np.ndarray, dict[str, Column]]] = []  # examples, and their rows of each column
+        self._outputs: set[str] = set()
+
+    def add(self, indices: np.ndarray, records: Records) -> None:
+        """Add the rows of the examples at `indices`."""
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self._names):
+            raise TrainingError(
+                f"evaluation: indices {indices.min()} to {indices.max()} of {len(self._names)} examples"
+            )
+        self._outputs |= records.outputs.keys()
+        self._keep(indices, {**records.statistics, **records.outputs})
+
+    def merge(self, parts: Sequence["RecordCollector"]) -> "RecordCollector":
+        """Add the rows that other processes collected, and return self."""
+        for part in parts:
+            self._outputs |= part._outputs
+            for indices, columns in part._batches:
+                self._keep(indices, columns)
+        return self
+
+    def _keep(self, indices: np.ndarray, columns: Mapping[str, Column]) -> None:
+        examples, rows = np.unique(indices, return_index=True)
+        new = ~self._seen[examples]
+        self._seen[examples] = True
+        self._batches.append((examples[new], {name: _at(column, rows[new]) for name, column in columns.items()}))
+
+    def table(self) -> RecordTable:
+        """Return all rows in the order of the split.
+
+        Raises:
+            TrainingError: some examples were not evaluated, or a column lacks some of their rows.
+        """
+        if not self._seen.all():
+            missing = np.flatnonzero(~self._seen)
+            names = ", ".join(self._names[int(index)] for index in missing[:3])
+            raise TrainingError(f"evaluation: {len(missing)} of {len(self._names)} examples are missing ({names}, ...)")
+        order = np.argsort(np.concatenate([examples for examples, _ in self._batches]), kind="stable")
+        columns: dict[str, Column] = {}
+        for name in dict.fromkeys(name for _, of_batch in self._batches for name in of_batch):
+            batches = [of_batch[name] for _, of_batch in self._batches if name in of_batch]
+            rows = sum(map(len, batches))
+            if rows != len(order):
+                raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples")
+            columns[name] = _at(_joined(batches), order)
+        every = np.asarray(list(self._names), dtype=np.str_)
+        return RecordTable(names=every, columns=columns, outputs=frozenset(self._outputs))
+
+
+def _at(column: Column, rows: np.ndarray) -> Column:
+    return [column[row] for row in rows] if isinstance(column, list) else column[rows]
+
+
+def _joined(batches: Sequence[Column]) -> Column:
+    """Return a column of all batches: ragged if it is in any of them."""
+    stacks = [batch for batch in batches if not isinstance(batch, list)]
+    return np.concatenate(stacks) if len(stacks) == len(batches) else [row for batch in batches for row in batch]
+
+
+def write_records(path: Path, table: RecordTable) -> None:
+    """Write a table to an .npz, atomically.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    arrays: dict[str, Any] = {NAME: table.names}
+    if table.score is not None:
+        arrays |= {"score": table.score, "binary": np.asarray(table.binary)}
+    for name, column in table.columns.items():
+        if not isinstance(column, list):
+            arrays[name] = column
+            continue
+        arrays[name] = np.concatenate([row.reshape(-1) for row in column]) if column else np.zeros(0)
+        arrays[name + _OFFSETS] = np.cumsum([0, *(row.size for row in column)])
+        arrays[name + _SHAPES] = np.array([row.shape for row in column], dtype=np.int64)
+    if table.outputs:
+        arrays[OUTPUTS] = np.array(sorted(table.outputs))
+    with atomic_file(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+@contextmanager
+def open_records(path: Path) -> Iterator[RecordTable]:
+    """Open a table whose columns are read on access, within the block.
+
+    Raises:
+        TrainingError: the file is missing or damaged, here or on access.
+    """
+    with ExitStack() as stack:
+        with _damage_explained(path):
+            file = stack.enter_context(np.load(path, allow_pickle=False))
+            outputs = frozenset(map(str, file[OUTPUTS])) if OUTPUTS in file.files else frozenset()
+            score, binary = (file[name] if name in file.files else None for name in EXTRA)
+            names = file[NAME]
+        columns = _FileColumns(path, file)
+        yield RecordTable(names=names, columns=columns, outputs=outputs, score=score, binary=bool(binary))
+
+
+class _FileColumns(Mapping[str, Column]):
+    """Columns of an open .npz, each read on access: logits and masks may be large."""
+
+    def __init__(self, path: Path, file: np.lib.npyio.NpzFile) -> None:
+        self._path, self._file = path, file
+        hidden = (NAME, OUTPUTS, *EXTRA)
+        self._names = [name for name in file.files if name not in hidden and not name.endswith((_OFFSETS, _SHAPES))]
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._names:
+            raise KeyError(name)
+        with _damage_explained(self._path):
+            values: np.ndarray = self._file[name]
+            if name + _OFFSETS not in self._file.files:
+                return values
+            offsets, shapes = self._file[name + _OFFSETS], self._file[name + _SHAPES]
+            rows = zip(offsets[:-1], offsets[1:], shapes, strict=True)
+            return [values[start:stop].reshape(shape) for start, stop, shape in rows]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise TrainingError(
+            f"{path}: the run's predictions cannot be read ({error}); delete this run's folder and train it again"
+        ) from None

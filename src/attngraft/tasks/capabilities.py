@@ -1,0 +1,39 @@
+"""Capabilities of tasks beyond training and comparison, checked before anything is trained or written."""
+
+from attngraft.errors import ConfigError
+from attngraft.tasks.task import Task
+
+#: name -> description, and the remedy where it is missing
+CAPABILITIES = {
+    "analyses": ("analyses of images (attngraft analyze)", "give models of another task"),
+    "attacks": ("suites that attack with gradients of the loss (fgsm, pgd)", "leave these suites out"),
+    "calibration": ("the suite calibration", "leave it out"),
+    "data_check": ("attngraft data check", "train on the data, which checks them first"),
+    "explorer": ("the explorer of images (attngraft explore)", "give models of another task"),
+    "export": ("export", "give a run of another task"),
+    "generation": ("generation", ""),  # refused, not required: see `training.setup`
+    "halving": ("--halving", "remove it"),
+    "labels": ("test sets and analyses of one label per example", "leave them out"),
+    "predict": ("prediction (attngraft predict)", "give a run of another task"),
+    "suites": ("suites that change images", "remove --suite"),
+    "teacher": ("training with a teacher", "remove the section distill from the recipe"),
+}
+
+
+def require(task: Task | type[Task], *capabilities: str) -> None:
+    """Check that a task has capabilities; a task that declares none is not checked, and its methods raise errors.
+
+    Raises:
+        ConfigError: it lacks one; the message lists those that it has.
+    """
+    declared = task.capabilities
+    for name in capabilities:
+        if declared is not None and name not in declared:
+            what, remedy = CAPABILITIES[name]
+            known = ", ".join(sorted(set(declared) - {"generation"})) or "nothing else"
+            raise ConfigError(f"task {task.name}: does not support {what}; {remedy} (it supports {known})")
+
+
+def is_declared(task: Task | type[Task], capability: str) -> bool:
+    """Return whether a task declares a capability."""
+    return capability in (task.capabilities or ())

@@ -1,0 +1,67 @@
+"""Classification of any kind of examples with one label each: loss, statistics, metrics and report sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from attngraft.errors import ConfigError
+from attngraft.results.measured import Measured
+from attngraft.results.records import RecordTable
+from attngraft.results.sections import Metric, Section
+from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
+from attngraft.tasks.classification.losses import class_weights, training_loss
+from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.logits import LogitsTask
+from attngraft.tasks.task import Batch, Serving
+
+
+class LabelTask(LogitsTask):
+    """Classification with one label per example; subclasses load the examples."""
+
+    primary = "top1"  # default; the recipe may choose another
+    metrics: ClassVar = {
+        "top1": Metric(label="top-1 accuracy", column="top-1", share=True),
+        "top5": Metric(label="top-5 accuracy", column="top-5", share=True),
+        "balanced_accuracy": Metric(label="balanced accuracy", column="balanced", share=True),
+        "macro_f1": Metric(label="macro F1", share=True),
+        "loss": Metric(label="loss", higher_is_better=False),
+    }
+    noun: ClassVar[str]  #: what an example is called in the report
+
+    def __init__(self, config: Any, *, seed: int) -> None:
+        super().__init__(config, seed=seed)
+        self._loss = training_loss(config.loss)
+        self.activation = "sigmoid" if config.loss.name == "bce" else "softmax"
+
+    def set_classes(self, classes: Sequence[str], counts: np.ndarray) -> None:
+        """Set the classes and, from their numbers of training examples (classes,), the loss; called by `load`.
+
+        Raises:
+            ConfigError: there are too few classes for the primary metric, or a weight is given for an unknown class.
+        """
+        self._classes = len(classes)
+        if self.primary == "top5" and self._classes <= TOP:
+            raise ConfigError(f"task.metrics.primary: top5 needs more than five classes, the data have {self._classes}")
+        self._loss = training_loss(self.config.loss, class_weights(self.config.loss, counts, classes))
+
+    def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return `target`, `predicted`, its `confidence`, and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
+        `logits` (B, classes) if they are stored."""
+        logits = mean_logits(outputs, classes=self._classes)
+        return records(logits, batch["target"], loss=self.config.loss, stored=self.config.metrics.predictions)
+
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        return measure(table, classes=len(facts["classes"]))
+
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
+        """Return recall, precision and F1 by class, the confusion matrix, and calibration."""
+        return sections(predictions, classes=facts["classes"], counts=facts["counts"]["train"], noun=self.noun)
+
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        return section | ({"loss": {"name": "bce"}} if serving.activation == "sigmoid" else {}), facts

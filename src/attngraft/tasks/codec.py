@@ -1,0 +1,103 @@
+"""Inputs and outputs of a trained model without its data: for export, prediction and measurements of costs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.tasks.images.heads import mean_logits
+
+_LENGTH = 16  #: largest number of tokens in an example input
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """A part of a model that is called by itself (the whole, an encoder, a step of generation), with example inputs."""
+
+    module: nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Codec(ABC):
+    """Description of a model's inputs and outputs; returned by `Task.codec`."""
+
+    @abstractmethod
+    def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the model's positional and keyword arguments for a batch: on the CPU, drawn from torch's generator."""
+
+    def programs(self, model: nn.Module, *, batch_size: int = 1) -> Mapping[str, Program]:
+        """Return the parts of a model that are called by themselves, by name; by default `forward`, the whole."""
+        args, kwargs = self.example_inputs(batch_size)
+        return {"forward": Program(module=model, args=args, kwargs=kwargs)}
+
+    def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the model's positional and keyword arguments for raw inputs, the arguments of `attngraft predict`.
+
+        Raises:
+            DataError: an input cannot be read.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.encode is missing")
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the outputs for encoded inputs: by default of one forward pass. Override this to generate."""
+        return model(*args, **kwargs)
+
+    @abstractmethod
+    def decode(self, outputs: Any) -> list[Any]:
+        """Return a JSON-ready value for each example of the model's outputs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving(Codec):
+    """Description of models of images or texts whose outputs are classes or numbers, (B, K); JSON-ready."""
+
+    #: kind of inputs, for `attngraft predict`; other: the task has its own codec
+    kind: Literal["images", "text", "other"]
+    #: images: size (C, H, W), mean, std, interpolation, crop_pct, crop_mode; text: tokenizer (a file of the model's folder),
+    #: max_length, vocab_size, column
+    input: Mapping[str, Any]
+    #: function that maps the outputs (B, classes) to probabilities; none: numbers are predicted, outputs * scale + offset
+    activation: Literal["softmax", "sigmoid", "none"]
+    classes: tuple[str, ...]  #: names of the outputs: classes, or the predicted numbers
+    threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
+    scale: tuple[float, ...] = ()  #: of each number
+    offset: tuple[float, ...] = ()  #: of each number
+
+    @property
+    def takes(self) -> str:
+        """The kind of inputs, for messages."""
+        return "other inputs" if self.kind == "other" else self.kind
+
+    @property
+    def numeric(self) -> bool:
+        """Return whether the model predicts numbers instead of classes."""
+        return self.activation == "none"
+
+    def activate(self, outputs: Tensor) -> Tensor:
+        """Return the probabilities, or the numbers in float64, of outputs (B, classes)."""
+        if self.activation == "none":
+            scale, offset = (torch.tensor(each, dtype=torch.float64) for each in (self.scale, self.offset))
+            return outputs.double().cpu() * scale + offset
+        return outputs.sigmoid() if self.activation == "sigmoid" else outputs.softmax(-1)
+
+    def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return standard-normal images (B, C, H, W), or random ids (B, L)."""
+        if self.kind == "text":
+            length = min(self.input["max_length"] or _LENGTH, _LENGTH)
+            return (torch.randint(self.input["vocab_size"], (batch_size, length)),), {}
+        return (torch.randn(batch_size, *map(int, self.input["size"])),), {}
+
+    def decode(self, outputs: Any) -> list[dict[str, float]]:
+        """Return the probabilities of the classes, or the numbers, by name."""
+        logits = mean_logits(outputs, classes=len(self.classes))
+        return [dict(zip(self.classes, row, strict=True)) for row in self.activate(logits).tolist()]
+
+
+#: entry of manifests whose codec is not a `Serving`
+OTHER = Serving(kind="other", input={}, activation="none", classes=())

@@ -1,0 +1,67 @@
+"""The recipe's `task` section for text classification."""
+
+from dataclasses import asdict, dataclass, field
+
+from attngraft.strict import FieldError, require
+from attngraft.tasks.classification.config import LossConfig, MetricsConfig
+from attngraft.tasks.images.config import DataConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataConfig:
+    """A table of texts and labels, and its split into training and validation.
+
+    Without a split of its own (a column that names it, or `train.csv` and `val.csv` in a folder), and with `val_fraction`, a
+    random part of each class is used for validation.
+    """
+
+    source: str  #: a .csv, .tsv or .parquet, or a folder with one for each split
+    text_column: str | None = None  #: null: detected by name (text, sentence, review, ...)
+    label_column: str | None = None  #: null: detected by name
+    split_column: str | None = None  #: column with the split's name (train, val); null: detected by name
+    train_split: str | None = None  #: name of the training split
+    val_split: str | None = None  #: name of the validation split
+    val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
+    split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
+    split_file: str | None = None  #: a split that was saved, instead of a random one
+
+    def __post_init__(self) -> None:
+        if not self.source.strip():
+            raise FieldError(
+                "source", "is empty; give a .csv, .tsv or .parquet, or a folder with train.csv and val.csv"
+            )
+        self.as_table()  # checks the rest
+
+    def as_table(self) -> DataConfig:
+        """Return the settings of the table, for the readers of tables."""
+        settings = asdict(self)
+        del settings["text_column"]
+        return DataConfig(**settings, label_separator="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """The tokenizer: the host's own, another, or one that is trained on the training texts.
+
+    The default for a host without a tokenizer in its folder is a trained one. It is saved with the run and never trained
+    again.
+    """
+
+    source: str | None = None  #: `train`, or a folder with a tokenizer; null: the host's, or `train` if it has none
+    lower_case: bool = True  #: a trained tokenizer ignores case and accents
+    vocab_size: int | None = None  #: largest vocabulary of a trained tokenizer; null: the host's
+    max_length: int | None = None  #: longer texts are cut to this number of tokens; null: the host's limit
+
+    def __post_init__(self) -> None:
+        require(self, "vocab_size", self.vocab_size is None or self.vocab_size >= 32, "must be at least 32")
+        require(self, "max_length", self.max_length is None or self.max_length >= 3, "must be at least 3")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassificationConfig:
+    """The `task` section of a text classification recipe."""
+
+    data: TextDataConfig
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)

@@ -1,0 +1,50 @@
+"""Calls of models with texts of several lengths: padded, or, where padding cannot be masked, one length after the other."""
+
+import inspect
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from attngraft.attention import Graft, GraftedModule
+from attngraft.tasks.task import unwrapped
+
+
+def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    """Return the logits (B, classes) of padded texts (B, L).
+
+    A model that cannot mask padding is called once for every length, with the texts of that length. Only the first of
+    these calls goes through the wrappers of distributed training, because all processes must make equally many: DDP
+    exchanges buffers in each. Gradients are exchanged for the parameters, whichever call they come from.
+    """
+    lengths = attention_mask.sum(1)
+    if int(lengths.min()) == input_ids.shape[1]:
+        return logits_of(model(input_ids=input_ids))
+    if takes_padding(model):
+        return logits_of(model(input_ids=input_ids, attention_mask=attention_mask))
+    groups = [(lengths == length).nonzero()[:, 0] for length in lengths.unique()]
+    called = [model, *[unwrapped(model)] * (len(groups) - 1)]
+    found = [
+        logits_of(each(input_ids=input_ids[rows, : int(lengths[rows[0]])]))
+        for each, rows in zip(called, groups, strict=True)
+    ]
+    return torch.cat(found)[torch.cat(groups).argsort()]
+
+
+def takes_padding(model: nn.Module) -> bool:
+    """Return whether a model and its grafts can leave out padding (`attention_mask`)."""
+    plain = unwrapped(model)
+    grafts = [
+        cast(Graft, graft)
+        for each in plain.modules()
+        if isinstance(each, GraftedModule)
+        for graft in each.grafts.values()
+    ]
+    # attention masks the padding of grafts on its weights by itself
+    refused = any("padded" in graft.refuses and graft.hook_point != "mix" for graft in grafts)
+    return not refused and "attention_mask" in inspect.signature(plain.forward).parameters
+
+
+def logits_of(outputs: Any) -> Any:
+    """Return the logits of an output of transformers; others unchanged."""
+    return getattr(outputs, "logits", outputs)

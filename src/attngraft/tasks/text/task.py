@@ -1,0 +1,204 @@
+"""Classification of texts with one label each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attngraft.errors import ConfigError, DataError
+from attngraft.results.records import Records
+from attngraft.tasks.classification.labels import LabelTask
+from attngraft.tasks.task import (
+    FITTED_FOLDER,
+    SPLIT_FILE,
+    Batch,
+    Loss,
+    Serving,
+    Split,
+    StepContext,
+    TaskData,
+    to_records,
+)
+from attngraft.tasks.text.config import TextClassificationConfig
+from attngraft.tasks.text.lengths import call_model
+from attngraft.tasks.text.source import Texts, TextSource, open_texts, save_split
+from attngraft.tasks.text.tokenizer import FILE, Tokenizer, folder_tokenizer, pad, read_tokenizer, train_tokenizer
+
+
+class TextSplit(Split):
+    """Encoded texts and their labels."""
+
+    def __init__(self, texts: Texts, tokenizer: Tokenizer) -> None:
+        self.names, self.labels, self.pad = texts.names, texts.labels, tokenizer.pad
+        self.ids, self.cut = tokenizer.encode(texts.texts)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[np.ndarray, int]:
+        return self.ids[key[1]], int(self.labels[key[1]])
+
+    def collate(self, examples: list[Any]) -> Batch:
+        ids, labels = zip(*examples, strict=True)
+        return {**pad(ids, value=self.pad), "target": torch.tensor(labels)}
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+
+class TextClassification(LabelTask):
+    """Classification of texts with one label each.
+
+    A batch is `{"input_ids": (B, L), "attention_mask": (B, L), "target": (B,)}`, with L tokens in its longest text.
+    """
+
+    name = "text_classification"
+    default_recipe = "text"
+    auto_class = "AutoModelForSequenceClassification"
+    capabilities = frozenset({"data_check", "export", "halving", "labels", "predict"})
+    config: TextClassificationConfig
+    config_class = TextClassificationConfig
+    sources = (
+        "a .csv, .tsv or .parquet with a column of texts and one of labels, or a folder with train.csv and val.csv"
+    )
+    noun = "text"
+
+    def __init__(self, config: TextClassificationConfig, *, seed: int) -> None:
+        super().__init__(config, seed=seed)
+        self._source: TextSource | None = None  # set by load
+        self._tokenizer: Tokenizer | None = None
+        self._expected: str | None = None  # digest of a trained model's tokenizer
+
+    def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
+        if model_data_config.get("kind") != "text":
+            raise ConfigError(
+                "task text_classification: the host takes images; use one that takes text, such as hf:FOLDER"
+            )
+        config, source = self.config, open_texts(self.config.data, saved_split=self._saved_split)
+        self._source = source
+        self.set_classes(source.classes, np.bincount(source.train.labels, minlength=len(source.classes)))
+        if self._tokenizer is None:
+            self._tokenizer = self._new_tokenizer(source.train, model_data_config)
+        if config.tokenizer.max_length is not None:  # may differ in a stage of training
+            self._tokenizer = self._tokenizer.cut_at(config.tokenizer.max_length)
+        if self._expected not in (None, self._tokenizer.digest):
+            raise DataError(
+                f"the run's tokenizer ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed; restore that file"
+            )
+        train, val = TextSplit(source.train, self._tokenizer), TextSplit(source.val, self._tokenizer)
+        facts = {"task": self.name, "source": config.data.source, **_facts(source, self._tokenizer, train, val)}
+        return TaskData(train=train, val=val, model_args={"num_classes": self._classes}, facts=facts)
+
+    def _new_tokenizer(self, train: Texts, host: Mapping[str, Any]) -> Tokenizer:
+        config, limit, size = self.config.tokenizer, host.get("max_length"), int(host["vocab_size"])
+        length, padding = config.max_length or limit, host.get("pad")
+        if limit is not None and length is not None and length > limit:
+            raise ConfigError(f"task.tokenizer.max_length: the host takes at most {limit} tokens, got {length}")
+        if config.vocab_size is not None and config.vocab_size > size:
+            raise ConfigError(f"task.tokenizer.vocab_size: the host has {size} embeddings, got {config.vocab_size}")
+        folder = config.source or host.get("tokenizer") or "train"
+        if folder != "train":
+            found = folder_tokenizer(Path(folder).expanduser(), pad=padding, max_length=length)
+        else:
+            wanted = config.vocab_size or size
+            found = train_tokenizer(
+                train.texts, vocab_size=wanted, lower_case=config.lower_case, pad=padding, max_length=length
+            )
+        if found.vocab_size > size:
+            raise ConfigError(
+                f"task.tokenizer: the tokenizer has {found.vocab_size} tokens, but the host {size} embeddings; use the "
+                "host's own tokenizer, or another vocab_size for one of them"
+            )
+        return found
+
+    def save_split(self, path: Path) -> bool:
+        if self._source is None or not self._source.drawn:
+            return False
+        if self._saved_split != path:
+            save_split(path, self._source.train, self._source.val)
+        return True
+
+    def load_files(self, folder: Path) -> None:
+        if (folder / FILE).is_file():
+            self._tokenizer = read_tokenizer(folder / FILE)
+
+    def save_files(self, folder: Path) -> None:
+        if self._tokenizer is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._tokenizer.save(folder / FILE)
+
+    def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
+        self._expected = facts.get("input", {}).get("tokenizer")
+
+    def step(self, model: nn.Module, batch: Batch, at: StepContext) -> Mapping[str, Loss]:
+        return {"loss": Loss(mean=self.loss(self._call(model, batch), batch)["loss"])}
+
+    def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
+        return to_records(self.predict(self._call(model, batch), batch))
+
+    def _call(self, model: nn.Module, batch: Batch) -> Tensor:
+        return call_model(model, batch["input_ids"], batch["attention_mask"])
+
+    def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return the ids, and the mask if there is padding."""
+        padded = not bool(batch["attention_mask"].all())
+        return (), {name: batch[name] for name in ("input_ids", *(["attention_mask"] if padded else []))}
+
+    def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+        """Return whether classes and tokenizer are the same."""
+        ours, theirs = (facts.get("input", {}).get("tokenizer") for facts in (a, b))
+        return super().compatible(a, b) and (None in (ours, theirs) or ours == theirs)
+
+    def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
+        known = facts["input"]
+        return Serving(
+            kind="text",
+            input={
+                "tokenizer": f"{FITTED_FOLDER}/{FILE}",
+                "max_length": known["max_length"],
+                "vocab_size": known["vocab_size"],
+                "column": known["column"],
+            },
+            activation=self.activation,
+            classes=tuple(facts["classes"]),
+        )
+
+    @classmethod
+    def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+        section, facts = super().from_serving(serving)
+        del facts["input"]["tokenizer"]  # the path of its file; facts of data have its digest
+        return section, facts
+
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        return "" if model_data_config.get("tokenizer") else "the tokenizer that it was trained with"
+
+
+def _facts(source: TextSource, tokenizer: Tokenizer, train: TextSplit, val: TextSplit) -> dict[str, Any]:
+    lengths = np.array([len(each) for each in train.ids])
+    facts: dict[str, Any] = {
+        "kind": "text",
+        "where": source.where,
+        "split": source.origin,
+        "classes": list(source.classes),
+        "sizes": {"train": len(train), "val": len(val)},
+        "counts": source.counts(),
+        "input": {
+            "column": source.column,
+            "tokenizer": tokenizer.digest,
+            "vocab_size": tokenizer.vocab_size,
+            "max_length": tokenizer.max_length,
+        },
+        "tokens": {"median": int(np.median(lengths)), "longest": int(lengths.max()), "cut": train.cut + val.cut},
+        "notes": list(source.notes),
+        "split_digest": source.val.digest(),
+        "check": {"train_digest": source.train.digest()},
+    }
+    if (train.cut + val.cut) > 0:
+        facts["notes"].append(f"{train.cut + val.cut} texts are cut to {tokenizer.max_length} tokens.")
+    return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})

@@ -1,0 +1,174 @@
+"""Tokenizers: that of a host, or one trained on the training texts; saved as tokenizer.json."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attngraft.errors import ConfigError, DataError
+from attngraft.files import write_atomically
+
+FILE = "tokenizer.json"  #: in the format of the package tokenizers, with padding and truncation
+
+_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Tokenizer:
+    """A tokenizer of the package tokenizers, given by its JSON text.
+
+    Args:
+        text: the contents of tokenizer.json.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._tokenizer = _package().Tokenizer.from_str(text)
+        self.pad = int((self._tokenizer.padding or {}).get("pad_id", 0))
+        self.max_length: int | None = (self._tokenizer.truncation or {}).get("max_length")
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab().values(), default=0)
+        self._tokenizer.no_padding()
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def encode(self, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
+        """Return the ids of each text, with special tokens, and the number of texts that were cut."""
+        found = self._tokenizer.encode_batch(list(texts))
+        return [np.array(each.ids, dtype=np.int64) for each in found], sum(bool(each.overflowing) for each in found)
+
+    def batch(self, ids: Sequence[np.ndarray]) -> dict[str, Tensor]:
+        return pad(ids, value=self.pad)
+
+    def cut_at(self, max_length: int) -> "Tokenizer":
+        """Return the tokenizer that cuts texts to this number of tokens."""
+        if max_length == self.max_length:
+            return self
+        inner = _package().Tokenizer.from_str(self.text)
+        inner.enable_truncation(max_length)
+        return Tokenizer(inner.to_str())
+
+    def save(self, path: Path) -> None:
+        """Write tokenizer.json.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        write_atomically(path, self.text)
+
+
+def pad(ids: Sequence[np.ndarray], *, value: int) -> dict[str, Tensor]:
+    """Return `input_ids`, filled up to the longest, and `attention_mask`, 1 for tokens; (B, L) int64 each."""
+    shape = len(ids), max(map(len, ids))
+    tokens, mask = torch.full(shape, value), torch.zeros(shape, dtype=torch.int64)
+    for row, each in enumerate(ids):
+        tokens[row, : len(each)] = torch.from_numpy(each)
+        mask[row, : len(each)] = 1
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Read a tokenizer.json that `Tokenizer.save` wrote.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        return Tokenizer(path.read_text(encoding="utf-8"))
+    except ConfigError:
+        raise
+    except Exception as error:  # the package raises plain exceptions
+        raise DataError(f"{path}: cannot be read as a tokenizer ({error})") from None
+
+
+def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -> Tokenizer:
+    """Return the tokenizer of a folder of transformers.
+
+    Args:
+        folder: the folder.
+        pad: id of padding if the tokenizer has none.
+        max_length: longer texts are cut.
+
+    Raises:
+        ConfigError: transformers cannot read it.
+    """
+    try:
+        import transformers  # optional and slow to import
+    except ImportError:
+        raise ConfigError("task.tokenizer: needs transformers: pip install 'attngraft[hf]'") from None
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        text = found.backend_tokenizer.to_str()
+    except Exception as error:  # errors of any class, and no backend_tokenizer for those written in Python
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"task.tokenizer: transformers cannot read a tokenizer in {folder} ({reason}); save one there "
+            "(AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)), or set task.tokenizer.source=train"
+        ) from None
+    inner = _package().Tokenizer.from_str(text)
+    own = found.pad_token_id
+    return _with_limits(inner, pad=own if own is not None else pad or 0, name=found.pad_token, max_length=max_length)
+
+
+def train_tokenizer(
+    texts: Sequence[str], *, vocab_size: int, lower_case: bool = True, pad: int | None, max_length: int | None
+) -> Tokenizer:
+    """Train byte pair encoding of words, with BERT's special tokens; the result depends on `texts` alone.
+
+    It is the package's only deterministic trainer, provided that the alphabet is given.
+
+    Args:
+        texts: the training texts.
+        vocab_size: largest number of tokens; at most half of them are characters, the most frequent ones.
+        lower_case: lower case letters without accents.
+        pad: id of padding in the host, if it is one of the first five.
+        max_length: longer texts are cut.
+    """
+    package, special = _package(), list(_SPECIAL)
+    if pad is not None and pad < len(special):
+        special.insert(pad, special.pop(0))
+    inner = package.Tokenizer(package.models.BPE(unk_token="[UNK]"))
+    inner.normalizer = package.normalizers.BertNormalizer(lowercase=lower_case)
+    split = package.pre_tokenizers
+    inner.pre_tokenizer = split.Sequence([split.BertPreTokenizer(), split.Metaspace()])
+    inner.decoder = package.decoders.Metaspace()
+    counts = Counter(char for text in texts for char in inner.normalizer.normalize_str(text) if not char.isspace())
+    some = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 2]
+    alphabet = [*some, "\N{LOWER ONE EIGHTH BLOCK}"]  # Metaspace's mark of a word
+    inner.train_from_iterator(
+        texts,
+        package.trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=special,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        ),
+    )
+    inner.post_processor = package.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(name, inner.token_to_id(name)) for name in ("[CLS]", "[SEP]")],
+    )
+    return _with_limits(inner, pad=inner.token_to_id("[PAD]"), name="[PAD]", max_length=max_length)
+
+
+def _with_limits(inner: Any, *, pad: int, name: str | None, max_length: int | None) -> Tokenizer:
+    inner.enable_padding(pad_id=pad, pad_token=name or "[PAD]")
+    inner.no_truncation()
+    if max_length is not None:
+        inner.enable_truncation(max_length)
+    return Tokenizer(inner.to_str())
+
+
+def _package() -> Any:
+    try:
+        import tokenizers  # optional; transformers requires it
+    except ImportError:
+        raise ConfigError("task text_classification: needs tokenizers: pip install 'attngraft[hf]'") from None
+    return tokenizers

@@ -1,0 +1,88 @@
+"""Stages of a run: which one trains an epoch, and the settings of each.
+
+The stage of an epoch follows from the rows of metrics before it, so a resumed run needs no further state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from attngraft.errors import ConfigError
+from attngraft.strict import read
+from attngraft.tasks.task import Task
+from attngraft.training.loading import TrainOrder
+from attngraft.training.recipe import Recipe, ScheduleConfig, Stage
+from attngraft.training.run_folder import Metrics
+from attngraft.yaml_config import merge, to_plain
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """A stage with the recipe, task and training batches that it uses."""
+
+    stage: Stage
+    recipe: Recipe  #: with the stage's changes
+    task: Task
+    order: TrainOrder
+
+
+class StagePlan:
+    """The stages of a recipe in order.
+
+    Args:
+        recipe: the run's.
+        task: names the metric of a stage's patience, and its direction.
+    """
+
+    def __init__(self, recipe: Recipe, task: Task | None = None) -> None:
+        self.recipe, self.stages, self._task = recipe, recipe.all_stages, task
+
+    def at(self, epoch: int, rows: Sequence[Metrics]) -> tuple[int, int] | None:
+        """Return the number of the stage that trains `epoch` (from 0), and its first epoch; None after the last stage."""
+        stage = begin = 0
+        for done in range(1, epoch + 1):
+            if self._is_over(self.stages[stage], begin, done, rows):
+                stage, begin = stage + 1, done
+                if stage == len(self.stages):
+                    return None
+        return stage, begin
+
+    def _is_over(self, stage: Stage, begin: int, done: int, rows: Sequence[Metrics]) -> bool:
+        if stage.epochs is not None and done - begin >= stage.epochs:
+            return True
+        if stage.patience is None or self._task is None:
+            return False
+        metric = stage.metric or self._task.primary
+        sign = 1 if self._task.is_higher_better(metric) else -1
+        values = [sign * row[f"val/{metric}"] for row in rows if begin < row["epoch"] <= done]
+        values = [-math.inf if math.isnan(value) else value for value in values]
+        return len(values) - 1 - values.index(max(values)) >= stage.patience if values else False
+
+    def refuse_unknown_metrics(self, metrics: Sequence[str]) -> None:
+        """Check the metrics that stages watch against those of the first evaluation.
+
+        Raises:
+            ConfigError: a stage watches another one.
+        """
+        for stage in self.stages:
+            if stage.metric is not None and stage.metric not in metrics:
+                known = ", ".join(metrics)
+                raise ConfigError(f"stages.{stage.name}.metric: unknown metric {stage.metric!r}; known: {known}")
+
+
+def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
+    """Return the recipe with a stage's changes of task, learning rate and schedule, which runs over the stage's epochs.
+
+    Raises:
+        ConfigError: a field of the schedule is unknown or invalid.
+    """
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    if stage.own_schedule:
+        given = {**to_plain(schedule), "epochs": stage.epochs, **(stage.schedule or {})}
+        schedule = read(ScheduleConfig, given, where=f"stages.{stage.name}.schedule")
+        optimizer = replace(optimizer, lr=optimizer.lr if stage.lr is None else stage.lr)
+    train = replace(recipe.train, first=None)
+    task = merge(dict(recipe.task), stage.task)
+    return replace(recipe, task=task, optimizer=optimizer, schedule=schedule, train=train, stages=())

@@ -1,0 +1,47 @@
+"""Models to evaluate, opened from a run, an exported folder, a host or a file of weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from attngraft.errors import AttngraftError, DataError, UsageError
+from attngraft.training.build import model_data_config
+from attngraft.training.recipe import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A model to evaluate, with everything that its evaluation needs besides data."""
+
+    name: str  #: folder, file or host
+    kind: str  #: "run", "exported model" or "host"; for messages
+    weights: str  #: kind or file of its weights
+    recipe: Recipe  #: its host, task, batch sizes and precision
+    build: Callable[[], nn.Module]  #: returns the model, on the CPU
+    digest: Callable[[], str]  #: SHA-256 of its weights
+    results: Path  #: folder of the results of suites
+    subfolder: str = ""  #: folder in `results` for these weights
+    facts: Mapping[str, Any] = field(default_factory=dict)  #: facts of its training data, as far as known
+    model_args: Mapping[str, Any] = field(
+        default_factory=dict
+    )  #: arguments that its training data required, such as num_classes
+    labels: tuple[str, ...] = ()  #: names of its outputs, if `facts` are unknown
+    input: Mapping[str, Any] | None = None  #: input configuration; None: that of the recipe's host
+    split: Path | None = None  #: file of its random split
+    fitted: Path | None = None  #: folder of what the task fitted to the training data
+
+    @property
+    def is_run(self) -> bool:
+        return self.kind == "run"
+
+    @property
+    def data_error(self) -> type[AttngraftError]:
+        """Class of errors about data that do not fit the model; for other models than runs, the user named the data."""
+        return DataError if self.is_run else UsageError
+
+    def host_input(self) -> Mapping[str, Any]:
+        """Return the model's input configuration, for `Task.load`."""
+        return model_data_config(self.recipe) if self.input is None else self.input

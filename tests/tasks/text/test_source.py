@@ -1,0 +1,101 @@
+"""Texts and labels from tables, and their split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attngraft.cli import main
+from attngraft.errors import DataError
+from attngraft.tasks.text.config import TextDataConfig
+from attngraft.tasks.text.source import open_texts, read_texts, save_split
+from tests.tasks.text.toys import sentences, table
+
+
+def test_a_random_split_takes_a_fifth_of_each_class_and_is_kept_when_rows_move(tmp_path: Path) -> None:
+    rows = sentences(30, classes=("good", "bad", "odd"))
+    config = TextDataConfig(source=str(table(tmp_path / "a.csv", rows)))
+    found = open_texts(config)
+    assert found.drawn and found.classes == ("bad", "good", "odd")
+    assert found.counts() == {"train": dict.fromkeys(found.classes, 8), "val": dict.fromkeys(found.classes, 2)}
+    save_split(tmp_path / "split.csv", found.train, found.val)
+    table(tmp_path / "a.csv", rows[::-1])
+    again = open_texts(config, saved_split=tmp_path / "split.csv")
+    assert set(again.val.texts) == set(found.val.texts)
+    assert again.val.digest() == found.val.digest()
+    given = open_texts(TextDataConfig(source=config.source, split_file=str(tmp_path / "split.csv")))
+    assert not given.drawn and set(given.val.names) == set(found.val.names)
+    table(tmp_path / "a.csv", [*rows, ("Another one.", "odd")])
+    with pytest.raises(DataError, match="does not list 1 of 31 texts"):
+        open_texts(config, saved_split=tmp_path / "split.csv")
+
+
+def test_the_columns_and_the_split_are_found_by_name(tmp_path: Path) -> None:
+    rows = [("1", "good", "A warm song.", "train"), ("2", "bad", "A cold song.", "train"), ("3", "bad", "Dull.", "dev")]
+    source = table(
+        tmp_path / "all.tsv", [*rows, ("4", "", "Nobody knows.", "test")], ("id", "class", "review", "split")
+    )
+    found = open_texts(TextDataConfig(source=str(source)))
+    assert found.column == "review" and not found.drawn
+    assert (list(found.train.texts), list(found.val.texts)) == (["A warm song.", "A cold song."], ["Dull."])
+    assert np.array_equal(found.train.labels, [1, 0])
+    other = open_texts(TextDataConfig(source=str(source), text_column="id"))
+    assert list(other.val.texts) == ["3"]
+
+
+def test_a_folder_has_a_table_for_each_split(tmp_path: Path) -> None:
+    table(tmp_path / "train.csv", sentences(6))
+    table(tmp_path / "valid.csv", sentences(4, seed=1))
+    found = open_texts(TextDataConfig(source=str(tmp_path)))
+    assert (len(found.train), len(found.val), found.origin) == (6, 4, "train.csv and valid.csv")
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "message"),
+    [
+        ([("a", "x"), ("b", "x")], ("text", "label"), "all texts have the label 'x'"),
+        ([("a", "x"), ("b", "x"), ("c", "y")], ("text", "label"), "class 'y' has a single text"),
+        ([("a", "x"), (" ", "y")], ("text", "label"), "row 3: column 'text' is empty; remove the row"),
+        ([("a", "x")], ("words", "label"), "task.data.text_column"),
+        ([("a", "x", "train"), ("b", "y", "val")], ("text", "label", "split"), "no training text of class 'y'"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    tmp_path: Path, rows: list[tuple[str]], header: tuple[str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        open_texts(TextDataConfig(source=str(table(tmp_path / "a.csv", rows, header))))
+
+
+def test_a_split_that_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
+    source = str(table(tmp_path / "a.csv", sentences(30)))
+    with pytest.raises(DataError, match="no split 'nope'; no column names splits"):
+        open_texts(TextDataConfig(source=source, val_split="nope"))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.csv: no such file or folder; give a \.csv"):
+        open_texts(TextDataConfig(source=str(tmp_path / "none.csv")))
+
+
+def test_texts_to_predict_are_those_of_a_table_or_lines(tmp_path: Path) -> None:
+    source = table(tmp_path / "a.csv", [("A song.", "3"), ("A meal.", "4")], ("comment", "stars"))
+    assert read_texts(source, "text") == ["A song.", "A meal."]
+    (tmp_path / "b.txt").write_text("A song.\n\nA meal.\n")
+    assert read_texts(tmp_path / "b.txt", "text") == ["A song.", "A meal."]
+
+
+def test_data_check_reports_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = table(tmp_path / "a.csv", sentences(10))
+    with pytest.raises(SystemExit) as stop:
+        main(
+            ["data", "check", str(source), "--task", "text_classification", "--save-split", str(tmp_path / "split.csv")]
+        )
+    assert stop.value.code == 0 and "--recipe text" in capsys.readouterr().out
+    assert len((tmp_path / "split.csv").read_text().splitlines()) == 11
+    table(source, sentences(10, classes=("good",)))
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "check", str(source), "--task", "text_classification"])
+    assert stop.value.code == 1 and "all texts have the label" in capsys.readouterr().out

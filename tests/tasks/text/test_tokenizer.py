@@ -1,0 +1,59 @@
+"""Tokenizers: trained on the training texts, or of a host's folder; padding and saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attngraft.errors import ConfigError, DataError
+from attngraft.tasks.text.tokenizer import FILE, folder_tokenizer, read_tokenizer, train_tokenizer
+from tests.tasks.text.toys import sentences
+
+pytest.importorskip("tokenizers", reason="needs the extra hf")
+TEXTS = [text for text, _ in sentences(30)]
+
+
+@pytest.mark.parametrize("size", [40, 90, 300])
+def test_training_is_repeatable_and_the_file_says_everything(tmp_path: Path, size: int) -> None:
+    made = train_tokenizer(TEXTS, vocab_size=size, pad=1, max_length=9)
+    assert all(train_tokenizer(TEXTS, vocab_size=size, pad=1, max_length=9).text == made.text for _ in range(5))
+    upper = [text.upper() for text in TEXTS]
+    assert train_tokenizer(upper, vocab_size=size, pad=1, max_length=9).digest == made.digest
+    assert train_tokenizer(upper, vocab_size=size, pad=1, max_length=9, lower_case=False).digest != made.digest
+    assert made.vocab_size <= size and made.pad == 1
+    made.save(tmp_path / FILE)
+    again = read_tokenizer(tmp_path / FILE)
+    ids, cut = again.encode([" ".join(TEXTS[:4]), "Dull."])
+    assert (again.digest, again.pad, again.max_length) == (made.digest, 1, 9)
+    assert cut == 1 and len(ids[0]) == 9 and len(ids[1]) < 9
+    assert again.cut_at(9) is again and len(again.cut_at(4).encode(["Dull and noisy."])[0][0]) == 4
+    batch = again.batch(ids)
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 9)
+    assert np.array_equal(batch["input_ids"][1, : len(ids[1])], ids[1])
+    assert (batch["input_ids"][1, len(ids[1]) :] == 1).all()
+    assert batch["attention_mask"].sum(1).tolist() == [9, len(ids[1])]
+
+
+def test_the_tokenizer_of_a_folder_gives_the_ids_of_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    trained = train_tokenizer(TEXTS, vocab_size=90, pad=0, max_length=None)
+    trained.save(tmp_path / "raw.json")
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(tmp_path / "raw.json"), pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    theirs.save_pretrained(tmp_path / "host")
+    ours = folder_tokenizer(tmp_path / "host", pad=None, max_length=12)
+    expected = theirs(TEXTS[:3], truncation=True, max_length=12, padding=True)
+    batch = ours.batch(ours.encode(TEXTS[:3])[0])
+    assert batch["input_ids"].tolist() == expected["input_ids"]
+    assert batch["attention_mask"].tolist() == expected["attention_mask"]
+    with pytest.raises(ConfigError, match="cannot read a tokenizer in .*none"):
+        folder_tokenizer(tmp_path / "none", pad=None, max_length=None)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(DataError, match=r"tokenizer\.json: cannot be read as a tokenizer"):
+        read_tokenizer(tmp_path / FILE)
