@@ -261,8 +261,8 @@ class LossIsNaN:
         update_weights, losses, counter = Trainer._update_weights, Update.losses, itertools.count(1)
 
         def nan_losses(*args: Any, **kwargs: Any) -> Any:
-            found = losses(*args, **kwargs)
-            return found | {"loss": found["loss"] * float("nan")}
+            total, means = losses(*args, **kwargs)
+            return total * float("nan"), means | {"loss": means["loss"] * float("nan")}
 
         def harmed(trainer: Trainer) -> Any:
             Update.losses = nan_losses if next(counter) == self.update else losses  # type: ignore[method-assign]

@@ -56,11 +56,24 @@ def test_batches_in_any_order_with_repeated_examples() -> None:
     assert_whole(collected((6, 0, 6), (3, 2), (0, 3), (1, 5, 4)).table())
 
 
-def test_processes_are_merged() -> None:
+def test_files_of_processes_are_merged(tmp_path: Path) -> None:
     """The last ones repeat examples to fill their batches, or have none."""
     parts = [collected((5, 2), (0,)), collected((1, 3), (4, 6)), collected((6, 0), (1, 5)), collected()]
-    assert_whole(RecordCollector(NAMES).merge(parts).table())
-    assert_whole(collected((3, 0)).merge(parts).table())
+    files = [tmp_path / f"part{number}" for number in range(len(parts))]
+    for part, file in zip(parts, files, strict=True):
+        part.write_part(file)
+    for merged in (RecordCollector(NAMES), collected((3, 0))):
+        for file in files:
+            merged.add_part(file)
+        assert_whole(merged.table())
+
+
+def test_statistics_of_other_processes_without_their_outputs(tmp_path: Path) -> None:
+    collected((5, 2, 0), (1, 3, 4, 6)).write_part(tmp_path / "part")
+    merged = RecordCollector(NAMES)
+    merged.add_part(tmp_path / "part", outputs=False)
+    assert set(merged.table()) == {"hit", "boxes"}
+    assert not merged.table().outputs
 
 
 def test_a_column_may_be_ragged_in_some_batches() -> None:

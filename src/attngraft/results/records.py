@@ -29,6 +29,7 @@ Column = np.ndarray | list[np.ndarray]  #: (N, ...), or an array per example
 NAME, OUTPUTS = "name", "output_columns"  #: arrays of a file: names of the examples, and of the output columns
 EXTRA = ("score", "binary")  #: further arrays of a file: the mean score that runs were compared by, if it is one
 _OFFSETS, _SHAPES = ".offsets", ".shapes"
+_EXAMPLES = "examples.of_part"  #: column of a process's file: indices of its examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +93,27 @@ class RecordCollector:
         self._outputs |= records.outputs.keys()
         self._keep(indices, {**records.statistics, **records.outputs})
 
-    def merge(self, parts: Sequence["RecordCollector"]) -> "RecordCollector":
-        """Add the rows that other processes collected, and return self."""
-        for part in parts:
-            self._outputs |= part._outputs
-            for indices, columns in part._batches:
-                self._keep(indices, columns)
-        return self
+    def write_part(self, path: Path) -> None:
+        """Write the rows that this process collected, for `add_part`.
+
+        Raises:
+            StorageError: the file cannot be written.
+        """
+        examples, columns = self._joined()
+        names = np.asarray([self._names[index] for index in examples], dtype=np.str_)
+        part = RecordTable(names=names, columns={**columns, _EXAMPLES: examples}, outputs=frozenset(self._outputs))
+        write_records(path, part, compress=False)
+
+    def add_part(self, path: Path, *, outputs: bool = True) -> None:
+        """Add the rows of another process's file; `outputs=False` reads only the statistics.
+
+        Raises:
+            TrainingError: the file is missing or damaged.
+        """
+        with open_records(path) as part:
+            kept = [name for name in part if name != _EXAMPLES and (outputs or name not in part.outputs)]
+            self._outputs |= part.outputs & set(kept)
+            self._keep(part.array(_EXAMPLES), {name: part[name] for name in kept})
 
     def _keep(self, indices: np.ndarray, columns: Mapping[str, Column]) -> None:
         examples, rows = np.unique(indices, return_index=True)
@@ -116,29 +131,34 @@ class RecordCollector:
             missing = np.flatnonzero(~self._seen)
             names = ", ".join(self._names[int(index)] for index in missing[:3])
             raise TrainingError(f"evaluation: {len(missing)} of {len(self._names)} examples are missing ({names}, ...)")
-        order = np.argsort(np.concatenate([examples for examples, _ in self._batches]), kind="stable")
+        every = np.asarray(list(self._names), dtype=np.str_)
+        return RecordTable(names=every, columns=self._joined()[1], outputs=frozenset(self._outputs))
+
+    def _joined(self) -> tuple[np.ndarray, dict[str, Column]]:
+        """Return the collected examples, sorted, and their rows of each column."""
+        examples = np.concatenate([np.zeros(0, dtype=np.int64), *(examples for examples, _ in self._batches)])
+        order = np.argsort(examples, kind="stable")
         columns: dict[str, Column] = {}
         for name in dict.fromkeys(name for _, of_batch in self._batches for name in of_batch):
             batches = [of_batch[name] for _, of_batch in self._batches if name in of_batch]
             rows = sum(map(len, batches))
             if rows != len(order):
                 raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples")
-            columns[name] = _at(_joined(batches), order)
-        every = np.asarray(list(self._names), dtype=np.str_)
-        return RecordTable(names=every, columns=columns, outputs=frozenset(self._outputs))
+            columns[name] = _at(_concatenated(batches), order)
+        return examples[order], columns
 
 
 def _at(column: Column, rows: np.ndarray) -> Column:
     return [column[row] for row in rows] if isinstance(column, list) else column[rows]
 
 
-def _joined(batches: Sequence[Column]) -> Column:
+def _concatenated(batches: Sequence[Column]) -> Column:
     """Return a column of all batches: ragged if it is in any of them."""
     stacks = [batch for batch in batches if not isinstance(batch, list)]
     return np.concatenate(stacks) if len(stacks) == len(batches) else [row for batch in batches for row in batch]
 
 
-def write_records(path: Path, table: RecordTable) -> None:
+def write_records(path: Path, table: RecordTable, *, compress: bool = True) -> None:
     """Write a table to an .npz, atomically.
 
     Raises:
@@ -157,7 +177,7 @@ def write_records(path: Path, table: RecordTable) -> None:
     if table.outputs:
         arrays[OUTPUTS] = np.array(sorted(table.outputs))
     with atomic_file(path) as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+        (np.savez_compressed if compress else np.savez)(file, allow_pickle=False, **arrays)
 
 
 @contextmanager

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import broadcast_object_list, send_to_device
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
@@ -48,6 +49,7 @@ class SplitEvaluator:
         *,
         facts: Mapping[str, Any],
         examples: Split | None = None,
+        folder: Path | None = None,
     ) -> None:
         """
         Args:
@@ -60,6 +62,7 @@ class SplitEvaluator:
         """
         config = recipe.train
         self._task, self._split, self._accelerator, self._facts = task, split, accelerator, facts
+        self._folder = folder
         self._order = EvalOrder(
             length=len(split),
             batch_size=config.eval_batch_size or config.batch_size // config.accumulate,
@@ -105,8 +108,30 @@ class SplitEvaluator:
         except StoppedWaiting:
             return None
         if self._accelerator.num_processes > 1:
-            collector = RecordCollector(names).merge(gather_object([collector]))
+            collector = self._merged(collector, RecordCollector(names))
         return evaluate_records(self._task, self._split, collector.table(), self._facts)
+
+    def _merged(self, own: RecordCollector, merged: RecordCollector) -> RecordCollector:
+        """Add the records of all processes to `merged` and return it; outputs, which may be large, in the main process only.
+
+        Each process writes its records to a file, which the others read.
+        """
+        accelerator, folder = self._accelerator, self._folder
+        if folder is None:
+            folder = Path(broadcast_object_list([mkdtemp() if accelerator.is_main_process else ""])[0])
+        # named like temporary files, which are removed when a killed run is resumed
+        parts = [folder / f".records.{rank}-{0:08x}.tmp" for rank in range(accelerator.num_processes)]
+        own.write_part(parts[accelerator.process_index])
+        accelerator.wait_for_everyone()
+        for part in parts:
+            merged.add_part(part, outputs=accelerator.is_main_process)
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            for part in parts:
+                part.unlink()
+            if self._folder is None:
+                folder.rmdir()
+        return merged
 
     def stop_workers(self) -> None:
         """End the loading processes now."""

@@ -169,7 +169,8 @@ class Trainer:
 
     def _evaluator(self, split: Split) -> SplitEvaluator:
         run = self._run
-        return SplitEvaluator(run.task, split, run.recipe, run.accelerator, facts=run.data.facts)
+        facts, folder = run.data.facts, run.folder.path
+        return SplitEvaluator(run.task, split, run.recipe, run.accelerator, facts=facts, folder=folder)
 
     @property
     def _judged_apart(self) -> bool:
