@@ -86,7 +86,7 @@ def test_a_column_may_be_ragged_in_some_batches() -> None:
 def test_missing_examples_and_rows_are_named() -> None:
     with pytest.raises(TrainingError, match=r"2 of 7 examples are missing \(image 3, image 5"):
         collected((6, 0), (1, 2, 4)).table()
-    with pytest.raises(TrainingError, match="indices 5 to 7 of 7 examples"):
+    with pytest.raises(TrainingError, match="indices 5 to 7 are out of range for 7 examples"):
         collected((5, 7))
     collector = collected((0, 1, 2, 3), (4, 5))
     collector.add(np.array([6]), Records(statistics={"hit": np.array([True])}))

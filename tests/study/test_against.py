@@ -160,7 +160,7 @@ def test_weights_of_another_host_are_fitted_before_anything_trains(tmp_path: Pat
             r"other takes inputs of 3x224x224.* inputs of 3x16x16.*\{img_size: 16\}.*\[3, 16, 16\]",
         ),
         ({**DEIT, "args": {**DEIT["args"], "in_chans": 1}}, r"of 1x16x16, .* of 3x16x16.*\{in_chans: 3\}"),  # type: ignore[dict-item]
-        (HOST, "baseline and other are the same model"),
+        (HOST, "baseline and other have the same model"),
     ],
 )
 def test_hosts_that_cannot_take_part(tmp_path: Path, host: Any, message: str) -> None:

@@ -148,8 +148,8 @@ def test_all_metrics_are_compared_each_in_its_direction(tmp_path: Path, monkeypa
     assert f1.p_value is not None and f1.p_holm is not None
     assert f1.p_value < f1.p_holm <= 2 * f1.p_value + 1e-12
     assert any("intervals of macro_f1 are from 300 resamples, not 2,000" in note for note in result.notes)
-    assert "constant of cb_s or of the baseline is undefined for a seed: not compared." in result.notes
-    assert "other of cb_s is measured in other units than the baseline's: not compared." in result.notes
+    assert "constant of cb_s is not compared: it is undefined for a seed, here or for the baseline." in result.notes
+    assert "other of cb_s is not compared: its unit differs from the baseline's." in result.notes
     save_result(result, tmp_path)
     assert load_result(tmp_path) == result
 

@@ -37,7 +37,7 @@ def test_all_variants_learn_from_one_teacher_and_the_report_names_it(tmp_path: P
     top1 = records[0].teacher["metrics"]["val/top1"]
     best = place / "checkpoints" / "best.safetensors"
     note = (
-        "The runs learn from a teacher besides the labels: vit_tiny_patch16_224 "
+        "The runs learn from a teacher in addition to the labels: vit_tiny_patch16_224 "
         f"(weights of {best} (epoch 1); val/top1 {top1:.4g})."
     )
     assert note in result.notes

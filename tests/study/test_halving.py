@@ -161,7 +161,7 @@ def test_the_plan_says_it_and_estimates_less(tmp_path: Path) -> None:
     assert plain.seconds is not None
     assert prepared.seconds < 0.6 * plain.seconds
     assert "one in 3" in describe_plan(prepared.runs, seconds=None, extra="about one in 3")
-    with pytest.raises(UsageError, match="no room for a rung"):
+    with pytest.raises(UsageError, match="too few for a rung"):
         prepare(halved(tmp_path, epochs=3, halving=4), tools=tools(FakeTrainer()))
 
 

@@ -109,7 +109,7 @@ def test_a_set_applies_after_the_common_ones(tmp_path: Path) -> None:
         ({"schedule.warmup_epochs": 5}, r"grafts\[0\]\.set: schedule\.warmup_epochs: must be less than the 3 epochs"),
         ({"optimizer.lr.x": 5}, r"grafts\[0\]\.set: optimizer\.lr\.x=5: lr is 0\.001, not a section"),
         ({"task.augment.mixupp": 1}, r"grafts\[0\]\.set \(the variant a\): task\.augment\.mixupp: unknown.*mixup"),
-        ({"train.compile": False}, "baseline and a are the same model and recipe"),
+        ({"train.compile": False}, "baseline and a have the same model and recipe"),
     ],
 )
 def test_recipes_that_are_refused(tmp_path: Path, given: Any, message: str) -> None:

@@ -32,7 +32,7 @@ def rungs(names: str, *, eta: int = 3, higher_is_better: bool = True) -> Rungs:
 def test_rungs(halving: Halving, epochs: int, expected: list[int] | None) -> None:
     schedule = ScheduleConfig(epochs=epochs)
     if expected is None:
-        with pytest.raises(UsageError, match="no room for a rung"):
+        with pytest.raises(UsageError, match="too few for a rung"):
             rung_epochs(halving, schedule)
     else:
         assert rung_epochs(halving, schedule) == expected

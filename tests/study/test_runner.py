@@ -187,7 +187,7 @@ def test_what_batch_norms_see_of_an_update_is_noted(tmp_path: Path) -> None:
             (folder / "environment.json").write_text(json.dumps(seen))
             return record
 
-    note = "Batch norms take mean and variance from 32 examples at a time, not from all of an update"
+    note = "Batch norm computes mean and variance over 32 examples at a time, not over all examples of an update"
     assert any(each.startswith(note) for each in compare(study(tmp_path / "a"), tools=tools(Normed())).notes)
     assert not any("atch norm" in each for each in compare(study(tmp_path / "b"), tools=tools(FakeTrainer())).notes)
 

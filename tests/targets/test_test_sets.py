@@ -87,7 +87,7 @@ def test_v2_folders_are_numbers(tmp_path: Path) -> None:
     found = open_test_set("v2", tmp_path)
     assert [int(name.split("/")[0]) for name in found.images.names] == found.images.labels.tolist()
     assert sorted(found.images.labels.tolist()) == list(range(1000))
-    assert found.notes == (f"{tmp_path} holds 1,000 of ImageNet-V2's 10,000 images.",)
+    assert found.notes == (f"{tmp_path} contains 1,000 of ImageNet-V2's 10,000 images.",)
 
 
 @pytest.mark.parametrize("name", TEST_SETS)

@@ -103,7 +103,7 @@ def test_a_study_counts_updates(tmp_path: Path) -> None:
 
     (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(counted()))
     for option in ({"halving": 2}, {"time_budget": "1m"}):
-        with pytest.raises(UsageError, match=r"counts epochs, and the recipe counts updates: use --set schedule.steps"):
+        with pytest.raises(UsageError, match=r"counts epochs, but the recipe counts updates; use --set schedule.steps"):
             study(**option)
     result = study()
     assert (result.steps, result.epochs) == (8, 3)

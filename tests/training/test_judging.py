@@ -81,7 +81,9 @@ def test_training_infers_lightly_and_the_end_fully(tmp_path: Path, monkeypatch: 
     assert record.judged.compared()["top1"] == record.epochs[-1]["val/top1"]
 
 
-@pytest.mark.parametrize(("test", "says"), [(0, "chosen and judged on the same validation"), (9, "on the test split")])
+@pytest.mark.parametrize(
+    ("test", "says"), [(0, "chosen and evaluated on the same validation"), (9, "on the test split")]
+)
 def test_a_study_says_what_it_compares(tmp_path: Path, test: int, says: str) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(recipe_to_yaml(toy_recipe(**RUINED, task={"test": test}, train={"judge": "best"})))

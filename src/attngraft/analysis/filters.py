@@ -36,7 +36,7 @@ _Image = tuple[ShownImage, Positions, dict[str, _Filters]]  #: with the filters 
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
-    missing = "no chosen layer has filters over neighborhoods; elsa, lsa(area=neighborhood) and others have"
+    missing = "no chosen layer has filters over neighborhoods; graft elsa or lsa(area=neighborhood)"
     found = find_tensors(request, model, ("local_filters",), missing=missing)
     names = {site: tensors[0] for site, tensors in found.items()}
     images = []

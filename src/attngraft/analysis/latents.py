@@ -109,7 +109,7 @@ def _all_latents(title: str, image: ShownImage, head: str, maps: Tensor) -> Pict
 
 
 def _rows(name: str, image: ShownImage, maps: _Maps, request: AnalysisRequest, *, every: bool) -> Iterator[list[Cell]]:
-    """Yield table rows of all maps that are shown; `every`: all latents of the last layer are."""
+    """Yield the table rows of all shown maps; with `every`, these include all latents of the last layer."""
     for site, by_head in maps.items():
         count = len(next(iter(by_head.values())))
         for latent in range(count) if every and site == list(maps)[-1] else _chosen(count, request):

@@ -125,7 +125,7 @@ class Analysis:
         return models + {"none": "", "shown": ", a few images", "many": ", images"}[self.images]
 
     def needs_images(self, *, saved: bool) -> bool:
-        """Return whether images are required; `saved`: all models are runs with saved predictions."""
+        """Return whether images are required, given whether predictions of all models are `saved`."""
         return self.images != "none" and not (saved and self.predictions == "counted")
 
     def __call__(self, request: AnalysisRequest) -> AnalysisResult:
@@ -159,7 +159,7 @@ def by_model(
     measure: Callable[[AnalysisRequest, ModelHandle, dict[str, str]], T],
     present: Callable[[AnalysisRequest, Measured[T]], Content],
 ) -> Callable[[AnalysisRequest], Content]:
-    """Return the `run` of an analysis that measures each model and presents all measurements."""
+    """Return the `run` function of an analysis that measures each model and presents all measurements."""
 
     def run(request: AnalysisRequest) -> Content:
         models, left_out = measure_models(request, measure)
@@ -174,8 +174,9 @@ def measure_models(
     """Call `measure(request, model, left_out)` for each model, in evaluation mode and without gradients.
 
     Returns:
-        Index, name and measurement of each model that could be measured, and the reasons for models that could not (with the
-        kind of error unless it is a `RecordError`) and for layers that `measure` added to `left_out`, by name.
+        measured: index, name and measurement of each model that could be measured.
+        left_out: by name, the reason for each model that could not be measured (with the type of error unless it is a
+            `RecordError`) and for each layer that `measure` added.
 
     Raises:
         RecordError: no model could be measured.

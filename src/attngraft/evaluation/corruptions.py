@@ -3,7 +3,7 @@ network robustness to common corruptions and perturbations").
 
 The settings are meant for images of about 224 pixels: a blur of 6 pixels is meaningless on images of 32. `apply` accepts any
 level (CB's Table 12: Gaussian noise of 5/255 and 10/255, blurs of 1 and 2 pixels). Scores are close to those on ImageNet-C
-but not equal, because its files were saved as JPEG, whereas here values are only rounded by corruptions that do so.
+but not equal, because its files were saved as JPEG, whereas here only some corruptions round values.
 """
 
 import io

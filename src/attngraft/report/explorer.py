@@ -48,8 +48,8 @@ def explore(
 
     Select a patch with mouse, finger or arrow keys. The page shows the patches that it attends to, or that attend to it: for
     one layer and head on the image, and for all layers and heads in an overview. It also plots entropy and distance by
-    layer. Two models are shown side by side. Values are quantized to bytes; the page of a ViT-S at 224 pixels has about 4
-    MB.
+    layer. Two models are shown side by side. Values are quantized to bytes; the page of a ViT-S at 224 pixels is about
+    4 MB.
 
     Args:
         models: one or two models by name. The image is preprocessed as in timm's evaluation, at the model's input size.
@@ -95,7 +95,7 @@ def explore_handles(
     layers = [layer for each in views for layer in each.explored.layers]
     size = sum(numbers.bytes.numel() for layer in layers for numbers in layer.numbers if numbers is not None)
     if size * 4 / 3 > MOST_BYTES:  # in base64
-        raise UsageError(f"the page would have {size * 4 / 3e6:.0f} MB; choose fewer sites, such as sites='last:4'")
+        raise UsageError(f"the page would be {size * 4 / 3e6:.0f} MB; choose fewer sites, such as sites='last:4'")
     return write_atomically(Path(out), explorer_html(views, title=title or Path(image).name))
 
 

@@ -13,8 +13,8 @@ from attngraft.results.study import StudyResult
 from attngraft.results.wording import metric_format, shown
 
 NOT_CORRECTED = (
-    "Better and worse are as for the primary metric: both 95% intervals exclude zero. There is no correction for the number "
-    "of metrics: of many, some differ by chance. The outcome rests on the primary metric."
+    "Better and worse are defined as for the primary metric: both 95% intervals exclude zero. There is no correction for "
+    "the number of metrics: among many, some differ by chance. The outcome is based on the primary metric alone."
 )
 _COLUMNS = 4  #: largest number of metrics on the terminal
 

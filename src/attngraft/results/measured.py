@@ -1,9 +1,9 @@
 """Metrics as functions of how often each example is counted, so that any metric can be resampled.
 
-A bootstrap resample of N examples is a vector of N counts. A `Statistic` holds what is needed of each example and returns
-the metric for many such vectors at once: a mean of scores, a closed formula of sums (macro F1, mIoU, BLEU, perplexity), or
-a ranking that is evaluated again with the counts as weights (average precision, Spearman's correlation). The plain metric
-is its value with all counts 1.
+A bootstrap resample of N examples is a vector of N counts. A `Statistic` stores the numbers needed from each example and
+returns the metric for many such vectors at once: a mean of scores, a closed formula of sums (macro F1, mIoU, BLEU,
+perplexity), or a ranking that is evaluated again with the counts as weights (average precision, Spearman's correlation).
+The plain metric is its value with all counts 1.
 """
 
 from abc import ABC, abstractmethod
@@ -17,8 +17,8 @@ from scipy import sparse
 
 Sums = Callable[[np.ndarray], np.ndarray]  #: sums over examples (R, K) -> values (R,), or of each class (R, C)
 
-_FEW_POSITIVES = 128  #: of a class, up to which a product is faster than cumulative sums
-_MATRIX_LIMIT = 2**28  #: elements of all those products' matrices
+_FEW_POSITIVES = 128  #: positives of a class up to which a matrix product is faster than cumulative sums
+_MATRIX_LIMIT = 2**28  #: total number of elements of the matrices of these products
 _ROWS_IN_CACHE = 2**18  #: counts that fit into the CPU's cache
 _LEFT_OUT_AT_ONCE = 2**22  #: counts in memory at a time, for `leave_one_out`
 
@@ -202,8 +202,11 @@ class MeanAveragePrecision(Statistic):
 
     @cached_property
     def _ranking(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]]:
-        """By class: the order by score, the positives in that order, the last rank of the scores that equal each one's, and
-        for few positives the matrix (N, P) of examples with at least a positive's score."""
+        """Ranking of each class: (order by score, positives in that order, last ranks, above).
+
+        A last rank is that of the last example with the same score as the positive. `above` is the matrix (N, P) of
+        examples with at least each positive's score, or None for more than `_few` positives.
+        """
         result = []
         for score, truth in zip(self.scores.T, self.truth.T.astype(bool), strict=True):
             order = np.argsort(-score, kind="stable")
@@ -357,10 +360,10 @@ def calibration_error(gaps: np.ndarray) -> ClosedForm:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """Metrics of one run on one split: `Task.measure`.
+    """Metrics of one run on one split, as returned by `Task.measure`.
 
-    Values of two runs can be compared if their `comparable` entries are equal, which are empty for metrics that can
-    always be: a perplexity per token, for example, names its tokenizer.
+    Two runs' values of a metric can be compared only if their `comparable` entries are equal: that of a perplexity per
+    token, for example, names the tokenizer. A metric without an entry can always be compared.
     """
 
     values: Mapping[str, float]  #: every metric, the primary one first

@@ -1,8 +1,8 @@
 """Records of an evaluation: one row per example, in columns of any shape, and their .npz files.
 
 A column is a stacked array (N, ...) or, where examples differ in size (tokens, boxes, masks), a list of N arrays of one
-dtype and number of axes. Statistics are what the metrics are computed from; outputs are what a user looks at. In a file a
-column of equal shapes is one array; a ragged one is three:
+dtype and number of axes. Metrics are computed from the columns in `statistics`; those in `outputs` are for users. In a
+file, a column of equal shapes is one array; a ragged one is three:
 
     boxes            the values of all examples, flat
     boxes.offsets    (N + 1,): where each example's values begin and end
@@ -27,16 +27,16 @@ from attngraft.files import atomic_file
 Column = np.ndarray | list[np.ndarray]  #: (N, ...), or an array per example
 
 NAME, OUTPUTS = "name", "output_columns"  #: arrays of a file: names of the examples, and of the output columns
-EXTRA = ("score", "binary")  #: further arrays of a file: the mean score that runs were compared by, if it is one
+EXTRA = ("score", "binary")  #: further arrays of a file, if the primary metric is a mean of scores: see `RecordTable`
 _OFFSETS, _SHAPES = ".offsets", ".shapes"
 _EXAMPLES = "examples.of_part"  #: column of a process's file: indices of its examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Rows of a batch, on the CPU: what `Task.infer` returns."""
+    """Rows of a batch, on the CPU, as returned by `Task.infer`."""
 
-    statistics: Mapping[str, Column]  #: from which `Task.measure` computes the metrics; made with the truth at hand
+    statistics: Mapping[str, Column]  #: input of `Task.measure`, computed from predictions and labels
     outputs: Mapping[str, Column] = field(default_factory=dict)  #: for users: captions, boxes, masks, translations
 
 
@@ -72,10 +72,10 @@ class RecordTable(Mapping[str, Column]):
 
 
 class RecordCollector:
-    """Collects the records of batches in any order; an example that was seen before is ignored.
+    """Collect the records of batches in any order; repeated examples are ignored.
 
     Args:
-        names: of the split's examples.
+        names: names of the split's examples.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -88,7 +88,7 @@ class RecordCollector:
         """Add the rows of the examples at `indices`."""
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self._names):
             raise TrainingError(
-                f"evaluation: indices {indices.min()} to {indices.max()} of {len(self._names)} examples"
+                f"evaluation: indices {indices.min()} to {indices.max()} are out of range for {len(self._names)} examples"
             )
         self._outputs |= records.outputs.keys()
         self._keep(indices, {**records.statistics, **records.outputs})
@@ -153,13 +153,13 @@ def _at(column: Column, rows: np.ndarray) -> Column:
 
 
 def _concatenated(batches: Sequence[Column]) -> Column:
-    """Return a column of all batches: ragged if it is in any of them."""
+    """Concatenate a column of all batches; the result is ragged if any of them is."""
     stacks = [batch for batch in batches if not isinstance(batch, list)]
     return np.concatenate(stacks) if len(stacks) == len(batches) else [row for batch in batches for row in batch]
 
 
 def write_records(path: Path, table: RecordTable, *, compress: bool = True) -> None:
-    """Write a table to an .npz, atomically.
+    """Write a table to an .npz file, atomically.
 
     Raises:
         StorageError: the file cannot be written.
@@ -198,7 +198,7 @@ def open_records(path: Path) -> Iterator[RecordTable]:
 
 
 class _FileColumns(Mapping[str, Column]):
-    """Columns of an open .npz, each read on access: logits and masks may be large."""
+    """Columns of an open .npz file, each read on access, because logits and masks may be large."""
 
     def __init__(self, path: Path, file: np.lib.npyio.NpzFile) -> None:
         self._path, self._file = path, file

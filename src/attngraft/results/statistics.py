@@ -80,7 +80,7 @@ def crossed_bootstrap_of(
     seeds, examples = len(baseline), baseline[0].examples
     by_seed = paired_differences(baseline, variant, np.ones((1, examples)))[0]
     if not np.isfinite(by_seed).all():
-        raise ValueError("the metric is undefined")
+        raise ValueError("the metric is undefined for a seed")
     counts: Iterable[np.ndarray]
     if examples * resamples <= _KEPT:
         counts, generator = _kept_counts(examples, resamples, random_state)
@@ -96,14 +96,14 @@ def crossed_bootstrap_of(
 
 
 def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield how often each resample has each example, (R, N), in parts."""
+    """Yield the count of each example in each resample, (R, N), in parts."""
     rows = max(1, _CHUNK // examples)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
         yield generator.multinomial(examples, np.full(examples, 1 / examples), size=size)
 
 
-@functools.lru_cache(maxsize=1)  # drawing takes longer than most metrics, and all variants are resampled alike
+@functools.lru_cache(maxsize=1)  # drawing is slower than most metrics, and all variants share the resamples
 def _kept_counts(examples: int, resamples: int, random_state: int) -> tuple[list[np.ndarray], np.random.Generator]:
     generator = np.random.default_rng(random_state)
     return [each.astype(np.uint8) for each in _counts(examples, resamples, generator)], generator
@@ -258,7 +258,7 @@ def epochs_to_baseline(
         higher_is_better: direction of the metric.
 
     Returns:
-        None if one of them has no run, or the baseline has no finite value.
+        None if either has no run, or the baseline has no finite value.
     """
     sign = 1 if higher_is_better else -1
     means = enumerate(_mean_curve(baseline, key), start=1)

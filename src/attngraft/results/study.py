@@ -66,7 +66,7 @@ class Difference:
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
-    resamples: int = 2000  #: of the bootstrap; fewer for metrics of which 2,000 would take over a minute
+    resamples: int = 2000  #: of the bootstrap; fewer if 2,000 would take over a minute for this metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +216,6 @@ class StudyResult:
     steps: int | None = None  #: updates of a run, where the recipe counts them instead of epochs
     judged_weights: Literal["last", "best"] = "last"  #: weights that are compared, of the last or the best epoch
     judged_split: Literal["val", "test"] = "val"  #: split that they are compared on
-    light_curves: bool = False  #: whether curves are of a lighter inference than what is compared
+    light_curves: bool = False  #: whether the curves are from a cheaper inference than the compared metrics
     suites: list[SuiteResult] = field(default_factory=list)  #: evaluations of the finished runs under suites
     format: int = FORMAT

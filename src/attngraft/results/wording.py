@@ -82,7 +82,7 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
 
 
 def judged_text(result: StudyResult) -> str:
-    """Return which weights are compared, and on which data: `at the last epoch (30)`."""
+    """Describe the weights and the data of the comparison: `at the last epoch (30)`."""
     if result.judged_weights == "last" and stopped_early(result):
         text = f"at the last epoch of each run (at most {result.epochs})"
     elif result.judged_weights == "last" and result.steps is not None:
@@ -92,14 +92,14 @@ def judged_text(result: StudyResult) -> str:
     elif result.judged_weights == "last":
         text = "at the last epoch" if last_epoch(result) == "last epoch" else f"at the last epoch ({result.epochs})"
     elif result.judged_split == "val":
-        return "with each run's best weights, chosen and judged on the same validation examples"
+        return "with each run's best weights, chosen and evaluated on the same validation examples"
     else:
         text = "with each run's best weights on the validation split"
-    return text if result.judged_split == "val" else f"{text}, judged on the test split"
+    return text if result.judged_split == "val" else f"{text}, evaluated on the test split"
 
 
 def judged_column(result: StudyResult) -> str:
-    """Return the same for a column heading: `epoch 30`, `best epoch, test`."""
+    """Return a short form of `judged_text` for a column heading: `epoch 30`, `best epoch, test`."""
     weights = last_epoch(result) if result.judged_weights == "last" else "best epoch"
     return weights if result.judged_split == "val" else f"{weights}, test"
 
@@ -110,7 +110,7 @@ def metric_names(result: StudyResult) -> list[str]:
 
 
 def is_higher_better(result: StudyResult, name: str) -> bool:
-    """Return the direction of a metric, of the moving average too."""
+    """Return whether higher values of a metric are better; also accepts metrics of the moving average."""
     base = name.removeprefix(EMA)
     if base == result.metric:
         return result.higher_is_better
@@ -246,7 +246,7 @@ def epochs_of(variant: VariantResult, result: StudyResult) -> int:
 
 
 def is_untrained(result: StudyResult) -> bool:
-    """Return whether the study compares models as they are (`--epochs 0`)."""
+    """Return whether the study compares models without training (`--epochs 0`)."""
     return result.steps is None and all(epochs_of(variant, result) == 0 for variant in result.variants)
 
 
@@ -285,7 +285,7 @@ def host_label(host: Mapping[str, Any]) -> str:
 
 
 def variant_details(variant: VariantResult) -> str:
-    """Return what the variant's name does not contain: specification; host and recipe if they are not the study's."""
+    """Return the specification, with host and recipe if they are not the study's; empty if the name is the same."""
     model = variant.spec
     if variant.host is not None:
         host = host_label(variant.host)

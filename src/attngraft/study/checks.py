@@ -50,18 +50,18 @@ def refuse_unsupported(config: StudyConfig) -> None:
 
 
 def refuse_counted_updates(study: Study) -> None:
-    """Check that nothing that counts epochs is asked of runs that count updates.
+    """Refuse halving and time budgets, which count epochs, for recipes that count updates.
 
     Raises:
-        UsageError: halving or a time budget, with a recipe that counts updates.
+        UsageError: the study has halving or a time budget, and its recipe counts updates.
     """
     if not any(run.recipe.counts_updates for run in study.runs):
         return
     option = "--halving" if study.halving is not None else "--time-budget" if study.time_budget is not None else ""
     if option:
         raise UsageError(
-            f"{option} counts epochs, and the recipe counts updates: use --set schedule.steps=null --set "
-            f"train.eval_every=null and no stage with patience, or leave out {option}"
+            f"{option} counts epochs, but the recipe counts updates; use --set schedule.steps=null --set "
+            f"train.eval_every=null and no stage with patience, or omit {option}"
         )
 
 
@@ -87,7 +87,7 @@ def check_variants(study: Study) -> None:
             own_host = _check_own_recipe(study, variant, teacher=variant.name in new)
         if variant.host is not None:
             own_host = _check_other_host(study, variant, fetch=variant.name in new)
-        if variant.spec == "none":  # needs no adapter
+        if variant.spec == "none":  # the plain host needs no adapter
             continue
         try:
             plan(own_host, variant.spec)
@@ -105,7 +105,7 @@ def check_untrained(study: Study, data: TaskData) -> None:
     """Check that models that are compared without training have weights for the data's classes.
 
     Raises:
-        UsageError: one has a new head, or random weights; the message names the variant.
+        UsageError: a model has a new head, or random weights; the message names the variant.
     """
     for variant in study.variants:
         recipe = study.recipe_of(variant)
@@ -131,13 +131,14 @@ def _refuse_same_model(study: Study, variant: Variant) -> None:
     for other in study.variants:
         if other.name != variant.name and study.recipe_of(other) == recipe:
             what = "model and recipe" if variant.overrides else "model"
-            raise UsageError(
-                f"the variants {other.name} and {variant.name} are the same {what}; a study compares different ones"
-            )
+            raise UsageError(f"the variants {other.name} and {variant.name} have the same {what}; remove one of them")
 
 
 def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Module:
-    """Check what a variant's `set` changes, and return its host on the meta device; with `teacher`, load it, too."""
+    """Check the recipe that a variant's `set` changes, and return its host on the meta device.
+
+    With `teacher`, a teacher other than the study's is checked as well.
+    """
     recipe, common = study.recipe_of(variant), study.baseline_recipe
     try:
         if recipe.task != common.task:

@@ -28,7 +28,7 @@ from attngraft.yaml_config import parse_yaml
 
 _AS_IS = (
     "Nothing was trained (--epochs 0): each variant is its host with its weights and new grafts, evaluated once per seed. "
-    "Grafts that do not start as the identity change the host before they have learned anything."
+    "Grafts that are not the identity at initialization change the host's predictions even without training."
 )
 
 
@@ -129,7 +129,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
 
 
 def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
-    """Return what the variant's runs changed in the study's recipe; without a run, what it sets."""
+    """Return the recipe fields that the variant's runs changed; without a run, those of its `set`."""
     if records:
         return changed_settings(records[0].recipe, study)
     return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
@@ -174,7 +174,7 @@ def _differences(
 ) -> tuple[list[dict[str, Difference]], list[str]]:
     """Return the differences of each variant by metric, empty for the baseline and without common seeds; and notes.
 
-    Holm's correction is over the variants, by metric, and also counts those that were `stopped` early.
+    Holm's correction is applied per metric over all variants, including those that were `stopped` early.
     """
     found: list[dict[str, Difference]] = []
     notes: list[str] = []
@@ -189,9 +189,7 @@ def _differences(
             if any(metric not in run.statistics for run in runs):
                 continue
             if len({run.comparable.get(metric, "") for run in runs}) > 1:
-                notes.append(
-                    f"{metric} of {variant.name} is measured in other units than the baseline's: not compared."
-                )
+                notes.append(f"{metric} of {variant.name} is not compared: its unit differs from the baseline's.")
                 continue
             difference = compare_statistics(
                 {seed: run.statistics[metric] for seed, run in before.items()},
@@ -199,7 +197,9 @@ def _differences(
                 higher_is_better=task.is_higher_better(metric),
             )
             if difference is None:
-                notes.append(f"{metric} of {variant.name} or of the baseline is undefined for a seed: not compared.")
+                notes.append(
+                    f"{metric} of {variant.name} is not compared: it is undefined for a seed, here or for the baseline."
+                )
                 continue
             differences[metric] = difference
     for metric in dict.fromkeys(name for each in found for name in each):

@@ -5,7 +5,7 @@
     grafts:                                 # the plain host (none) is always included
       - cb_s@blocks.6-11
       - {name: both directions, graft: horizontal + vertical}
-      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}    # another recipe for this variant, stated beside its result
+      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}    # another recipe for this variant, stated next to its result
       - {name: DeiT, host: {name: deit_tiny_patch16_224, args: {img_size: 64, depth: 6}}}   # another host
     data: ./flowers                         # or a section: {source: ./flowers, val_fraction: 0.2}
     recipe: deit                            # packaged or a file; set: changes single fields of it, for all variants
@@ -47,7 +47,7 @@ class Halving:
 
     eta: int = 3
     first: int | None = (
-        None  #: epoch of the first rung, each later one is `eta` times that; None: counted back from the end
+        None  #: epoch of the first rung; each later rung is `eta` times as far; None: counted back from the end
     )
 
     def __str__(self) -> str:
@@ -78,10 +78,10 @@ class StudyConfig:
         return self.variants[0]
 
     def recipes(self) -> Callable[[Variant, int], Recipe]:
-        """Return the function from variant and seed to the recipe of that run. The study's recipe is read once.
+        """Return a function that maps a variant and a seed to the recipe of that run.
 
-        The recipe is the named one, changed by host, data and epochs, then by overrides, then by the variant's own
-        overrides, host, graft and seed.
+        The study's recipe is read once, and changed by host, data and epochs, then by overrides, then by the variant's
+        own overrides, host, graft and seed.
 
         Raises:
             ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
@@ -113,7 +113,7 @@ class StudyConfig:
         """Return the names of all hosts and teachers, with their schemes.
 
         Raises:
-            ConfigError: as `recipes`.
+            ConfigError: see `recipes`.
         """
         recipe_of = self.recipes()
         return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
@@ -179,7 +179,7 @@ def read_study(path: Path) -> dict[str, Any]:
 
 
 def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> StudyConfig:
-    """Return the study that plain values describe; messages start with `source`.
+    """Return the study configuration from plain values; error messages start with `source`.
 
     Raises:
         ConfigError, UsageError: an unknown key, an invalid value, no folder for the results, or a repeated variant.
@@ -234,12 +234,12 @@ def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:
 
 
 def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
-    """Parse seeds: `3` means 0, 1, 2; `5,7` means 5 and 7; `5,` means only 5. The seeds of a list are used directly.
+    """Parse seeds: `3` means 0, 1, 2; `5,7` means 5 and 7; `5,` means only 5. A list contains the seeds themselves.
 
     Raises:
         UsageError: no seed, a repeated seed, or anything but whole numbers of at least 0.
     """
-    refusal = UsageError(f"seeds: expected a number of seeds (3) or seeds with commas (5,7), found {value!r}")
+    refusal = UsageError(f"seeds: expected a number of seeds (3) or comma-separated seeds (5,7), found {value!r}")
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")]
         if len(parts) > 1 and parts[-1] == "":
@@ -263,7 +263,7 @@ def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
 
 
 def parse_halving(value: str | int) -> Halving | None:
-    """Parse `3` (the best third continues), `3,2` (and the first rung is after epoch 2), or `off`.
+    """Parse `3` (the best third continues), `3,2` (with the first rung after epoch 2), or `off`.
 
     Raises:
         UsageError: anything else.
@@ -294,7 +294,7 @@ def parse_duration(value: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration for people: 45 s, 12 min, 3 h 05 min."""
+    """Format a duration: 45 s, 12 min, 3 h 05 min."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -41,9 +41,9 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
 
     Args:
         study: the study.
-        benchmark: opened data, as the runs use it.
-        limit: seconds for timing. If they are too few for `PAIRS` rounds, there are fewer rounds; if they are too few for
-            `FEWEST_PAIRS`, there are no time ratios.
+        benchmark: the opened data, prepared as in the runs.
+        limit: seconds for timing, which may reduce the number of rounds below `PAIRS`. If there is not enough time for
+            `FEWEST_PAIRS` rounds, there are no time ratios.
     """
     profilers, parameters, macs, memory = {}, {}, {}, {}
     with cpu_threads(study.baseline_recipe.train.threads):
@@ -77,7 +77,10 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
 
 
 def _macs_of_one_example(profiler: Profiler) -> int | None:
-    """Return the multiply-adds of one forward pass, else the sum of the task's programs; None if it describes none."""
+    """Return the multiply-adds for one example; None if the task does not describe how to run the model.
+
+    They are those of a forward pass or, for tasks whose codec has several programs, the sum over the programs.
+    """
     benchmark, task = profiler.benchmark, profiler.benchmark.task
     if type(task).to_model is not Task.to_model:
         val = benchmark.data.val
@@ -153,7 +156,7 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
 def _measured_for(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections that costs depend on; seeds, epochs and schedules are not among them.
 
-    Fields that an older release did not have yet, when it stored the recipe, take their defaults.
+    Fields missing from a recipe that an older release stored have their defaults.
     """
     defaults = recipe_to_dict(Recipe())
     kept = {name: {**defaults[name], **recipe[name]} for name in ("host", "optimizer", "train")}

@@ -1,7 +1,7 @@
 """Order of training under asynchronous successive halving, for large sets of variants.
 
-Every variant is trained with all seeds up to the first rung; from there `Rungs` decides. The learning rate always follows
-the full schedule, so a stopped run is only paused, and the baseline is always trained to the end.
+Every variant is trained with all seeds up to the first rung; after that, `Rungs` decides which variants continue. The
+learning rate always follows the full schedule, so a stopped run is only paused. The baseline is always trained to the end.
 
 The order in which runs end decides which variants are promoted early, so with concurrent runs two studies may stop
 different variants; their training is the same. halving.json stores order, scores and decisions.
@@ -24,10 +24,10 @@ _Key = tuple[str, int]  # variant and seed
 
 
 class HalvingQueue:
-    """Tasks of a study in the order of successive halving; the interface is that of `RunQueue`.
+    """Queue of a study's tasks in the order of successive halving, with the interface of `RunQueue`.
 
     Raises:
-        UsageError: the epochs have no room for a rung.
+        UsageError: there are too few epochs for a rung.
         ConfigError: halving.json is damaged.
     """
 

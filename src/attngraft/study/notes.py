@@ -41,7 +41,7 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
         scores = [f"{name} {value:.4g}" for name, value in list(teacher.get("metrics", {}).items())[:1]]
         known = "; ".join([teacher["from"], *scores])
         who = "The runs learn" if same_distill else "Runs with distill in their recipe learn"
-        notes.append(f"{who} from a teacher besides the labels: {teacher['name']} ({known}).")
+        notes.append(f"{who} from a teacher in addition to the labels: {teacher['name']} ({known}).")
     if same_distill and (len(teachers) > 1 or (teachers and not all(record.teacher for record in every))):
         notes.append(
             "The runs do not all have the same teacher (its weights were changed in between), which may cause part of a "
@@ -53,7 +53,9 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
         if values:
             before.append(f"{fmean(values):.4g} ({name})")
     if before:
-        notes.append(f"Before training, {metric} is {', '.join(before)}: the loss that each graft causes at the start.")
+        notes.append(
+            f"Before training, {metric} is {', '.join(before)}; differences from the plain host are due to the grafts alone."
+        )
     parameters = {record.recipe.train.parameters for record in every}
     if len(parameters) == 1 and (trained := _TRAINED.get(parameters.pop())):
         notes.append(trained)
@@ -61,25 +63,26 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
 
 
 def judged_notes(records: Records, metric: str) -> list[str]:
-    """Return notes on the weights and the data that runs are compared with, where they are not the usual ones."""
+    """Return notes on the compared weights and split, where they are not the last epoch and validation split."""
     judged = [(record.recipe.train.judge, record.judged) for record in _all_runs(records)]
     weights = {each for each, _ in judged}
     splits = {"val" if each is None else each.split for _, each in judged}
     notes = []
     if len(weights) > 1 or len(splits) > 1:
         notes.append(
-            "The runs are not all judged by the same weights (train.judge) and split, which may cause part of a difference."
+            "The runs are not all evaluated with the same weights (train.judge) and on the same split, which may cause part "
+            "of a difference."
         )
     if "best" in weights and "val" in splits:
         notes.append(
-            f"The weights are those of each run's best epoch by {metric}, chosen and judged on the same validation "
+            f"The weights are those of each run's best epoch by {metric}, chosen and evaluated on the same validation "
             "examples, so the numbers are slightly optimistic."
         )
     elif "best" in weights:
         notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
     if "test" in splits:
         notes.append(
-            "Runs are judged on the test split, which nothing was chosen on; curves are of the validation split."
+            "Runs are evaluated on the test split, which was not used for any choice; curves are of the validation split."
         )
     return notes
 
@@ -196,15 +199,15 @@ def run_notes(
     cuts = sorted({run.recipe.train.accumulate for run in shared})
     if len(cuts) > 1:
         notes.append(
-            "After out-of-memory errors some runs cut their batches into more micro-batches than others (train.accumulate "
-            f"{', '.join(map(str, cuts))}). Their updates see the same examples; dropout, and batch norms if the host "
-            "has any, see other parts of them."
+            "After out-of-memory errors, some runs split their batches into more micro-batches than others "
+            f"(train.accumulate {', '.join(map(str, cuts))}). Their updates use the same examples, but dropout "
+            "masks, and batch norm statistics if the host has any, differ, as they belong to a micro-batch."
         )
     seen = sorted({run.environment.get("batch_norm_examples", 0) for run in every} - {0})
     if seen:
         notes.append(
-            f"Batch norms take mean and variance from {' or '.join(map(str, seen))} examples at a time, not from all of an "
-            "update (train.accumulate, or several processes)."
+            f"Batch norm computes mean and variance over {' or '.join(map(str, seen))} examples at a time, not over all "
+            "examples of an update (train.accumulate, or several processes)."
         )
     for variant in config.variants:
         for run in runs[variant.name]:
@@ -213,6 +216,6 @@ def run_notes(
             if not math.isclose(score, run.last[metric], rel_tol=1e-5, abs_tol=1e-6):
                 notes.append(
                     f"{run.folder}: {metric} is {score:.6g} in the saved predictions and {run.last[metric]:.6g} in the "
-                    "run's metrics; differences are of the predictions."
+                    "run's metrics; differences are computed from the predictions."
                 )
     return notes

@@ -53,7 +53,7 @@ class Study(StudyConfig):
 
     @property
     def baseline_recipe(self) -> Recipe:
-        """Recipe of the baseline with the first seed; all runs share its data, and what their variants do not change."""
+        """Recipe of the baseline with the first seed; other runs share its data and all fields that they do not change."""
         return self.runs[0].recipe
 
     def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
@@ -89,7 +89,7 @@ class Study(StudyConfig):
                 share(path, folder.split)
 
     def save_files(self, task: Task) -> None:
-        """Write what `task` fitted to the training data for all runs of hosts with the baseline's input.
+        """Write the files that `task` fitted to the training data, for all runs whose host has the baseline's input.
 
         Raises:
             StorageError: a file cannot be written.

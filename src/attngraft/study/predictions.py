@@ -19,8 +19,8 @@ from attngraft.training.run_folder import RunRecord
 class RunStatistics:
     """The part of a run's predictions that a study compares."""
 
-    folder: Path  #: of the run, for messages
-    names: np.ndarray  #: (N,), of the examples
+    folder: Path  #: folder of the run, for messages
+    names: np.ndarray  #: (N,), names of the examples
     statistics: Mapping[str, Statistic]  #: by metric
     comparable: Mapping[str, str] = field(default_factory=dict)  #: `Measured.comparable`
 
@@ -37,7 +37,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         if type(task).measure is not Task.measure and table.columns:
             measured = task.measure(table, record.facts)
             statistics, comparable = dict(measured.statistics), measured.comparable
-        if table.score is not None:  # also of tasks and runs that have nothing else
+        if table.score is not None:  # saved for all tasks, also those without other statistics
             statistics[task.primary] = MeanScore(table.score.astype(float), table.binary)
         return RunStatistics(folder=record.folder, names=table.names, statistics=statistics, comparable=comparable)
 
@@ -48,7 +48,7 @@ def paired(
     """Return the runs of the seeds that both have, by seed, with all examples in the same order.
 
     Raises:
-        DataError: as `aligned`.
+        DataError: see `aligned`.
     """
     seeds = [seed for seed in variant if seed in baseline]
     runs = aligned([*(baseline[seed] for seed in seeds), *(variant[seed] for seed in seeds)])
@@ -82,7 +82,7 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
 
 
 def variant_sections(task: Task, records: Sequence[RunRecord]) -> list[Section]:
-    """Return the task's sections on a variant with these finished runs; none if a run kept no arrays of its own.
+    """Return the task's sections for a variant with these finished runs; empty if a run saved no columns for them.
 
     Raises:
         TrainingError: predictions cannot be read.

@@ -30,20 +30,27 @@ class StudyProgress:
     """Callbacks of a study; those of this base class do nothing."""
 
     def on_stage(self, text: str) -> None:
-        """A stage besides training begins: checking, timing, measuring, reporting."""
+        """Called when a stage other than training begins: checking, timing, measuring, reporting."""
 
     def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
-        """The runs are planned. `seconds` (None: no estimate) and `epochs` are what remains; `extra` is a remark."""
+        """Called when the runs are planned.
+
+        Args:
+            runs: all runs of the study.
+            seconds: estimated time of the remaining runs; None: no estimate.
+            epochs: number of remaining epochs.
+            extra: remark to append to the description of the plan.
+        """
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """A run starts or resumes, possibly alongside others; return its callbacks."""
+        """Called when a run starts or resumes, possibly alongside others; returns the callbacks of the run."""
         return Progress()
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
-        """A run ended, or paused because others may be better; `message` is its result, or why it failed."""
+        """Called when a run ends or successive halving pauses it; `message` is its result, or the reason for its failure."""
 
     def on_end(self) -> None:
-        """The study ends."""
+        """Called when the study ends."""
 
 
 class StudyLog(StudyProgress):
@@ -202,7 +209,7 @@ class _RunRow(Progress):
 
 
 class _Clock:
-    """Remaining time: from the estimate at first, then from the time of the epochs so far."""
+    """Remaining time, computed from the plan's estimate at first, then from the time of the epochs so far."""
 
     def __init__(self, *, epochs: float = 0.0, estimate: float | None = None) -> None:
         self._epochs, self._estimate = epochs, estimate
@@ -227,7 +234,7 @@ def first_metric(metrics: Mapping[str, float]) -> str:
 
 
 def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: str = "") -> str:
-    """Return `15 runs of 12 epochs (5 variants, 3 seeds); 4 finished before; about 12 min for the rest`."""
+    """Describe the plan: `15 runs of 12 epochs (5 variants, 3 seeds); 4 finished before; about 12 min for the rest`."""
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})

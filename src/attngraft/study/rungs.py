@@ -18,13 +18,13 @@ from attngraft.training.recipe import ScheduleConfig
 
 
 def rung_epochs(halving: Halving, *schedules: ScheduleConfig) -> list[int]:
-    """Return the epochs after which variants with these schedules, of as many epochs, are compared.
+    """Return the epochs after which variants with these schedules, all of the same length, are compared.
 
     With `first` they are first, first * eta, ...; without it ..., epochs // eta^2, epochs // eta. None of them is within
-    the longest warm-up, where losses mean little.
+    the longest warm-up, where losses are not yet meaningful.
 
     Raises:
-        UsageError: the epochs have no room for a rung.
+        UsageError: there are too few epochs for a rung.
     """
     epochs, eta = schedules[0].epochs, halving.eta
     if halving.first is not None:
@@ -36,8 +36,8 @@ def rung_epochs(halving: Halving, *schedules: ScheduleConfig) -> list[int]:
         found = sorted({rung for rung in steps if rung >= earliest})
     if not found:
         raise UsageError(
-            f"halving by {halving}: {epochs} epochs have no room for a rung; use more epochs, a smaller factor, or name "
-            "the first rung's epoch (--halving 2,1)"
+            f"halving by {halving}: {epochs} epochs are too few for a rung; use more epochs or a smaller factor, or set "
+            "the epoch of the first rung (--halving 2,1)"
         )
     return found
 

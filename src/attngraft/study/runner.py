@@ -68,7 +68,7 @@ def open_data(study: Study) -> BenchmarkBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """Functions that a study calls; replace them for another trainer, to skip measurements, ..."""
+    """Functions that a study calls; replace them to use another trainer, skip measurements, ..."""
 
     train: Train = train
     open_data: Callable[[Study], BenchmarkBatch] = open_data
@@ -99,7 +99,7 @@ def compare(
         progress: callbacks; None logs plain lines.
         costs: measure time, memory and multiply-adds of the variants on this machine.
         tools: another trainer or report.
-        trust_code: import a `module:` host that the folder of a teacher names; those of `config` are trusted.
+        trust_code: import a `module:` host that a teacher's folder names; those of `config` are trusted.
 
     Returns:
         The result, which is also written into the study's folder, with its report.
@@ -107,7 +107,7 @@ def compare(
     Raises:
         UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained.
         DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained.
-        TrainingError: the folder holds runs of another recipe, another process is at work there, or all runs failed.
+        TrainingError: the folder holds runs of another recipe, another process uses it, or all runs failed.
         StorageError: the study's folder, or a file in it, cannot be written.
         KeyboardInterrupt: the study was interrupted.
     """

@@ -33,7 +33,7 @@ from attngraft.training.evaluate import EVALUATIONS, Weights, checkpoint_digest,
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.run_folder import RunRecord
 
-_METRIC = "metric"  # the one statistic of a condition
+_METRIC = "metric"  # name of the only statistic of a condition
 
 
 def _choices(config: StudyConfig) -> tuple[SuiteChoice, ...]:
@@ -48,8 +48,8 @@ def _choices(config: StudyConfig) -> tuple[SuiteChoice, ...]:
 def suite_notes(config: StudyConfig) -> list[str]:
     """Return notes on the study's suites."""
     timed = any(choice.suite.kind == "throughput" for choice in parse_suites(config.suites))
-    where = "Costs: time and memory are measured side by side there, with the interval of each time ratio"
-    return [f"Suite throughput: see {where}."] if timed else []
+    note = "Suite throughput: see Costs, where time and memory of all variants are measured side by side."
+    return [note] if timed else []
 
 
 def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
@@ -121,7 +121,7 @@ class _EvaluatedRun:
         self._read: dict[str, tuple[np.ndarray, Statistic]] = {}
 
     def stale_because(self, digest: str, checkpoints: dict[Path, str]) -> str:
-        """Return why the results cannot be compared with the others; empty if they can.
+        """Return the reason why the results cannot be compared with the others; empty if they can.
 
         Missing information is ignored: weights that were deleted, and results of versions without a digest.
 
@@ -188,7 +188,7 @@ class _EvaluatedRun:
 
 
 def _mean(statistics: Sequence[Statistic]) -> Statistic:
-    """Return the mean of statistics of the same examples; of mean scores, each example's mean score."""
+    """Return the mean of statistics of the same examples; mean scores are averaged example by example."""
     scores = [each.score for each in statistics if isinstance(each, MeanScore)]
     if len(statistics) == 1:
         return statistics[0]

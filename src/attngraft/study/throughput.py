@@ -42,8 +42,8 @@ class Estimate:
     def epochs_within(self, runs: Sequence[PlannedRun], budget: float, *, share: float = 1.0) -> int:
         """Return the largest number of epochs per run with which all `runs` take at most `budget` seconds.
 
-        Variants are assumed to be trained for the fraction `share` of the epochs on average, and the baseline for all;
-        variants that set their own epochs, for these.
+        The baseline is assumed to be trained for all epochs, and the other variants for the fraction `share` of them on
+        average. A variant that sets its own number of epochs is trained for that number.
         """
         parts = [
             (self.throughputs[run.variant.name], 1.0 if run.variant.is_baseline else share)
@@ -135,7 +135,7 @@ def fit_epochs(
 
 
 def trained_share(study: Study) -> Callable[[int], float]:
-    """Return the function from a number of epochs to the fraction of them that a variant is trained for on average."""
+    """Return a function that maps a number of epochs to the fraction that a variant is trained for on average."""
     schedules, halving = study.schedules, study.halving
 
     def share(epochs: int) -> float:
@@ -144,14 +144,14 @@ def trained_share(study: Study) -> Callable[[int], float]:
         try:
             shorter = [dataclasses.replace(schedule, epochs=epochs) for schedule in schedules]
             return expected_share(halving, *shorter, variants=len(study.variants) - 1)
-        except (UsageError, ValueError):  # no room for a rung, or for the warm-up: nothing is saved
+        except (UsageError, ValueError):  # too few epochs for a rung or the warm-up: nothing is saved
             return 1.0
 
     return share
 
 
 def expected_runs(study: Study) -> list[PlannedRun]:
-    """Return the runs with the epochs that halving is expected to save counted as done, evenly over the variants."""
+    """Return the runs, counting the epochs that halving is expected to save as done, evenly over the variants."""
     epochs = study.baseline_recipe.schedule.epochs
     saved = round(epochs * (1 - trained_share(study)(epochs)))
     return [
@@ -164,7 +164,7 @@ def halving_plan(study: Study) -> str:
     """Describe the study's halving for the plan; empty if the study uses none.
 
     Raises:
-        UsageError: halving has no room for a rung.
+        UsageError: there are too few epochs for a rung.
     """
     if study.halving is None:
         return ""

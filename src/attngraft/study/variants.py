@@ -64,7 +64,7 @@ class StudyHost:
         return {**section, "args": {**section["args"], **self.args}}
 
     def beside(self, host: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's `host` section for this host, from that of the study's own host.
+        """Return the recipe's `host` section for this host, given the section of the study's own host.
 
         `pretrained: true` is inherited; arguments and a file of weights are not.
 
@@ -147,7 +147,7 @@ def read_variants(entries: Iterable[Any], *, where: str = "grafts") -> tuple[Var
         for earlier in variants[:number]:
             if variant.key == earlier.key:
                 kind = "graft" if variant.host is None else "host"
-                raise UsageError(f"the {kind} {variant.key!r} is given twice; a study compares different variants")
+                raise UsageError(f"the {kind} {variant.key!r} is given twice; remove one of them")
             if variant.slug == earlier.slug:
                 example = "" if variant.host is None else f", as in {ENTRY}"
                 raise UsageError(f"two variants are called {variant.name!r}; give them different names{example}")
@@ -205,13 +205,13 @@ def _read_overrides(given: Any, where: str) -> tuple[str, ...]:
             if _overlap(name, common):
                 inside = "" if f"{name}.".startswith(f"{common}.") else f"set its fields one by one; {common}: "
                 raise ConfigError(f"{where}.{name}: {inside}{reason}")
-    # a section before its fields, in the form in which equal values give equal texts
+    # sections come before their fields, and equal values have equal texts
     ordered = sorted(values, key=lambda name: name.split("."))
     return tuple(f"{name}={dump_line([values[name]])[1:-1]}" for name in ordered)
 
 
 def _fields(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted fields and values; a non-empty section is its fields, and leaves the others as they are."""
+    """Yield dotted fields and their values; a non-empty section yields its fields instead of itself."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
             yield from _fields(value, f"{prefix}{key}.")
@@ -255,7 +255,7 @@ def entry_against(text: str) -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """Return `name` as a folder name that is valid on any system; different names give different slugs, in any study.
+    """Return `name` as a folder name that is valid on any system; different names have different slugs.
 
     Names of lower-case letters, digits, `_`, `-` and inner `.` are unchanged. In others, the remaining characters are
     replaced and a hash is appended.

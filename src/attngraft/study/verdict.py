@@ -61,7 +61,7 @@ def compare_statistics(
     if differences.any():
         return found
     where = "in the one seed" if len(seeds) == 1 else f"in all {len(seeds)} seeds"
-    why = f"no difference at all: {where} every example is scored exactly as the baseline scores it"
+    why = f"no difference at all: {where} every example has exactly the baseline's score"
     return dataclasses.replace(found, why=why)
 
 
@@ -89,8 +89,8 @@ def corrected(differences: Sequence[Difference | None], *, untested: int = 0) ->
 
     Args:
         differences: one per variant.
-        untested: number of further variants that were stopped early. They count as tests without a finding, which keeps
-            the level of the correction whatever the reason for stopping.
+        untested: number of further variants that were stopped early. They count as tests without a significant
+            result, so the correction keeps its level whatever the reason for stopping.
     """
     present = [difference for difference in differences if difference is not None]
     p_values = iter(holm([*(difference.p_value for difference in present), *[None] * untested]))
@@ -116,8 +116,8 @@ def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[
         )
     if t is None:
         return (
-            f"all {seeds} seeds differ by exactly {bootstrap.point:+.3g}, which is chance and no measure of the noise "
-            f"between seeds; over examples the 95% interval is {_shown(bootstrap)}"
+            f"all {seeds} seeds differ by exactly {bootstrap.point:+.3g}, which happens by chance and does not measure the "
+            f"noise between seeds; over examples the 95% interval is {_shown(bootstrap)}"
         )
     first = f"the crossed bootstrap's 95% interval, {_shown(bootstrap)},"
     second = f"the t-interval over {seeds} seeds, {_shown(t)}"

@@ -131,7 +131,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
     if serving.kind != "images":
-        raise UsageError(f"{name}: takes {serving.takes}, and this command is for models of images")
+        raise UsageError(f"{name}: takes {serving.takes}, but this command requires a model that takes images")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ModelHandle(
         name=name,

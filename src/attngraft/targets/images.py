@@ -1,4 +1,4 @@
-"""Image sets: named files, or the validation part of a data source."""
+"""Image sets: named files, or the validation split of a data source."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -88,7 +88,7 @@ def numbered_names(names: Iterable[str]) -> list[str]:
 
 
 def images_from_data(source: str, *, split: str | None = None) -> ImageSet:
-    """Return the validation part, or the part called `split`, of any source that `--data` accepts.
+    """Return the validation split, or the split named `split`, of any source that `--data` accepts.
 
     Raises:
         DataError: the source cannot be opened.

@@ -31,7 +31,7 @@ from attngraft.training.target import Target
 from attngraft.training.teacher import weights_hash
 
 EVALUATION = "evaluation.json"  #: result of an evaluation without suites, beside its predictions.npz
-DEFAULT_TASK = "classification"  #: of hosts
+DEFAULT_TASK = "classification"  #: task of hosts, unless another is given
 _RECIPE = "recipe.yaml"
 
 
@@ -41,7 +41,7 @@ class HostOptions:
 
     pretrained: bool = False  #: load the scheme's weights
     weights: Path | None = None  #: load this file instead
-    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of the host's factory
+    arguments: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the host's factory
 
     @property
     def given(self) -> bool:
@@ -49,10 +49,10 @@ class HostOptions:
 
 
 def kind_of(where: str, options: HostOptions | None = None) -> Literal["run", "exported", "weights", "host"]:
-    """Return what `where` is: the folder of a run or of an exported model, a file of weights, or a host's name.
+    """Return the kind of target: the folder of a run or of an exported model, a file of weights, or a host's name.
 
     Raises:
-        UsageError: it is the folder of a study, a path that does not exist, or a folder although there are options of hosts.
+        UsageError: it is the folder of a study, a path that does not exist, or a folder, but host options are given.
     """
     path = Path(where)
     if path.is_dir() and transformers_folder(path) is None:
@@ -83,13 +83,13 @@ def open_target(
     out: Path | None = None,
     trust_code: bool = False,
 ) -> Target:
-    """Open a model to judge.
+    """Open a model to evaluate.
 
     Args:
         where: folder of a run or of an exported model, a host, or a file of weights that names its host.
-        weights: which weights of a run.
+        weights: which weights of a run to use.
         host: options of hosts.
-        task: of a host (default: classification); others have their own.
+        task: task of a host (default: classification); other targets have their own.
         out: folder of the results; a run's own by default.
         trust_code: import a `module:` host that a folder or file names, which runs its code.
 
@@ -135,7 +135,9 @@ def named_by_weights(path: Path, given: HostOptions) -> tuple[str, HostOptions]:
 
 
 def host_config(name: str, options: HostOptions) -> tuple[HostConfig, bool]:
-    """Return the host with its weights and as many outputs as the head in a file of weights, and whether the head is known.
+    """Return the host with its weights, and whether its head is known.
+
+    A host with a file of weights has as many outputs as the head in the file.
 
     Raises:
         UsageError: both kinds of weights are given, or there is no such host or file.
@@ -237,7 +239,7 @@ def _host(where: str, name: str, options: HostOptions, task: str, results: Path)
     host, headed = host_config(name, options)
     if not headed:
         raise UsageError(
-            f"{host.weights}: has no head of {host.name}, so its predictions are unknown; give other weights"
+            f"{host.weights}: has no weights for the head of {host.name}; give a file that includes the head"
         )
     recipe = Recipe(host=host, task={"name": task})
     shown = model_data_config(recipe)
@@ -264,7 +266,7 @@ def _host(where: str, name: str, options: HostOptions, task: str, results: Path)
 
 
 def _labels(name: str) -> tuple[str, ...]:
-    """Return the names of the outputs of a saved folder of transformers, as far as they are names."""
+    """Return the label names in the configuration of a transformers folder; empty for other hosts."""
     scheme, rest = split_scheme(name)
     folder = transformers_folder(rest) if scheme == "hf" else None
     if folder is None:

@@ -117,7 +117,7 @@ def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
         return Origin(run=name, weights=weights, seed=record.recipe.seed)
     row = rows[-1]
     if weights.startswith("best"):
-        row = (max if task.higher_is_better else min)(rows, key=lambda each: each[key])  # the first of equal ones
+        row = (max if task.higher_is_better else min)(rows, key=lambda each: each[key])  # the first of equal epochs
     metrics = {metric.partition("/")[2]: float(row[metric]) for metric in row if metric.startswith(f"{part}/")}
     return Origin(run=name, weights=weights, epoch=int(row["epoch"]), seed=record.recipe.seed, metrics=metrics)
 

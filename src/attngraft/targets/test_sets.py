@@ -201,7 +201,7 @@ def _wrong_folders(name: str, folder: Path, missing: Sequence[str], other: Seque
 def _incomplete(folder: Path, test_set: TestSet, images: int) -> tuple[str, ...]:
     if images == test_set.images:
         return ()
-    return (f"{folder} holds {images:,} of {test_set.title}'s {test_set.images:,} images.",)
+    return (f"{folder} contains {images:,} of {test_set.title}'s {test_set.images:,} images.",)
 
 
 @cache

@@ -138,7 +138,7 @@ def test_missing_examples_are_an_error() -> None:
     logits, labels = _random(20, 6)
     with pytest.raises(TrainingError, match=r"2 of 20 examples are missing \(image 18, image 19"):
         _evaluate(logits, labels, order=np.arange(18))
-    with pytest.raises(TrainingError, match="indices 3 to 20 of 20 examples"):
+    with pytest.raises(TrainingError, match="indices 3 to 20 are out of range for 20 examples"):
         RecordCollector(["image"] * 20).add(np.array([3, 20]), Records(statistics={}))
 
 

@@ -121,7 +121,7 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Read all columns, or `only` those of these names that there are, of a file written by `cache_predictions`.
+    """Read the columns of a file from `cache_predictions`: all, or those named in `only` that it has.
 
     Raises:
         TrainingError: the file cannot be read.

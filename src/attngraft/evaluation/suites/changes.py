@@ -23,7 +23,7 @@ from attngraft.recording.attention_maps import full_attention_map
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
 
-GRID = 14  #: most patches along a side, as with patches of 16 pixels in an image of 224
+GRID = 14  #: largest number of patches along a side, as with patches of 16 pixels in an image of 224
 
 Color = tuple[float, ...]  #: one value per channel
 

@@ -30,7 +30,7 @@ class EvaluationContext:
     task: Task
     support: SuiteSupport
     split: Split
-    facts: Mapping[str, Any]  #: of the model's task, as `Task.measure` takes them
+    facts: Mapping[str, Any]  #: facts of the model's task, for `Task.measure`
     indices: np.ndarray  #: indices of the examples in the full data, which determine random numbers
     source: str  #: description of the examples' source
     digest: str = ""  #: digest of the examples
@@ -142,7 +142,7 @@ def _test_set(target: Target, name: str, source: str | None) -> EvaluationContex
 
 
 def _imagenet_facts(target: Target) -> Mapping[str, Any]:
-    """Return the facts of a model that is known by its host and weights alone: classes in timm's order, for 1000 of them."""
+    """Return the facts of a model known only by host and weights: classes are numbered, as in timm."""
     classes = target.model_args.get("num_classes", 0)
     return {
         "classes": [str(number) for number in range(classes)],

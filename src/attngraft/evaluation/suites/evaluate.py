@@ -194,7 +194,7 @@ class _TargetEvaluator:
         fingerprints = {each.name: self._fingerprint(each, context) for each in suite.conditions}
         read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}
         cached = {name: each for name, each in read.items() if each is not None}
-        accelerator.wait_for_everyone()  # until all have read the files that the main process writes from now on
+        accelerator.wait_for_everyone()  # all must have read the files before the main process rewrites them
         progress.on_suite(suite.title, conditions=len(fingerprints), done=len(cached), examples=len(context.split))
         refused: dict[str, str] = {}
         evaluate = ConditionEvaluator(self.model, context, suite.conditions, progress=progress)

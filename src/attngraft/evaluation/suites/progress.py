@@ -16,7 +16,7 @@ class SuiteProgress:
     """Progress callbacks; those of the base class do nothing."""
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
-        """Called when a suite starts; `done` of its conditions were finished before."""
+        """Called when a suite starts; `done` is the number of its conditions that are already finished."""
 
     def on_condition(self, label: str) -> None:
         """Called when a condition starts."""
@@ -28,7 +28,7 @@ class SuiteProgress:
         """Called when a condition is finished or found to be unsupported."""
 
     def on_failure(self, title: str, error: str) -> None:
-        """Called when a suite failed, before the next one starts."""
+        """Called when a suite fails; the remaining suites are still evaluated."""
 
 
 class SuiteLog(SuiteProgress):

@@ -79,13 +79,13 @@ class Executor(Protocol):
 
 
 def run_task(task: RunTask, train: Train, progress: Progress, *, patience: float = 0.0) -> Outcome:
-    """Train the task's run and return its outcome, also after an error, whose traceback is written to the run's folder.
+    """Train the task's run and return its outcome; an error's traceback is written to the run's folder.
 
     Args:
-        task: the run; it is resumed, or left alone if it is finished.
+        task: the run; it is resumed if it was started, and skipped if it is finished.
         train: the training function.
         progress: callbacks.
-        patience: seconds to wait for another process that holds the run's folder.
+        patience: seconds to wait for another process that has locked the run's folder.
     """
     run = task.run
     options = {} if task.stop_after_epoch is None else {"stop_after_epoch": task.stop_after_epoch}
@@ -143,7 +143,7 @@ class _SerialPool:
         return [(task, run_task(task, self._train, progress))]
 
     def stop(self) -> None:
-        pass  # an interrupted run has saved itself
+        pass  # an interrupted run has already saved its state
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> None:

@@ -211,7 +211,7 @@ class _RayPool:
             return Outcome(kind="lost", message="was killed, or crashed")
         except exceptions.RayError as error:
             return Outcome(kind="lost", message=f"was lost ({type(error).__name__})")
-        if outcome.kind == "stopped":  # by its node, and it has saved
+        if outcome.kind == "stopped":  # its node stopped it, after saving
             return Outcome(kind="lost", message="was interrupted")
         return outcome
 
@@ -229,7 +229,7 @@ class _FolderProgress:
         run = self.task.run
         try:
             record = existing_run(run.folder)
-        except TrainingError:  # a shared disk may show a partial change
+        except TrainingError:  # on a shared disk, a change may be only partly visible
             return
         if record is None:
             return
