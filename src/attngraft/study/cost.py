@@ -154,7 +154,7 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
 
 
 def _measured_for(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections that costs depend on; seeds, epochs and schedules are not among them.
+    """Return the sections of a recipe that costs depend on, which exclude seeds, epochs and schedules.
 
     Fields missing from a recipe that an older release stored have their defaults.
     """

@@ -22,7 +22,7 @@ class RunStatistics:
     folder: Path  #: folder of the run, for messages
     names: np.ndarray  #: (N,), names of the examples
     statistics: Mapping[str, Statistic]  #: by metric
-    comparable: Mapping[str, str] = field(default_factory=dict)  #: `Measured.comparable`
+    comparable: Mapping[str, str] = field(default_factory=dict)  #: see `Measured.comparable`
 
 
 def read_statistics(record: RunRecord, task: Task) -> RunStatistics:

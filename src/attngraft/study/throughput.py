@@ -56,7 +56,7 @@ class Estimate:
         return max(int((budget - fixed) / per_epoch), 0)
 
     def full_seconds(self, runs: Sequence[PlannedRun], *, epochs: int) -> float:
-        """Return the seconds of complete `runs` with this number of epochs, or the one that the variant sets."""
+        """Return the seconds of complete `runs` of `epochs` epochs, or of the number that their variant sets."""
         return sum(
             self.throughputs[run.variant.name].run_seconds(
                 run.recipe.schedule.epochs if run.variant.sets("schedule.epochs") else epochs

@@ -52,7 +52,7 @@ def kind_of(where: str, options: HostOptions | None = None) -> Literal["run", "e
     """Return the kind of target: the folder of a run or of an exported model, a file of weights, or a host's name.
 
     Raises:
-        UsageError: it is the folder of a study, a path that does not exist, or a folder, but host options are given.
+        UsageError: it is the folder of a study, a path that does not exist, or a folder given together with host options.
     """
     path = Path(where)
     if path.is_dir() and transformers_folder(path) is None:

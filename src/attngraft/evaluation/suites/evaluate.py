@@ -189,7 +189,7 @@ class _TargetEvaluator:
     def _evaluate(
         self, choice: SuiteChoice, context: EvaluationContext, folder: Path, stop: StopSignal
     ) -> tuple[dict[str, CachedPredictions], dict[str, str]]:
-        """Return predictions by condition, and by group the reasons why some are missing."""
+        """Return the predictions by condition, and the reasons for missing predictions by group."""
         suite, progress, accelerator = choice.suite, self.progress, self.model.accelerator
         fingerprints = {each.name: self._fingerprint(each, context) for each in suite.conditions}
         read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}

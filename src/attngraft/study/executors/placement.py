@@ -1,9 +1,9 @@
 """Placement of several processes on one machine: device or cores, and number of threads.
 
-A run's number of threads is part of its recipe, because it affects the order of summation and so the last
-digits. Each concurrent run therefore has exactly the threads that it would have alone. If the recipe does not set
-`train.threads`, every process uses torch's default for the whole machine: the results are the same, but the processes share
-the cores. `train.threads=1` gives each run its own core.
+A run's number of threads is part of its recipe, because it affects the order of summation and so the last digits. Each
+concurrent run therefore has exactly the threads that it would have alone. If the recipe does not set `train.threads`, every
+process uses torch's default for the whole machine: the results are the same, but the processes share the cores.
+`train.threads=1` gives each run its own core.
 """
 
 import os
