@@ -40,7 +40,7 @@ def found(metric: str = "top1", **more: object) -> SuiteRun:
 
 def shown(result: SuiteRun) -> str:
     console = Console(width=100, record=True)
-    console.print(suite_table(result))
+    console.print(suite_table(result, Classification.metrics))
     return console.export_text()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError
 from attngraft.evaluation.suites.cache import CachedPredictions, read_columns
-from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
+from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.files import write_atomically
 from attngraft.results.sections import Reliability
 from attngraft.results.statistics import t_interval
@@ -20,6 +20,7 @@ from attngraft.results.storage import table_csv
 from attngraft.results.study import Interval
 from attngraft.strict import read
 from attngraft.tasks.calibration import reliability
+from attngraft.tasks.suites import Condition
 from attngraft.tasks.task import Task
 
 FORMAT = 1

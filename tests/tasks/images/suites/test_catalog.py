@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.evaluation.suites import Condition, suites
-from attngraft.evaluation.suites.changes import AttackTarget, SalientDropped, noise_generator
-from tests.evaluation.making import smooth_picture
-from tests.evaluation.plain import LEVELS, MOST_APART, differences, noisy
-from tests.evaluation.suites.making import MEAN, attack_target
+from attngraft.tasks.images.suites.changes import AttackTarget, SalientDropped, noise_generator
+from tests.tasks.images.suites.making import MEAN, attack_target, smooth_picture
+from tests.tasks.images.suites.plain import LEVELS, MOST_APART, differences, noisy
 
 #: by suite and group, the corruption and its level
 CORRUPTED = {
