@@ -11,6 +11,7 @@ from rich.console import Console
 from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run, group_metric, save_suite_run
 from attngraft.report.suites import suite_heading, suite_table
+from attngraft.tasks.classification import Classification
 
 
 def found(metric: str = "top1", **more: object) -> SuiteRun:
