@@ -132,6 +132,16 @@ class SuiteSupport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JudgedModel:
+    """Facts about a model that is evaluated, for `Task.suite_examples`."""
+
+    name: str  #: for messages
+    facts: Mapping[str, Any]  #: of its training data; empty if unknown
+    args: Mapping[str, Any]  #: arguments of its factory that its training data required
+    data_config: Mapping[str, Any]  #: `model_data_config`, as in `Task.load`
+
+
+@dataclass(frozen=True, kw_only=True)
 class SuiteExamples:
     """Examples for a suite, and how predictions on them are scored."""
 

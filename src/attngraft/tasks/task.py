@@ -35,7 +35,7 @@ from attngraft.tasks.codec import Codec
 from attngraft.tasks.codec import Serving as Serving
 
 if TYPE_CHECKING:
-    from attngraft.tasks.suites import Suite, SuiteExamples, SuiteSupport
+    from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples, SuiteSupport
 
 Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, which stay on the CPU
 
@@ -474,25 +474,13 @@ class Task(ABC):
         """
         return {}
 
-    def suite_examples(
-        self,
-        suite: Suite | None,
-        source: str | None,
-        *,
-        facts: Mapping[str, Any],
-        model_args: Mapping[str, Any],
-        model_data_config: Mapping[str, Any],
-        where: str,
-    ) -> SuiteExamples | None:
+    def suite_examples(self, suite: Suite | None, source: str | None, model: JudgedModel) -> SuiteExamples | None:
         """Open examples that only evaluations have, such as test sets; replaces `load`. None: `load` opens the source.
 
         Args:
             suite: a suite with a test set of its own; None: any other.
             source: the user's data; None: none were given.
-            facts: the facts of the model's training data, empty if unknown.
-            model_args: the arguments of the model's factory that its training data required.
-            model_data_config: as in `load`.
-            where: name of the model, for messages.
+            model: the model to evaluate.
 
         Raises:
             DataError: the examples cannot be used with this model.

@@ -12,7 +12,7 @@ from attngraft.tasks.task import Task, known_tasks, load_task
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:
-    """A requested suite, with a folder of images if they are not the run's."""
+    """A requested suite, with a folder of examples if they are not the run's."""
 
     suite: Suite
     data: str | None = None
@@ -38,13 +38,15 @@ def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[Suit
     """Parse requested suites, keeping their order and dropping duplicates.
 
     Args:
-        texts: names of suites, each a single name, a comma-separated list, or `name=FOLDER` with a folder of images.
+        texts: names of suites, each a single name, a comma-separated list, or `name=FOLDER` with a folder of examples.
         option: name of the command-line option, for messages.
 
     Raises:
         UsageError: a suite is unknown, or has two folders.
     """
-    known, chosen = suites(), dict[str, SuiteChoice]()
+    texts = list(texts)
+    known = suites() if texts else {}  # which imports all tasks
+    chosen = dict[str, SuiteChoice]()
     for text in texts:
         parts = [text] if "=" in text else text.split(",")
         for part in parts:

@@ -10,7 +10,15 @@ import numpy as np
 
 from attngraft.errors import DataError, UsageError
 from attngraft.evaluation.suites.catalog import SuiteChoice
-from attngraft.tasks.suites import Condition, ExampleAccess, Suite, SuiteExamples, SuiteSupport, noise_generator
+from attngraft.tasks.suites import (
+    Condition,
+    ExampleAccess,
+    JudgedModel,
+    Suite,
+    SuiteExamples,
+    SuiteSupport,
+    noise_generator,
+)
 from attngraft.tasks.task import Batch, Split, Task
 from attngraft.training.build import build_task
 from attngraft.training.evaluate import open_split, with_data
@@ -138,14 +146,8 @@ def _of_data(target: Target, source: str | None, split: str | None) -> Evaluatio
 
 
 def _suite_examples(task: Task, target: Target, suite: Suite | None, source: str | None) -> SuiteExamples | None:
-    return task.suite_examples(
-        suite,
-        source,
-        facts=target.facts,
-        model_args=target.model_args,
-        model_data_config=target.host_input(),
-        where=target.name,
-    )
+    model = JudgedModel(name=target.name, facts=target.facts, args=target.model_args, data_config=target.host_input())
+    return task.suite_examples(suite, source, model)
 
 
 def _context(task: Task, examples: SuiteExamples, *, source: str) -> EvaluationContext:

@@ -68,7 +68,7 @@ def evaluate_suites(
     Args:
         of: the run's folder, or another model (`targets.judged.open_target`).
         choices: from `parse_suites`.
-        data: other data of the same kind, or the downloaded images of test sets; None: the run's own.
+        data: other data of the same kind, or the downloaded test sets; None: the run's own.
         split: name of another split of the data.
         weights: of a run's last checkpoint or of its best epoch, or their moving averages.
         limit: number of examples, evenly spaced.

@@ -17,7 +17,7 @@ from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
 from attngraft.tasks.images.suites.test_sets import by_top_folder, imagenet_order, open_test_set
-from attngraft.tasks.suites import Suite, SuiteExamples
+from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples
 from attngraft.tasks.task import Evaluation
 
 if TYPE_CHECKING:
@@ -59,27 +59,20 @@ def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]
     return replace(evaluation, metrics={"real": float(score.mean())}, predictions=scored)
 
 
-def test_set_examples(
-    task: Classification,
-    suite: Suite,
-    source: str | None,
-    *,
-    facts: Mapping[str, Any],
-    model_data_config: Mapping[str, Any],
-    where: str,
-) -> SuiteExamples:
-    """Open a test set for a model of ImageNet's classes; see `Task.suite_examples`.
+def open_test_set_of(task: Classification, suite: Suite, source: str | None, model: JudgedModel) -> SuiteExamples:
+    """Open the test set of a suite for a model of ImageNet's classes.
 
     Raises:
         DataError: the model has other classes, or the images are missing or have an unexpected layout.
     """
-    order = imagenet_order(list(facts.get("classes", ())), run=where)
+    facts = model.facts or _imagenet_facts(model)
+    order = imagenet_order(list(facts.get("classes", ())), run=model.name)
     if source is None:
         raise suite.missing()
     test_set = open_test_set(suite.test_set, Path(source))
     images = test_set.images.take(np.arange(len(test_set.images)), order[test_set.images.labels])
     examples = SuiteExamples(
-        split=task.open_test(images, facts=facts, model_data_config=model_data_config),
+        split=task.open_test(images, facts=facts, model_data_config=model.data_config),
         facts=facts,
         notes=test_set.notes,
     )
@@ -93,11 +86,11 @@ def test_set_examples(
     return examples
 
 
-def imagenet_facts(model_args: Mapping[str, Any], model_data_config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _imagenet_facts(model: JudgedModel) -> Mapping[str, Any]:
     """Return the facts of a model that is known by its host and weights alone: classes in timm's order, for 1000 of them."""
     return {
-        "classes": [str(number) for number in range(model_args.get("num_classes", 0))],
-        "input": {"eval_crop_pct": model_data_config.get("crop_pct")},
+        "classes": [str(number) for number in range(model.args.get("num_classes", 0))],
+        "input": {"eval_crop_pct": model.data_config.get("crop_pct")},
     }
 
 

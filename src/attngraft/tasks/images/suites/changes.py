@@ -1,13 +1,15 @@
 """Changes of images: one at a time in the data loading processes, or in batches with access to the model.
 
-Pixels are between 0 and 1, before normalization. Random numbers depend only on the noise seed and the example's index in the
-full data, not on order or process.
+A change of one image takes pixels (C, H, W), a random generator and the mean color, and returns pixels; a change of a batch
+takes pixels (B, C, H, W), an `AttackTarget` and the noise seed, and raises `UnsupportedCondition` for models that do not
+support it. Pixels are between 0 and 1, before normalization. Random numbers depend only on the noise seed and
+the example's index in the full data, not on order or process.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +27,6 @@ from attngraft.tasks.suites import BatchTarget, UnsupportedCondition, noise_gene
 GRID = 14  #: most patches along a side, as with patches of 16 pixels in an image of 224
 
 Color = tuple[float, ...]  #: one value per channel
-
-
-class ExampleChange(Protocol):
-    """Interface of a change of one image (C, H, W); `color` is the mean color."""
-
-    def __call__(self, pixels: Tensor, generator: torch.Generator, *, color: Color) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -105,19 +101,6 @@ class AttackTarget(BatchTarget):
     """Access to a model and a batch for changes of images; its functions take pixels (B, C, H, W) between 0 and 1."""
 
     color: Color
-
-
-class PixelChange(Protocol):
-    """Interface of a change of a batch of images (B, C, H, W)."""
-
-    gradients: ClassVar[bool]  #: as in `BatchChange`
-
-    def __call__(self, pixels: Tensor, target: AttackTarget, *, noise_seed: int) -> Tensor:
-        """Return the changed pixels.
-
-        Raises:
-            UnsupportedCondition: the model does not support this change.
-        """
 
 
 @dataclass(frozen=True)
