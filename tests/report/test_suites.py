@@ -11,6 +11,7 @@ from rich.console import Console
 from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.evaluation.suites.result import GroupResult, SuiteRun, find_suite_run, group_metric, save_suite_run
 from attngraft.report.suites import suite_heading, suite_table
+from attngraft.tasks.classification import Classification
 
 
 def found(metric: str = "top1", **more: object) -> SuiteRun:
@@ -40,7 +41,7 @@ def found(metric: str = "top1", **more: object) -> SuiteRun:
 
 def shown(result: SuiteRun) -> str:
     console = Console(width=100, record=True)
-    console.print(suite_table(result))
+    console.print(suite_table(result, Classification.metrics))
     return console.export_text()
 
 

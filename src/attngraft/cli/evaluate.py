@@ -152,24 +152,25 @@ def _evaluate_suites(target: Target, texts: list[str], *, as_json: bool, **where
     except SuitesFailed as error:
         found, failed = error.found, error
     if is_first_process():
-        _show(target.results, found, as_json=as_json)
+        _show(target, found, as_json=as_json)
     if failed is not None:
         raise failed
 
 
-def _show(results: Path, found: Sequence[SuiteRun], *, as_json: bool) -> None:
+def _show(target: Target, found: Sequence[SuiteRun], *, as_json: bool) -> None:
     from attngraft.report.suites import suite_heading, suite_table
+    from attngraft.tasks.task import load_task
 
     if as_json:
         print_json([dataclasses.asdict(each) for each in found])
         return
-    out = output_console(100, highlight=True)
+    out, metrics = output_console(100, highlight=True), load_task(target.recipe.task["name"]).metrics
     for each in found:
         out.print(suite_heading(each), markup=False, highlight=False, soft_wrap=True)
-        out.print(suite_table(each))
+        out.print(suite_table(each, metrics))
         reasons = [f"{group.label}: {group.reason}" for group in each.groups if group.reason]
         remarks = dict.fromkeys(text for group in each.groups for text in group.said)
         for note in [*each.notes, *reasons, *remarks]:
             out.print(f"Note: {note}", markup=False, highlight=False)
     if found:
-        out.print(f"Predictions and results: {results}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"Predictions and results: {target.results}", markup=False, highlight=False, soft_wrap=True)

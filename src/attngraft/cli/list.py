@@ -106,14 +106,13 @@ def _rows(what: str) -> list[dict[str, Any]]:
             for each in analyses()
         ]
     from attngraft.evaluation.suites import suites
-    from attngraft.targets.test_sets import TEST_SETS, how_to_get
 
     return [
         {
             "name": suite.name,
             "what": suite.summary,
             "conditions": str(len(suite.conditions) or ""),
-            "images": how_to_get(suite.name) if suite.name in TEST_SETS else "the run's validation part, or --data",
+            "images": suite.download or "the run's validation part, or --data",
         }
         for suite in suites().values()
     ]

@@ -1,1 +1,1 @@
-"""Evaluation beyond clean accuracy: attacks, occlusion and corruptions as functions of tensors, and suites of them."""
+"""Evaluation beyond clean accuracy: runs models under the suites that their tasks define."""

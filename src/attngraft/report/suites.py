@@ -15,10 +15,10 @@ from attngraft.results import wording
 from attngraft.results.sections import Metric
 from attngraft.results.study import ConditionResult, ConditionVariant, Interval, StudyResult, SuiteResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, minus, shown
-from attngraft.tasks.classification import Classification
-from attngraft.tasks.multilabel import MultiLabel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from attngraft.evaluation.suites.result import SuiteRun
 
 NOT_CORRECTED = (
@@ -127,14 +127,18 @@ def suite_heading(run: SuiteRun) -> str:
     return f"{run.title} ({of})"
 
 
-def suite_table(run: SuiteRun) -> Table:
+def suite_table(run: SuiteRun, of_task: Mapping[str, Metric]) -> Table:
     """Return a terminal table with a row per group of conditions and the mean of each metric over noise seeds.
 
     The primary metric is followed by its 95% interval. User text is never parsed as markup.
+
+    Args:
+        run: the results.
+        of_task: `Task.metrics` of the model's task.
     """
     names = list(dict.fromkeys(name for group in run.groups for name in group.metrics))
     names = sorted(names, key=lambda name: name != run.metric)[:_COLUMNS]
-    known = {**MultiLabel.metrics, **Classification.metrics, **METRICS}
+    known = {**of_task, **METRICS}
     metrics = {name: known.get(name, Metric(label=name.replace("_", " "))) for name in names}
     seeds = max((len(group.noise_seeds) for group in run.groups), default=0)
     intervals = {

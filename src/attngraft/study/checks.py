@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
-from attngraft.evaluation.suites.catalog import parse_suites
+from attngraft.evaluation.suites.catalog import parse_suites, require_suites
 from attngraft.grafting.plan import plan
 from attngraft.grafting.spec import parse
 from attngraft.results.wording import host_label
@@ -41,12 +41,14 @@ def refuse_unsupported(config: StudyConfig) -> None:
     Raises:
         ConfigError: a task lacks one.
     """
-    needs = [name for choice in parse_suites(config.suites) for name in choice.suite.needs]
-    needs += ["halving"] if config.halving is not None else []
+    choices = parse_suites(config.suites)
+    needs = ["halving"] if config.halving is not None else []
     recipe_of = config.recipes()
     for variant in config.variants:
         recipe = recipe_of(variant, config.seeds[0])
-        require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
+        task = load_task(recipe.task["name"])
+        require_suites(task, choices)
+        require(task, *needs, *(["teacher"] if recipe.distill is not None else []))
 
 
 def refuse_counted_updates(study: Study) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.evaluation.suites.cache import read_cached, read_columns, read_fingerprint, require_pyarrow
 from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites
-from attngraft.evaluation.suites.context import missing_images
 from attngraft.evaluation.suites.evaluate import evaluate_suites
 from attngraft.evaluation.suites.progress import SuiteProgress
 from attngraft.evaluation.suites.result import FAILURES, GroupResult, SuiteRun, find_suite_run
@@ -25,7 +24,6 @@ from attngraft.study.plan import Records, finished_runs
 from attngraft.study.predictions import RunStatistics, paired
 from attngraft.study.progress import StudyProgress
 from attngraft.study.verdict import compare_statistics, spread
-from attngraft.targets.test_sets import imagenet_order, open_test_set
 from attngraft.tasks.calibration import calibration_statistic
 from attngraft.tasks.images.sources import is_missing
 from attngraft.tasks.task import Task
@@ -68,12 +66,11 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
             raise DataError(
                 f"suite {choice.text}: {choice.data}: no such folder or file; give the folder or file of the images"
             )
-        if choice.suite.test_set:
+        if choice.suite.check is not None:
             if choice.data is None:
-                raise missing_images(choice.suite.test_set)
-            open_test_set(choice.suite.test_set, Path(choice.data))
-            if benchmark is not None:
-                imagenet_order(list(benchmark.data.facts.get("classes", ())), run=config.out)
+                raise choice.suite.missing()
+            classes = None if benchmark is None else list(benchmark.data.facts.get("classes", ()))
+            choice.suite.check(choice.suite.test_set, choice.data, classes, str(config.out))
     if benchmark is not None and config.suites:
         benchmark.task.suite_support()
 

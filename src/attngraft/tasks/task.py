@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from attngraft.results.sections import Metric, Section
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.codec import Serving as Serving
+
+if TYPE_CHECKING:
+    from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples, SuiteSupport
 
 Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, which stay on the CPU
 
@@ -58,6 +61,9 @@ _RENAMED = {
     "probe": "suite_support",
 }
 
+#: class -> module
+_MOVED = {"PixelAccess": "attngraft.tasks.images.suites.pixels", "SuiteSupport": "attngraft.tasks.suites"}
+
 
 class Split(ABC):
     """An indexed set of examples; an example depends only on (seed, epoch, index), never on the worker or process."""
@@ -76,6 +82,10 @@ class Split(ABC):
     @abstractmethod
     def name(self, index: int) -> str:
         """Return the example's name for messages and predictions, such as a path or `digits/17`."""
+
+    def fingerprint(self) -> bytes:
+        """Return what identifies the examples in addition to their names (labels, files), for cached predictions."""
+        return b""
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
         """Return the indices of one training epoch in their order, or None for a random permutation of all examples.
@@ -191,38 +201,6 @@ class Distillation(ABC):
             temperature: divides both models' logits.
             hard: use the teacher's predicted labels as targets instead of its probabilities.
         """
-
-
-class PixelAccess(ABC):
-    """Access to the images of examples and batches as values from 0 to 1; must be picklable, for loading processes."""
-
-    color: tuple[float, ...]  #: mean color: the value of each channel that normalization maps to 0
-
-    @abstractmethod
-    def from_example(self, example: Any) -> Tensor:
-        """Return the image of an evaluation example, (C, H, W) float32."""
-
-    @abstractmethod
-    def to_example(self, example: Any, pixels: Tensor) -> Any:
-        """Return the example with its image replaced by `pixels`; it must collate with unchanged examples."""
-
-    @abstractmethod
-    def from_batch(self, batch: Batch) -> Tensor:
-        """Return the images of an evaluation batch, (B, C, H, W) float32."""
-
-    @abstractmethod
-    def to_batch(self, batch: Batch, pixels: Tensor) -> Batch:
-        """Return the batch with its images replaced by `pixels`; differentiable."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuiteSupport:
-    """Access to a task's examples and predictions for evaluation suites (corruptions, attacks, ...)."""
-
-    pixels: PixelAccess
-    losses: Callable[[Any, Batch], Tensor]  #: (model outputs, batch) -> evaluation loss of each example, (B,)
-    columns: tuple[str, ...]  #: names of the `Predictions.arrays` to store
-    subset: Callable[[Split, np.ndarray], Split]  #: (split, indices) -> split of these examples only
 
 
 class Task(ABC):
@@ -488,8 +466,29 @@ class Task(ABC):
         """
         raise ConfigError(f"task {self.name}: does not support calibration (Task.calibration_inputs)")
 
+    @classmethod
+    def suites(cls) -> Mapping[str, Suite]:
+        """Return the suites for this kind of examples by name; those that need more than `capabilities` are refused.
+
+        Names must differ from those of other tasks' suites. A task without suites of its own is not checked.
+        """
+        return {}
+
+    def suite_examples(self, suite: Suite | None, source: str | None, model: JudgedModel) -> SuiteExamples | None:
+        """Open examples that only evaluations have, such as test sets; replaces `load`. None: `load` opens the source.
+
+        Args:
+            suite: a suite with a test set of its own; None: any other.
+            source: the user's data; None: none were given.
+            model: the model to evaluate.
+
+        Raises:
+            DataError: the examples cannot be used with this model.
+        """
+        return None
+
     def suite_support(self) -> SuiteSupport:
-        """Return access to pixels and predictions for evaluation suites; called after `load`.
+        """Return access to examples and predictions for evaluation suites; called after `load` or `suite_examples`.
 
         Raises:
             ConfigError: the task does not support suites.
@@ -505,6 +504,9 @@ def __getattr__(name: str) -> Any:
 
         warnings.warn(f"{__name__}.{name} is deprecated; override Task.measure", DeprecationWarning, stacklevel=2)
         return getattr(evaluator, name)
+    if name in _MOVED:
+        warnings.warn(f"{__name__}.{name} has moved to {_MOVED[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(_MOVED[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

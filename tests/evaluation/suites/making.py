@@ -1,19 +1,14 @@
-"""Runs to put under suites: random weights, and little folders of images as their data. And a model by itself."""
+"""Runs to put under suites: random weights, and little folders of images as their data."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from attngraft.evaluation.suites.changes import AttackTarget
 from tests.export.runs import VIT, make_run
 from tests.tasks.images.datasets import make_folder
 
 NAMES = ("cat", "dog", "owl")
-MEAN = (0.485, 0.456, 0.406)
 TREE = {"train": dict.fromkeys(NAMES, 4), "val": {"cat": 5, "dog": 4, "owl": 3}}
 
 
@@ -25,14 +20,3 @@ def run_with_images(folder: Path, graft: str | None = None, **more: Any) -> Path
     task = {"name": "classification", "data": {"source": str(data)}}
     train = {"batch_size": 4, "threads": 1}
     return make_run(folder, graft, **({"classes": NAMES, "host": VIT, "task": task, "train": train} | more))
-
-
-def attack_target(model: nn.Module, labels: Tensor, indices: list[int]) -> AttackTarget:
-    """A classifier, and a batch of the examples with these indices."""
-    return AttackTarget(
-        model=model,
-        outputs=model,
-        losses=lambda x: F.cross_entropy(model(x), labels, reduction="none"),
-        indices=indices,
-        color=MEAN,
-    )

@@ -1,136 +1,144 @@
-"""What each condition does to an image, against plain ways to the same with the numbers that the papers give."""
+"""Suites come from the tasks: which there are, and a task of another kind with a suite of its own."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
-from attngraft.evaluation.suites import Condition, suites
-from attngraft.evaluation.suites.changes import AttackTarget, SalientDropped, noise_generator
-from tests.evaluation.making import smooth_picture
-from tests.evaluation.plain import LEVELS, MOST_APART, differences, noisy
-from tests.evaluation.suites.making import MEAN, attack_target
-
-#: by suite and group, the corruption and its level
-CORRUPTED = {
-    "corruptions": {
-        f"{name}-{severity}": (name, level)
-        for name, levels in LEVELS.items()
-        for severity, level in enumerate(levels, start=1)
-    },
-    "noise": {
-        "gaussian_noise-5": ("gaussian_noise", 5 / 255),
-        "gaussian_noise-10": ("gaussian_noise", 10 / 255),
-        "shot_noise-60": ("shot_noise", 60),
-        "gaussian_blur-1": ("gaussian_blur", 1),
-        "gaussian_blur-2": ("gaussian_blur", 2),
-    },
-}
-GROUPS = [(suite, group, *what) for suite, groups in CORRUPTED.items() for group, what in groups.items()]
+from attngraft.errors import ConfigError
+from attngraft.evaluation.suites import SuiteRun, evaluate_suites, parse_suites, suites
+from attngraft.evaluation.suites.cache import read_columns
+from attngraft.tasks.images.suites import catalog
+from attngraft.tasks.images.suites.pixels import PixelAccess
+from attngraft.tasks.suites import BatchChange, BatchTarget, Condition, ExampleAccess, Suite, SuiteSupport
+from attngraft.tasks.task import TASKS, Split, load_task
+from attngraft.training.loop import train
+from tests.training.toys import Toy, ToySplit, toy_recipe
 
 
-def of_group(suite: str, group: str) -> list[Condition]:
-    return [condition for condition in suites()[suite].conditions if condition.group == group]
+class Patterns(ExampleAccess):
+    """Patterns (3, 16, 16) of any values, with their labels."""
+
+    def change_example(self, example: Any, change: Callable[..., Any], generator: torch.Generator) -> Any:
+        return change(example[0], generator), example[1]
+
+    def change_batch(self, batch: Any, change: BatchChange, target: BatchTarget, *, noise_seed: int) -> Any:
+        return change(batch, target)
 
 
-def shown(condition: Condition, pixels: Tensor, number: int = 0) -> np.ndarray:
-    """An example of this number, under the condition."""
-    assert condition.example is not None
-    return condition.example(pixels, noise_generator(condition.noise_seed or 0, number), color=MEAN).numpy()
+class Static:
+    def __call__(self, pattern: Tensor, generator: torch.Generator) -> Tensor:
+        return pattern + 5 * torch.randn(pattern.shape, generator=generator)
 
 
-@pytest.mark.parametrize("suite", CORRUPTED)
-def test_which_corruptions_there_are(suite: str) -> None:
-    assert {condition.group for condition in suites()[suite].conditions} == CORRUPTED[suite].keys()
+class Uphill:
+    """A step along the gradient of the loss."""
+
+    gradients: ClassVar[bool] = True
+
+    def __call__(self, batch: Any, target: BatchTarget) -> Any:
+        images = batch["image"].clone().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(target.losses({**batch, "image": images}).sum(), images)
+        target.report(f"{len(target.indices)} at a time")
+        return {**batch, "image": images.detach() + gradient.sign()}
 
 
-@pytest.mark.parametrize(("suite", "group", "name", "level"), [each for each in GROUPS if each[2] in MOST_APART])
-def test_what_draws_nothing(suite: str, group: str, name: str, level: float) -> None:
-    image = smooth_picture(112, 96)  # large enough that 0.01 more or less is another number of pixels
-    (condition,) = of_group(suite, group)
-    mean, most = differences(name, image.numpy(), level, shown(condition, image))
-    assert mean < MOST_APART[name][0] and most < MOST_APART[name][1]
+class ToySuites(Toy):
+    name = "toy_suites"
+    capabilities = frozenset({"suites", "attacks"})
+
+    @classmethod
+    def suites(cls) -> Mapping[str, Suite]:
+        conditions = (
+            Condition(name="as-is", group="as-is", label="as it is"),
+            *(Condition(name=f"s{n}", group="s", label="static", noise_seed=n, example=Static()) for n in range(2)),
+            Condition(name="uphill", group="uphill", label="uphill", batch=Uphill()),
+        )
+        return {"static": Suite(name="static", title="Static", summary="noise", conditions=conditions)}
+
+    def suite_support(self) -> SuiteSupport:
+        return SuiteSupport(access=Patterns(), losses=_losses, columns=("logits", "label"), subset=_first)
 
 
-@pytest.mark.parametrize(("suite", "group", "name", "level"), [each for each in GROUPS if each[2] not in MOST_APART])
-def test_noise(suite: str, group: str, name: str, level: float) -> None:
-    """Over its five seeds: how far values go from dark, gray and bright, and how far squared, to five standard errors."""
-    conditions = of_group(suite, group)
-    assert [condition.noise_seed for condition in conditions] == [0, 1, 2, 3, 4]
-    for gray in (0.25, 0.5, 0.8):
-        plain = np.full((3, 96, 96), gray, dtype=np.float32)
-        found = np.stack([shown(condition, torch.from_numpy(plain)) for condition in conditions]) - gray
-        expected = noisy(name, np.full(10 * plain.size, gray), level, np.random.default_rng(0)) - gray
-        for power in (1, 2):
-            error = np.std(expected**power) * (1 / found.size + 1 / expected.size) ** 0.5
-            assert abs(np.mean(found**power) - np.mean(expected**power)) < 5 * error
+def _losses(outputs: Tensor, batch: Any) -> Tensor:
+    return F.cross_entropy(outputs, batch["label"], reduction="none")
 
 
-def test_hidden_center() -> None:
-    image = smooth_picture(32, 64)
-    expected = image.numpy().copy()
-    expected[:, 8:24, 16:48] = np.array(MEAN)[:, None, None]
-    (condition,) = of_group("occlusion", "center")
-    np.testing.assert_array_equal(shown(condition, image), expected)
+def _first(split: Split, indices: np.ndarray) -> Split:
+    assert isinstance(split, ToySplit) and (indices == np.arange(len(indices))).all()
+    return ToySplit(len(indices), split._config, seed=split._seed, first=split._first)
 
 
-@pytest.mark.parametrize("percent", [25, 50, 75])
-def test_dropped_patches(percent: int) -> None:
-    """Of 8 pixels, those with the highest draws."""
-    image = smooth_picture(64, 96)
-    conditions = of_group("patches", f"random-{percent}")
-    assert [condition.noise_seed for condition in conditions] == [0, 1, 2, 3, 4]
-    for condition in conditions:
-        draws = torch.rand(96, generator=noise_generator(condition.noise_seed or 0, 7)).numpy()
-        expected = image.numpy().copy()
-        for place in np.argsort(-draws)[: 96 * percent // 100]:
-            row, column = divmod(place, 12)
-            expected[:, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = np.array(MEAN)[:, None, None]
-        np.testing.assert_array_equal(shown(condition, image, number=7), expected)
-    (salient,) = of_group("patches", f"salient-{percent}")
-    assert salient.batch == SalientDropped(percent / 100)
+class ToyPixels(PixelAccess):
+    color = (0.5, 0.5, 0.5)
+
+    def from_example(self, example: Any) -> Tensor:
+        return example[0].sigmoid()
+
+    def to_example(self, example: Any, pixels: Tensor) -> Any:
+        return pixels.logit(), example[1]
+
+    def from_batch(self, batch: Any) -> Tensor:
+        return batch["image"].sigmoid()
+
+    def to_batch(self, batch: Any, pixels: Tensor) -> Any:
+        return {**batch, "image": pixels.logit()}
 
 
-def attacked(name: str, part: int, pixels: Tensor, model: AttackTarget) -> np.ndarray:
-    (condition,) = of_group(name, f"{name}-{part}")
-    assert condition.batch is not None
-    return condition.batch(pixels, model, noise_seed=condition.noise_seed or 0).numpy()
+class ToyWithPixels(Toy):
+    """As earlier versions had it: no suites of its own, so that it gets those of images."""
+
+    name = "toy_pixels"
+
+    def suite_support(self) -> SuiteSupport:
+        with pytest.warns(DeprecationWarning, match="use access"):
+            return SuiteSupport(pixels=ToyPixels(), losses=_losses, columns=("logits", "label"), subset=_first)
 
 
-@pytest.mark.parametrize("part", [1, 2, 4, 8])
-def test_fgsm(part: int) -> None:
-    """On a softmax regression, whose gradient is W^T (p - y)."""
-    torch.manual_seed(0)
-    linear, labels = nn.Linear(3 * 4 * 4, 5).double(), torch.tensor([0, 1, 2, 3])
-    pixels = torch.rand(4, 3, 4, 4, dtype=torch.float64)
-    x, weight, bias = pixels.flatten(1).numpy(), linear.weight.detach().numpy(), linear.bias.detach().numpy()
-    shares = np.exp(x @ weight.T + bias)
-    gradient = (shares / shares.sum(1, keepdims=True) - np.eye(5)[labels.numpy()]) @ weight
-    found = attacked("fgsm", part, pixels, attack_target(nn.Sequential(nn.Flatten(), linear), labels, [0, 1, 2, 3]))
-    expected = np.clip(x + part / 255 * np.sign(gradient), 0, 1)
-    np.testing.assert_allclose(found.reshape(4, -1), expected, atol=1e-12)
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for task in (ToySuites, ToyWithPixels):
+        monkeypatch.setitem(TASKS, task.name, f"{__name__}:{task.__name__}")
 
 
-@pytest.mark.parametrize("part", [1, 2, 4, 8])
-def test_pgd(part: int) -> None:
-    """Uphill to a top of the loss near each pixel, and to and fro around it: where that ends is a matter of every step."""
-    torch.manual_seed(0)
-    numbers, epsilon = [7, 8, 9, 10], part / 255
-    pixels = torch.rand(4, 3, 4, 4, dtype=torch.float64)
-    top = pixels + 1.5 * epsilon * (2 * torch.rand_like(pixels) - 1)
-    hill = replace(
-        attack_target(nn.Identity(), torch.zeros(4), numbers), losses=lambda x: -(x - top).square().sum((1, 2, 3))
-    )
-    start = pixels.numpy()
-    draws = (
-        torch.stack([torch.rand(3, 4, 4, generator=noise_generator(0, number)) for number in numbers]).double().numpy()
-    )
-    moved = np.clip(start + epsilon * (2 * draws - 1), 0, 1)
-    for _ in range(10):
-        moved = moved + 0.25 * epsilon * np.sign(top.numpy() - moved)
-        moved = np.clip(np.clip(moved, start - epsilon, start + epsilon), 0, 1)
-    np.testing.assert_allclose(attacked("pgd", part, pixels, hill), moved, atol=1e-7)  # draws are of single precision
+def evaluated(folder: Path, task: type[Toy], suite: str) -> SuiteRun:
+    train(toy_recipe({"name": task.name}), folder)
+    (found,) = evaluate_suites(folder, parse_suites([suite]))
+    return found
+
+
+def test_suites_are_those_of_the_tasks() -> None:
+    assert load_task("text_classification").suites() == {}
+    assert load_task("classification").suites() is load_task("multilabel").suites() is catalog.suites()
+    assert list(suites()) == [*catalog.suites(), "static"]
+
+
+def test_a_suite_of_another_kind_of_examples(tmp_path: Path) -> None:
+    found = evaluated(tmp_path, ToySuites, "static")
+    groups = {group.name: group for group in found.groups}
+    assert groups["s"].noise_seeds == [0, 1]
+    assert groups["uphill"].said == ["10 at a time"]
+    logits = {group: read_columns(tmp_path / "evaluation" / each.files[0])["logits"] for group, each in groups.items()}
+    labels = torch.arange(10) % 3
+    losses = {group: F.cross_entropy(torch.from_numpy(np.stack(each)), labels).item() for group, each in logits.items()}
+    assert losses["uphill"] > losses["as-is"]
+    assert losses["s"] != losses["as-is"]
+
+
+def test_suites_of_other_tasks_are_refused(tmp_path: Path) -> None:
+    train(toy_recipe({"name": "toy_suites"}), tmp_path)
+    with pytest.raises(ConfigError, match="task toy_suites: has no suite noise; available: static$"):
+        evaluate_suites(tmp_path, parse_suites(["noise"]))
+
+
+def test_a_task_with_pixels_and_no_suites_of_its_own(tmp_path: Path) -> None:
+    found = evaluated(tmp_path, ToyWithPixels, "occlusion")
+    assert found.groups[0].metrics["top1"].mean > 0

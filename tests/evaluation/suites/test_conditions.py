@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.evaluation.attacks import fgsm
 from attngraft.evaluation.suites import parse_suites
-from attngraft.evaluation.suites.changes import AttackTarget, OneStep
 from attngraft.evaluation.suites.conditions import ConditionEvaluator, TargetModel
 from attngraft.evaluation.suites.context import open_context
 from attngraft.evaluation.suites.progress import SuiteProgress
+from attngraft.tasks.classification.suites import RestrictedClassifier
+from attngraft.tasks.images.suites.attacks import fgsm
+from attngraft.tasks.images.suites.changes import AttackTarget, OneStep
 from attngraft.training.evaluate import run_target, trained_model
 from attngraft.training.run_folder import read_run
 from attngraft.training.setup import create_accelerator
@@ -45,7 +46,8 @@ class Watched:
 def test_attacks_are_in_full_precision_and_answers_in_the_runs(tmp_path: Path, answers: np.ndarray | None) -> None:
     record = read_run(run_with_images(tmp_path / "run", train={"batch_size": 4, "threads": 1, "amp": "bf16"}))
     (choice,) = parse_suites(["fgsm"])
-    context = replace(open_context(run_target(record, "last"), choice), allowed=answers)
+    restrict = None if answers is None else partial(RestrictedClassifier, allowed=answers, classes=3)
+    context = replace(open_context(run_target(record, "last"), choice), restrict=restrict)
     watched = Watched(OneStep(8 / 255))
     condition = replace(choice.suite.conditions[0], batch=watched)
     run = TargetModel(run_target(record, "last"), create_accelerator(record.recipe))

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from scipy import stats
 
 from attngraft.errors import AttngraftError, ConfigError, DataError, TrainingError, UsageError
-from attngraft.evaluation.corruptions import corruption
 from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites, parse_suites
 from attngraft.evaluation.suites.cache import read_columns
-from attngraft.evaluation.suites.changes import noise_generator
 from attngraft.evaluation.suites.progress import SuiteProgress
+from attngraft.tasks.images.suites.changes import noise_generator
+from attngraft.tasks.images.suites.corruptions import corruption
 from attngraft.training.evaluate import evaluate_run, open_split, run_target, trained_model
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent

@@ -6,9 +6,10 @@ for result in evaluate_suites("runs/flowers", parse_suites(["robustness", "calib
     print(result.title, {group.label: group.metrics[result.metric].mean for group in result.groups})
 """
 
-from attngraft.evaluation.suites.catalog import Condition, Suite, SuiteChoice, parse_suites, suites
+from attngraft.evaluation.suites.catalog import SuiteChoice, parse_suites, suites
 from attngraft.evaluation.suites.evaluate import evaluate_suites
 from attngraft.evaluation.suites.result import GroupMetric, GroupResult, SuiteRun, SuitesFailed
+from attngraft.tasks.suites import Condition, Suite
 
 __all__ = [
     "Condition",

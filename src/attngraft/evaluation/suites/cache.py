@@ -30,7 +30,7 @@ class CachedPredictions:
     metrics: dict[str, float]
     binary: bool  #: whether scores are 0 or 1
     examples: int
-    said: list[str]  #: remarks on how the images were changed
+    said: list[str]  #: remarks on how the examples were changed
 
 
 def require_pyarrow() -> None:

@@ -1,78 +1,18 @@
-"""Definitions of conditions and suites, and the catalog of suites."""
+"""The suites of all tasks, and the choice of some by name."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal
+from dataclasses import dataclass
 
-from attngraft.errors import UsageError
-from attngraft.evaluation.corruptions import CORRUPTIONS
-from attngraft.evaluation.suites.changes import (
-    BatchChange,
-    CenterHidden,
-    Corrupted,
-    ExampleChange,
-    ManySteps,
-    OneStep,
-    PatchesDropped,
-    SalientDropped,
-)
+from attngraft.errors import ConfigError, UsageError
 from attngraft.suggest import did_you_mean
-from attngraft.targets.test_sets import TEST_SETS
-
-NOISE_SEEDS = (0, 1, 2, 3, 4)  #: five seeds, as in CB's Table 12
-EPSILONS = (1, 2, 4, 8)  #: largest change of a pixel in attacks, out of 255
-SHARES = (25, 50, 75)  #: percentages of dropped patches
-STEPS = 10  #: number of PGD steps
-
-#: `conditions`: examples are evaluated under each condition; `calibration`: of predictions on clean images; `throughput`:
-#: timing without predictions
-Kind = Literal["conditions", "calibration", "throughput"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """A change applied to all examples, by at most one of `example` and `batch`; with neither, examples are unchanged."""
-
-    name: str  #: name of the file, unique in the suite
-    group: str  #: group of conditions that differ only in their noise seed and are averaged
-    label: str  #: description of the group
-    settings: Mapping[str, Any] = field(default_factory=dict)  #: everything that affects the predictions, JSON-ready
-    noise_seed: int | None = None  #: None: the condition is not random
-    example: ExampleChange | None = None
-    batch: BatchChange | None = None
-    kind: str = ""  #: name of the corruption if groups are its severities, whose mean is also reported
-    severity: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Suite:
-    """A named list of conditions, or an alias for several suites."""
-
-    name: str
-    title: str
-    summary: str  #: description in one line
-    conditions: tuple[Condition, ...] = ()
-    kind: Kind = "conditions"
-    home: str = ""  #: name of the suite whose predictions are used; empty: this suite
-    stands_for: tuple[str, ...] = ()  #: names of the suites that this alias stands for
-    test_set: str = ""  #: name of the test set that the user must download (`test_sets.TEST_SETS`)
-
-    @property
-    def folder(self) -> str:
-        return self.home or self.name
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """The capabilities that a task must have."""
-        attacks = any(each.batch is not None and each.batch.gradients for each in self.conditions)
-        extra = {"attacks": attacks, "calibration": self.kind == "calibration", "labels": bool(self.test_set)}
-        return ("suites", *(name for name, needed in extra.items() if needed))
+from attngraft.tasks.capabilities import require
+from attngraft.tasks.suites import Suite
+from attngraft.tasks.task import Task, known_tasks, load_task
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:
-    """A requested suite, with a folder of images if they are not the run's."""
+    """A requested suite, with a folder of examples if they are not the run's."""
 
     suite: Suite
     data: str | None = None
@@ -83,97 +23,30 @@ class SuiteChoice:
         return self.suite.name if self.data is None else f"{self.suite.name}={self.data}"
 
 
-@cache
 def suites() -> Mapping[str, Suite]:
-    """Return all suites by name."""
-    clean = (Condition(name="clean", group="clean", label="clean"),)
-    center = Condition(
-        name="center",
-        group="center",
-        label="center hidden, half of each side",
-        settings={"side": 0.5},
-        example=CenterHidden(0.5),
-    )
-    suites = [
-        Suite(name="clean", title="Clean images", summary="unchanged images", conditions=clean),
-        Suite(
-            name="occlusion",
-            title="Hidden center",
-            summary="the central quarter in the mean color (CB, Table 8: 112 x 112 of 224 x 224 pixels)",
-            conditions=(center,),
-        ),
-        Suite(
-            name="patches",
-            title="Dropped patches",
-            summary="25, 50, 75 % of the patches in the mean color: at random (five noise seeds), or the most attended",
-            conditions=tuple(_patches()),
-        ),
-        Suite(
-            name="fgsm",
-            title="FGSM",
-            summary="one step of the gradient's sign: 1, 2, 4 and 8 of 255, on pixels before normalization",
-            conditions=tuple(_fgsm()),
-        ),
-        Suite(
-            name="pgd",
-            title="PGD",
-            summary=f"{STEPS} such steps from a random start: 1, 2, 4 and 8 of 255",
-            conditions=tuple(_pgd()),
-        ),
-        Suite(
-            name="corruptions",
-            title="Corruptions",
-            summary=f"{', '.join(CORRUPTIONS)}: five severities each, with five noise seeds where they are random",
-            conditions=tuple(_corruptions()),
-        ),
-        Suite(
-            name="noise",
-            title="Noise and blur of CB's Table 12",
-            summary="Gaussian noise of 5 and 10 of 255, shot noise, blur of 1 and 2 pixels; five noise seeds",
-            conditions=tuple(_noise()),
-        ),
-        Suite(
-            name="calibration",
-            title="Calibration",
-            summary="expected calibration error and reliability diagram, from predictions on clean images",
-            conditions=clean,
-            kind="calibration",
-            home="clean",
-        ),
-        Suite(
-            name="throughput",
-            title="Throughput",
-            summary="images per second and peak memory of evaluation on this machine",
-            kind="throughput",
-        ),
-    ]
-    for name, each in TEST_SETS.items():
-        summary = f"{each.summary}; downloaded by you: --data FOLDER"
-        unchanged = Condition(name=name, group=name, label=each.title)
-        suites.append(Suite(name=name, title=each.title, summary=summary, conditions=(unchanged,), test_set=name))
-    members = ("occlusion", "patches", "fgsm", "noise")
-    suites.append(
-        Suite(
-            name="robustness",
-            title="Robustness",
-            summary="alias for occlusion, patches, fgsm and noise",
-            stands_for=members,
-        )
-    )
-    return {suite.name: suite for suite in suites}
+    """Return the suites of all tasks by name; an installed package that cannot be imported has none."""
+    found: dict[str, Suite] = {}
+    for name in known_tasks():
+        try:
+            found |= load_task(name).suites()
+        except ConfigError:
+            continue
+    return found
 
 
 def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[SuiteChoice, ...]:
     """Parse requested suites, keeping their order and dropping duplicates.
 
     Args:
-        texts: names of suites, each a single name, a comma-separated list, or `name=FOLDER` with a folder of images.
+        texts: names of suites, each a single name, a comma-separated list, or `name=FOLDER` with a folder of examples.
         option: name of the command-line option, for messages.
 
     Raises:
         UsageError: a suite is unknown, or has two folders.
     """
-    known, chosen = suites(), dict[str, SuiteChoice]()
+    texts = list(texts)
+    known = suites() if texts else {}  # which imports all tasks
+    chosen = dict[str, SuiteChoice]()
     for text in texts:
         parts = [text] if "=" in text else text.split(",")
         for part in parts:
@@ -190,76 +63,14 @@ def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[Suit
     return tuple(chosen.values())
 
 
-def _fgsm() -> Iterable[Condition]:
-    for part in EPSILONS:
-        name, settings = f"fgsm-{part}", {"attack": "fgsm", "epsilon": part / 255}
-        yield Condition(name=name, group=name, label=f"FGSM, {part}/255", settings=settings, batch=OneStep(part / 255))
+def require_suites(task: Task | type[Task], choices: Iterable[SuiteChoice]) -> None:
+    """Check that a task has suites; of a task without suites of its own, only the capabilities are checked.
 
-
-def _pgd() -> Iterable[Condition]:
-    for part in EPSILONS:
-        yield Condition(
-            name=f"pgd-{part}",
-            group=f"pgd-{part}",
-            label=f"PGD, {part}/255, {STEPS} steps",
-            settings={"attack": "pgd", "epsilon": part / 255, "steps": STEPS, "step": 2.5 * part / 255 / STEPS},
-            noise_seed=0,
-            batch=ManySteps(part / 255, STEPS),
-        )
-
-
-def _patches() -> Iterable[Condition]:
-    for share in SHARES:
-        for seed in NOISE_SEEDS:
-            yield Condition(
-                name=f"random-{share}-seed{seed}",
-                group=f"random-{share}",
-                label=f"{share} % of the patches, at random",
-                settings={"share": share / 100, "by": "random"},
-                noise_seed=seed,
-                example=PatchesDropped(share / 100),
-            )
-    for share in SHARES:
-        yield Condition(
-            name=f"salient-{share}",
-            group=f"salient-{share}",
-            label=f"{share} % of the patches, most looked at",
-            settings={"share": share / 100, "by": "salience"},
-            batch=SalientDropped(share / 100),
-        )
-
-
-def _corruptions() -> Iterable[Condition]:
-    for name, each in CORRUPTIONS.items():
-        for severity, level in enumerate(each.levels, start=1):
-            label = "JPEG" if name == "jpeg" else name.replace("_", " ")
-            yield from _corrupted(name, level, f"{name}-{severity}", label, severity)
-
-
-#: name of the corruption, level, name and label of the condition
-_TABLE_12 = (
-    ("gaussian_noise", 5 / 255, "gaussian_noise-5", "Gaussian noise, 5/255"),
-    ("gaussian_noise", 10 / 255, "gaussian_noise-10", "Gaussian noise, 10/255"),
-    ("shot_noise", 60.0, "shot_noise-60", "shot noise, 60 photons"),  # not stated in the table; ImageNet-C's severity 1
-    ("gaussian_blur", 1.0, "gaussian_blur-1", "Gaussian blur, 1 pixel"),
-    ("gaussian_blur", 2.0, "gaussian_blur-2", "Gaussian blur, 2 pixels"),
-)
-
-
-def _noise() -> Iterable[Condition]:
-    for name, level, group, label in _TABLE_12:
-        yield from _corrupted(name, level, group, label, None)
-
-
-def _corrupted(name: str, level: float, group: str, label: str, severity: int | None) -> Iterable[Condition]:
-    for seed in NOISE_SEEDS if CORRUPTIONS[name].random else (None,):
-        yield Condition(
-            name=group if seed is None else f"{group}-seed{seed}",
-            group=group,
-            label=label if severity is None else f"{label}, severity {severity}",
-            settings={"corruption": name, "level": level},
-            noise_seed=seed,
-            example=Corrupted(name, level),
-            kind=name if severity is not None else "",
-            severity=severity,
-        )
+    Raises:
+        ConfigError: it lacks a capability, or the suite is for another kind of examples.
+    """
+    own = task.suites()
+    for choice in choices:
+        require(task, *choice.suite.needs)
+        if own and choice.suite.name not in own:
+            raise ConfigError(f"task {task.name}: has no suite {choice.suite.name}; available: {', '.join(own)}")

@@ -1,20 +1,16 @@
 """Evaluation of a model under the conditions of one suite."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from attngraft.evaluation.suites.catalog import Condition
-from attngraft.evaluation.suites.changes import AttackTarget
 from attngraft.evaluation.suites.context import ChangedSplit, EvaluationContext
 from attngraft.evaluation.suites.progress import SuiteProgress
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.suites import BatchTarget, Condition
 from attngraft.tasks.task import Batch, Evaluation
 from attngraft.training.evaluate import SplitEvaluator
 from attngraft.training.inputs import in_format
@@ -51,26 +47,6 @@ class _Wrapper(nn.Module):
         return self.model(*args, **kwargs)
 
 
-class RestrictedClassifier(nn.Module):
-    """A classifier restricted to some of its classes; the others get very low logits.
-
-    The logits are not minus infinity, which would make losses of individual classes NaN.
-    """
-
-    allowed: Tensor
-
-    def __init__(self, model: nn.Module, allowed: np.ndarray, *, classes: int) -> None:
-        super().__init__()
-        self.model, self.classes = model, classes
-        mask = torch.zeros(classes, dtype=torch.bool)
-        mask[torch.from_numpy(allowed)] = True
-        self.register_buffer("allowed", mask)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        logits = mean_logits(self.model(*args, **kwargs), classes=self.classes)
-        return logits.masked_fill(~self.allowed, torch.finfo(logits.dtype).min / 4)
-
-
 class ConditionEvaluator:
     """Evaluate a model under the conditions of one suite, with the same data loading processes for all conditions."""
 
@@ -84,7 +60,7 @@ class ConditionEvaluator:
     ) -> None:
         self._model, self._context, self._conditions, self._progress = model, context, list(conditions), progress
         self._evaluators: dict[bool, SplitEvaluator] = {}
-        self.remarks: dict[str, None] = {}  #: remarks on how the images were changed under the last condition
+        self.remarks: dict[str, None] = {}  #: remarks on how the examples were changed under the last condition
 
     def __call__(self, condition: Condition, stop: StopSignal) -> Evaluation | None:
         """Evaluate under one condition; return None if `stop` was set before the end.
@@ -102,8 +78,8 @@ class ConditionEvaluator:
 
         evaluate = self._evaluator(gradients=condition.batch is not None and condition.batch.gradients)
         evaluation = evaluate(model, stop=stop, change=change, epoch=self._conditions.index(condition))
-        accepted = self._context.accepted
-        return score_accepted(evaluation, accepted) if evaluation is not None and accepted else evaluation
+        score = self._context.score
+        return evaluation if evaluation is None or score is None else score(evaluation)
 
     def close(self) -> None:
         """Stop the data loading processes."""
@@ -111,10 +87,8 @@ class ConditionEvaluator:
             evaluator.stop_workers()
 
     def _restricted(self, model: nn.Module) -> nn.Module:
-        if self._context.allowed is None:
-            return model
-        classes = len(self._context.facts["classes"])
-        return RestrictedClassifier(model, self._context.allowed, classes=classes).to(self._model.accelerator.device)
+        restrict = self._context.restrict
+        return model if restrict is None else restrict(model).to(self._model.accelerator.device)
 
     def _evaluator(self, *, gradients: bool) -> SplitEvaluator:
         if gradients not in self._evaluators:
@@ -125,7 +99,7 @@ class ConditionEvaluator:
                 micro = max(1, train.batch_size // train.accumulate // (1 if train.amp == "no" else 2))
                 size = min(train.eval_batch_size or micro, micro)
                 recipe = replace(recipe, train=replace(train, eval_batch_size=size))
-            examples = ChangedSplit(context.split, context.indices, self._conditions, context.support.pixels)
+            examples = ChangedSplit(context.split, context.indices, self._conditions, context.support.access)
             self._evaluators[gradients] = SplitEvaluator(
                 context.task,
                 context.split,
@@ -142,39 +116,21 @@ class ConditionEvaluator:
         """Return the batch under the condition; attacks use gradients of `exact`, the model in full precision."""
         if condition.batch is None:
             return batch
-        context, pixels = self._context, self._context.support.pixels
-        layout = self._model.target.recipe.train.channels_last
+        context, layout = self._context, self._model.target.recipe.train.channels_last
 
-        def call(called: nn.Module, changed: Tensor) -> Any:
-            args, kwargs = in_format(context.task.to_model(pixels.to_batch(batch, changed)), channels_last=layout)
+        def call(called: nn.Module, changed: Batch) -> Any:
+            args, kwargs = in_format(context.task.to_model(changed), channels_last=layout)
             return called(*args, **kwargs)
 
-        def outputs(changed: Tensor) -> Any:
+        def outputs(changed: Batch) -> Any:
             with self._model.accelerator.autocast():
                 return call(model, changed)
 
-        target = AttackTarget(
+        target = BatchTarget(
             model=self._model.core,
             outputs=outputs,
             losses=lambda changed: context.support.losses(call(exact, changed), batch),
             indices=[int(context.indices[index]) for index in indices.tolist()],
-            color=pixels.color,
             report=lambda text: self.remarks.update({text: None}),
         )
-        changed = condition.batch(pixels.from_batch(batch), target, noise_seed=condition.noise_seed or 0)
-        return pixels.to_batch(batch, changed)
-
-
-def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]) -> Evaluation:
-    """Score predictions as correct if they are among the `accepted` classes of their image; `real` is the accuracy.
-
-    Metrics that compare with a single label are dropped, because the choice among several labels is arbitrary.
-    """
-    predictions = evaluation.predictions
-    correct = [
-        int(predicted) in accepted[name]
-        for name, predicted in zip(predictions.names, predictions.arrays["predicted"], strict=True)
-    ]
-    score = np.array(correct, dtype=np.float64)
-    scored = replace(predictions, score=score, binary=True)
-    return replace(evaluation, metrics={"real": float(score.mean())}, predictions=scored)
+        return context.support.access.change_batch(batch, condition.batch, target, noise_seed=condition.noise_seed or 0)

@@ -2,49 +2,48 @@
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from attngraft.errors import DataError, UsageError
-from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
-from attngraft.evaluation.suites.changes import noise_generator
-from attngraft.targets.test_sets import by_top_folder, how_to_get, imagenet_order, open_test_set
-from attngraft.tasks.classification import Classification
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
-from attngraft.tasks.images.sources.folder import FolderImages, list_folder
-from attngraft.tasks.images.splits import LabelledSplit
-from attngraft.tasks.task import Batch, PixelAccess, Split, SuiteSupport, Task
+from attngraft.evaluation.suites.catalog import SuiteChoice
+from attngraft.tasks.suites import (
+    Condition,
+    ExampleAccess,
+    JudgedModel,
+    Suite,
+    SuiteExamples,
+    SuiteSupport,
+    noise_generator,
+)
+from attngraft.tasks.task import Batch, Split, Task
 from attngraft.training.build import build_task
 from attngraft.training.evaluate import open_split, with_data
 from attngraft.training.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationContext:
+class EvaluationContext(SuiteExamples):
     """The examples to evaluate, and how predictions on them are scored."""
 
     task: Task
     support: SuiteSupport
-    split: Split
-    facts: Mapping[str, Any]  #: facts of the model's task, for `Task.measure`
     indices: np.ndarray  #: indices of the examples in the full data, which determine random numbers
     source: str  #: description of the examples' source
     digest: str = ""  #: digest of the examples
     slug: str = ""  #: suffix of the folder for results; empty for the run's full validation split
-    allowed: np.ndarray | None = None  #: classes that may be predicted; None: all
-    accepted: Mapping[str, Sequence[int]] = field(default_factory=dict)  #: by example name, all correct classes
-    notes: tuple[str, ...] = ()
 
 
 class ChangedSplit(Split):
     """The examples of `split` under a condition; the epoch in the key is the condition's index."""
 
-    def __init__(self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], pixels: PixelAccess) -> None:
-        self.split, self.indices, self.conditions, self.pixels = split, indices, conditions, pixels
+    def __init__(
+        self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], access: ExampleAccess
+    ) -> None:
+        self.split, self.indices, self.conditions, self.access = split, indices, conditions, access
 
     def __len__(self) -> int:
         return len(self.split)
@@ -55,8 +54,7 @@ class ChangedSplit(Split):
         if condition.example is None:
             return example
         generator = noise_generator(condition.noise_seed or 0, int(self.indices[index]))
-        changed = condition.example(self.pixels.from_example(example), generator, color=self.pixels.color)
-        return self.pixels.to_example(example, changed)
+        return self.access.change_example(example, condition.example, generator)
 
     def collate(self, examples: list[Any]) -> Batch:
         return self.split.collate(examples)
@@ -83,16 +81,16 @@ def open_context(
         limit: number of examples, evenly spaced.
 
     Raises:
-        DataError: the data cannot be used, there are images outside of the class folders, or the suite's images must be
-            downloaded; then the message has the instructions.
-        ConfigError: the task does not support suites that change images.
+        DataError: the data cannot be used, or the suite's test set must be downloaded; then the message has the
+            instructions.
+        ConfigError: the task does not support suites.
         UsageError: a split of a test set is requested.
     """
     source = choice.data if choice.data is not None else data
     if choice.suite.test_set:
         if split is not None:
             raise UsageError(f"--split {split}: suite {choice.suite.name} has its own images; remove --split")
-        context = _test_set(target, choice.suite.test_set, source)
+        context = _test_set(target, choice.suite, source)
     else:
         context = _of_data(target, source, split)
     slug = []
@@ -116,112 +114,56 @@ def open_context(
     return replace(part, digest=digest, slug="-".join(slug))
 
 
-def _test_set(target: Target, name: str, source: str | None) -> EvaluationContext:
+def _test_set(target: Target, suite: Suite, source: str | None) -> EvaluationContext:
     section = target.recipe.task
-    if source is not None and "data" not in section:  # the classes are ImageNet's, whatever the images
+    if source is not None and "data" not in section:  # the classes are those of the test set, whatever the data
         section = {**section, "data": {"source": source}}
     elif source is None and "data" not in section:
-        raise missing_images(name)
+        raise suite.missing()
     task = build_task(replace(target.recipe, task=section))
-    if not isinstance(task, Classification):
+    examples = _suite_examples(task, target, suite, source)
+    if examples is None:
         raise DataError(
-            f"{target.name}: suite {name} has one label per image, but the task is {task.name}; remove the suite"
+            f"{target.name}: task {task.name} cannot open the test set of suite {suite.name}; remove the suite"
         )
-    facts = target.facts if target.is_run or target.facts else _imagenet_facts(target)
-    order = imagenet_order(list(facts.get("classes", ())), run=target.name)
-    if source is None:
-        raise missing_images(name)
-    test_set = open_test_set(name, Path(source))
-    images = test_set.images.take(np.arange(len(test_set.images)), order[test_set.images.labels])
-    return replace(
-        _of_images(target, task, images, facts=facts, source=source),
-        allowed=None if test_set.classes is None else order[list(test_set.classes)],
-        accepted={image: [int(order[label]) for label in labels] for image, labels in test_set.accepted.items()},
-        notes=test_set.notes,
-    )
-
-
-def _imagenet_facts(target: Target) -> Mapping[str, Any]:
-    """Return the facts of a model known only by host and weights: classes are numbered, as in timm."""
-    classes = target.model_args.get("num_classes", 0)
-    return {
-        "classes": [str(number) for number in range(classes)],
-        "input": {"eval_crop_pct": target.host_input().get("crop_pct")},
-    }
-
-
-def missing_images(name: str) -> DataError:
-    """Return the error for a suite whose images were not provided, with download instructions."""
-    return DataError(f"suite {name}: {how_to_get(name)}")
+    return _context(task, examples, source=str(source))
 
 
 def _of_data(target: Target, source: str | None, split: str | None) -> EvaluationContext:
-    facts, opened = target.facts, None
-    if not target.is_run and not facts:
-        opened = open_split(target, data=source, split=split)  # the classes are those of the data
-        facts = opened.facts
-    if source is not None and split is None and (found := _class_folders(target, source, facts)) is not None:
-        return found
+    opened = None
+    if not target.is_run and not target.facts:  # the classes are those of the data
+        opened = open_split(target, data=source, split=split)
+        target = replace(target, facts=opened.facts)
+    if source is not None and split is None:
+        task = build_task(with_data(target.recipe, source, None))
+        found = _suite_examples(task, target, None, source)
+        if found is not None:
+            return _context(task, found, source=source)
     opened = opened or open_split(target, data=source, split=split)
     named = [part for part in (source, split) if part is not None]
     description = ", ".join(named) or f"the {target.kind}'s own validation part"
-    return _context(opened.task, opened.split, facts=opened.facts, source=description)
+    return _context(opened.task, SuiteExamples(split=opened.split, facts=opened.facts), source=description)
 
 
-def _class_folders(target: Target, source: str, facts: Mapping[str, Any]) -> EvaluationContext | None:
-    """Return the context for a folder with one folder per class of the model; None for any other source.
-
-    Raises:
-        DataError: there are images outside of the class folders.
-    """
-    task, folder = build_task(with_data(target.recipe, source, None)), Path(source)
-    classes = {name: index for index, name in enumerate(facts.get("classes", ()))}
-    if not isinstance(task, Classification) or not folder.is_dir():
-        return None
-    by_folder = by_top_folder(list_folder(folder).files)
-    if by_folder.keys().isdisjoint(classes):
-        return None
-    outside = sorted(file for name, files in by_folder.items() if name not in classes for file in files)
-    parts = {name.lower() for name in by_folder} & {*TRAIN_NAMES, *VAL_NAMES} if outside else set()
-    training = not parts.isdisjoint(TRAIN_NAMES)
-    if training and not parts.isdisjoint(VAL_NAMES):  # a data set with splits, one of which is named like a class
-        return None
-    if outside:
-        raise DataError(
-            f"{folder}: contains folders of the run's classes, but also {len(outside):,} image{'s' * (len(outside) > 1)} "
-            f"outside of them ({outside[0]}); move images without a class elsewhere"
-            + (", or select a split with --split" if training else "")
-        )
-    files = sorted(file for each in by_folder.values() for file in each)
-    labels = np.array([classes[file.split("/")[0]] for file in files], dtype=np.int64)
-    images = FolderImages(folder, names=files, labels=labels)
-    return _of_images(target, task, images, facts=facts, source=source)
+def _suite_examples(task: Task, target: Target, suite: Suite | None, source: str | None) -> SuiteExamples | None:
+    model = JudgedModel(name=target.name, facts=target.facts, args=target.model_args, data_config=target.host_input())
+    return task.suite_examples(suite, source, model)
 
 
-def _of_images(
-    target: Target, task: Classification, images: FolderImages, *, facts: Mapping[str, Any], source: str
-) -> EvaluationContext:
-    split = task.open_test(images, facts=facts, model_data_config=target.host_input())
-    return _context(task, split, facts=facts, source=source)
-
-
-def _context(task: Task, split: Split, *, facts: Mapping[str, Any], source: str) -> EvaluationContext:
+def _context(task: Task, examples: SuiteExamples, *, source: str) -> EvaluationContext:
     return EvaluationContext(
+        **vars(examples),
         task=task,
         support=task.suite_support(),
-        split=split,
-        facts=facts,
-        indices=np.arange(len(split)),
+        indices=np.arange(len(examples.split)),
         source=source,
     )
 
 
 def _digest(split: Split) -> str:
-    """Return a SHA-256 of the examples' names; for labeled images, also of labels and files."""
+    """Return a SHA-256 of the examples' names and of what else identifies them."""
     digest = hashlib.sha256()
     for index in range(len(split)):
         digest.update(split.name(index).encode("utf-8", "surrogateescape") + b"\0")
-    if isinstance(split, LabelledSplit):
-        digest.update(np.ascontiguousarray(split.labels).tobytes())
-        digest.update(split.images.digest().encode())
+    digest.update(split.fingerprint())
     return digest.hexdigest()

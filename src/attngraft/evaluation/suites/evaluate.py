@@ -22,8 +22,7 @@ from attngraft.evaluation.suites.cache import (
     read_cached,
     require_pyarrow,
 )
-from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
-from attngraft.evaluation.suites.changes import UnsupportedCondition
+from attngraft.evaluation.suites.catalog import SuiteChoice, require_suites
 from attngraft.evaluation.suites.conditions import ConditionEvaluator, TargetModel
 from attngraft.evaluation.suites.context import EvaluationContext, open_context
 from attngraft.evaluation.suites.progress import SuiteLog, SuiteProgress
@@ -38,7 +37,7 @@ from attngraft.evaluation.suites.result import (
 )
 from attngraft.evaluation.suites.throughput import measure_throughput
 from attngraft.models.trust import trusting
-from attngraft.tasks.capabilities import require
+from attngraft.tasks.suites import Condition, UnsupportedCondition
 from attngraft.tasks.task import load_task
 from attngraft.training.evaluate import Weights, run_target
 from attngraft.training.run_folder import read_run
@@ -69,7 +68,7 @@ def evaluate_suites(
     Args:
         of: the run's folder, or another model (`targets.judged.open_target`).
         choices: from `parse_suites`.
-        data: other data of the same kind, or the downloaded images of test sets; None: the run's own.
+        data: other data of the same kind, or the downloaded test sets; None: the run's own.
         split: name of another split of the data.
         weights: of a run's last checkpoint or of its best epoch, or their moving averages.
         limit: number of examples, evenly spaced.
@@ -89,7 +88,7 @@ def evaluate_suites(
     """
     require_pyarrow()
     target = of if isinstance(of, Target) else run_target(read_run(of), weights)
-    require(load_task(target.recipe.task["name"]), *(name for choice in choices for name in choice.suite.needs))
+    require_suites(load_task(target.recipe.task["name"]), choices)
     contexts: dict[tuple[str | None, str], EvaluationContext] = {}
     with trusting(every=trust_code):
         for choice in choices:
@@ -142,7 +141,7 @@ class _TargetEvaluator:
             Interrupted: `stop` was set.
         """
         suite, task, accelerator = choice.suite, context.task, self.model.accelerator
-        metric, higher = ("real", True) if context.accepted else (task.primary, task.higher_is_better)
+        metric, higher = (context.metric, True) if context.metric else (task.primary, task.higher_is_better)
         notes: list[str] = []
         machine: dict[str, Any] = {}
         bins = None
@@ -239,7 +238,7 @@ class _TargetEvaluator:
             "data": context.digest,
             "examples": len(context.split),
             "condition": {"name": condition.name, "noise_seed": condition.noise_seed, **condition.settings},
-            "answers": None if context.allowed is None else sorted(context.allowed.tolist()),
+            "answers": context.answers,
             "task": {name: value for name, value in recipe.task.items() if name != "data"},
             "precision": recipe.train.amp,
         }

@@ -12,7 +12,7 @@ import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError
 from attngraft.evaluation.suites.cache import CachedPredictions, read_columns
-from attngraft.evaluation.suites.catalog import Condition, SuiteChoice
+from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.files import write_atomically
 from attngraft.results.sections import Reliability
 from attngraft.results.statistics import t_interval
@@ -20,13 +20,14 @@ from attngraft.results.storage import table_csv
 from attngraft.results.study import Interval
 from attngraft.strict import read
 from attngraft.tasks.calibration import reliability
+from attngraft.tasks.suites import Condition
 from attngraft.tasks.task import Task
 
 FORMAT = 1
 RESULT_FILE, TABLE_FILE = "results.json", "results.csv"
-_LIMITED = re.compile(r"-limit\d+$")  #: suffix of result folders for some of the images (`--limit`)
+_LIMITED = re.compile(r"-limit\d+$")  #: suffix of result folders for some of the examples (`--limit`)
 
-#: errors of one suite that do not stop the others: unreadable images, out of memory, a full disk
+#: errors of one suite that do not stop the others: unreadable examples, out of memory, a full disk
 FAILURES = (AttngraftError, RuntimeError, OSError)
 
 
@@ -52,7 +53,7 @@ class GroupResult:
     kind: str = ""
     severity: int | None = None  #: severity within the kind; None: the mean over severities
     reason: str = ""  #: reason why there are no numbers
-    said: list[str] = field(default_factory=list)  #: how the images were changed, if that depends on the model
+    said: list[str] = field(default_factory=list)  #: how the examples were changed, if that depends on the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +153,7 @@ def group_results(
 def calibration_results(
     folder: Path, condition: Condition, task: Task, *, root: Path
 ) -> tuple[list[GroupResult], Reliability]:
-    """Return the expected calibration error of predictions on clean images, and the reliability bins."""
+    """Return the expected calibration error of predictions on clean examples, and the reliability bins."""
     stated, true = task.calibration_inputs(read_columns(folder / f"{condition.name}.parquet"))
     bins = reliability([stated.reshape(-1)], [true.reshape(-1)])
     group = GroupResult(
@@ -214,7 +215,7 @@ def save_suite_run(result: SuiteRun, folder: Path) -> None:
 def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
     """Return the newest results of a suite in a run's `evaluation/<weights>`; None if there are none.
 
-    Only results on all images are considered: of the run's validation split, or of the choice's folder.
+    Only results on all examples are considered: of the run's validation split, or of the choice's folder.
 
     Raises:
         ConfigError: the results cannot be read.
@@ -230,7 +231,7 @@ def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
 
 
 def read_suite_run(folder: Path) -> SuiteRun | None:
-    """Return the results in a suite's folder; None if there are none, or for some of the images only (`--limit`).
+    """Return the results in a suite's folder; None if there are none, or for some of the examples only (`--limit`).
 
     Raises:
         ConfigError: the results cannot be read.

@@ -1,6 +1,7 @@
 """Single-label image classification."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,14 @@ from torch import Tensor
 from attngraft.tasks.classification.config import ClassificationConfig
 from attngraft.tasks.classification.labels import LabelTask
 from attngraft.tasks.classification.losses import example_losses, teacher_loss
+from attngraft.tasks.classification.suites import class_folders, open_test_set_of
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.mixing import Mixing
 from attngraft.tasks.images.sources import Images
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.images.transforms import eval_transform
+from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples
 from attngraft.tasks.task import TaskData
 
 
@@ -48,6 +51,16 @@ class Classification(LabelTask, ImageTask):
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the confidence of each prediction and whether it is correct, both (N, 1)."""
         return columns["confidence"][:, None], (columns["predicted"] == columns["target"])[:, None]
+
+    def suite_examples(self, suite: Suite | None, source: str | None, model: JudgedModel) -> SuiteExamples | None:
+        """Open a test set, or a folder with one folder per class of the model."""
+        if suite is not None:
+            return open_test_set_of(self, suite, source, model)
+        images = None if source is None else class_folders(Path(source), model.facts.get("classes", ()))
+        if images is None:
+            return None
+        split = self.open_test(images, facts=model.facts, model_data_config=model.data_config)
+        return SuiteExamples(split=split, facts=model.facts)
 
     def open_test(
         self, images: Images, *, facts: Mapping[str, Any], model_data_config: Mapping[str, Any]

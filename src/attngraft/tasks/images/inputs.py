@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.tasks.task import Batch, PixelAccess
+from attngraft.tasks.task import Batch
 
 Example = tuple[Tensor, Any]  #: image, and its label: a class index, or a 0/1 row with one entry per class
 
@@ -118,30 +118,6 @@ class ImageBatches:
 
     def _normalized(self, images: Tensor) -> Tensor:
         return self._host.normalize(images) if images.dtype == torch.uint8 else images
-
-
-class ImagePixels(PixelAccess):
-    """Access to the pixels of examples (image, label) and image batches, either uint8 or normalized for the host."""
-
-    def __init__(self, host: HostInput) -> None:
-        self.host, self.color = host, host.mean
-
-    def from_example(self, example: Example) -> Tensor:
-        return self._pixels(example[0])
-
-    def to_example(self, example: Example, pixels: Tensor) -> Example:
-        return self.host.normalize_pixels(pixels), example[1]
-
-    def from_batch(self, batch: Batch) -> Tensor:
-        return self._pixels(batch["image"])
-
-    def to_batch(self, batch: Batch, pixels: Tensor) -> Batch:
-        return {**batch, "image": self.host.normalize_pixels(pixels)}
-
-    def _pixels(self, images: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:
-            return images.float() / 255
-        return self.host.pixels_of(images).clamp(0, 1)
 
 
 def image_to_tensor(image: Image.Image) -> Tensor:

@@ -58,6 +58,9 @@ class LabelledSplit(Split):
     def name(self, index: int) -> str:
         return self.names[index % len(self)]
 
+    def fingerprint(self) -> bytes:
+        return np.ascontiguousarray(self.labels).tobytes() + self.images.digest().encode()
+
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
         length, stream, options = len(self), generator(seed, epoch, -1), self.epoch_sampling
         if options.shuffle_buffer is not None and self.images.shard_index is not None:

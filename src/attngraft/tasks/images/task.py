@@ -13,14 +13,17 @@ from torch import Tensor
 from attngraft.errors import ConfigError
 from attngraft.tasks.images.distillation import ImageDistillation, TeacherLoss
 from attngraft.tasks.images.heads import mean_logits
-from attngraft.tasks.images.inputs import HostInput, ImageBatches, ImagePixels, Mix
+from attngraft.tasks.images.inputs import HostInput, ImageBatches, Mix
 from attngraft.tasks.images.loading import LoadedImages, load_images
 from attngraft.tasks.images.opening import TrainVal
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources.splitting import save_split
 from attngraft.tasks.images.splits import LabelledSplit
+from attngraft.tasks.images.suites import catalog
+from attngraft.tasks.images.suites.pixels import ImagePixels
 from attngraft.tasks.logits import LogitsTask
-from attngraft.tasks.task import Batch, Distillation, Serving, Split, SuiteSupport, TaskData
+from attngraft.tasks.suites import Suite, SuiteSupport
+from attngraft.tasks.task import Batch, Distillation, Serving, Split, TaskData
 
 
 class ImageTask(LogitsTask):
@@ -116,9 +119,13 @@ class ImageTask(LogitsTask):
         facts["input"]["eval_crop_pct"] = serving.input["crop_pct"]
         return section, facts
 
+    @classmethod
+    def suites(cls) -> Mapping[str, Suite]:
+        return catalog.suites()
+
     def suite_support(self) -> SuiteSupport:
         return SuiteSupport(
-            pixels=ImagePixels(self._input),
+            access=ImagePixels(self._input),
             losses=lambda outputs, batch: self.example_losses(
                 mean_logits(outputs, classes=self._classes), batch["target"]
             ),

@@ -14,9 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.evaluation.corruptions import CORRUPTIONS, corruption
-from attngraft.evaluation.suites import changes, suites
-from attngraft.evaluation.suites.changes import (
+from attngraft.evaluation.suites import suites
+from attngraft.tasks.images.suites import changes
+from attngraft.tasks.images.suites.changes import (
     CenterHidden,
     Corrupted,
     ManySteps,
@@ -27,8 +27,9 @@ from attngraft.evaluation.suites.changes import (
     noise_generator,
     patch_side,
 )
-from tests.evaluation.plain import MOST_APART, differences
-from tests.evaluation.suites.making import MEAN, attack_target
+from attngraft.tasks.images.suites.corruptions import CORRUPTIONS, corruption
+from tests.tasks.images.suites.making import MEAN, attack_target
+from tests.tasks.images.suites.plain import MOST_APART, differences
 
 
 @pytest.fixture

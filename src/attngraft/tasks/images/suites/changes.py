@@ -1,47 +1,32 @@
 """Changes of images: one at a time in the data loading processes, or in batches with access to the model.
 
-Pixels are between 0 and 1, before normalization. Random numbers depend only on the noise seed and the example's index in the
-full data, not on order or process.
+A change of one image takes pixels (C, H, W), a random generator and the mean color, and returns pixels; a change of a batch
+takes pixels (B, C, H, W), an `AttackTarget` and the noise seed, and raises `UnsupportedCondition` for models that do not
+support it. Pixels are between 0 and 1, before normalization. Random numbers depend only on the noise seed and
+the example's index in the full data, not on order or process.
 """
 
 import math
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attngraft.errors import AttngraftError, HostError, RecordError, UsageError
-from attngraft.evaluation.attacks import fgsm, pgd
-from attngraft.evaluation.corruptions import corruption
-from attngraft.evaluation.missing import drop_patches, hide_center
+from attngraft.errors import HostError, RecordError, UsageError
 from attngraft.hosts import find_host
 from attngraft.recording.attention_maps import full_attention_map
 from attngraft.recording.record import record
 from attngraft.recording.recording import Recording
+from attngraft.tasks.images.suites.attacks import fgsm, pgd
+from attngraft.tasks.images.suites.corruptions import corruption
+from attngraft.tasks.images.suites.missing import drop_patches, hide_center
+from attngraft.tasks.suites import BatchTarget, UnsupportedCondition, noise_generator
 
 GRID = 14  #: largest number of patches along a side, as with patches of 16 pixels in an image of 224
 
 Color = tuple[float, ...]  #: one value per channel
-
-
-class UnsupportedCondition(AttngraftError):
-    """Error for a condition that cannot be applied to the model or the images."""
-
-
-def noise_generator(seed: int, index: int) -> torch.Generator:
-    """Return the random generator of one example, the same for all severities, which therefore scale the same noise."""
-    words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, index]).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(words[0]))
-
-
-class ExampleChange(Protocol):
-    """Interface of a change of one image (C, H, W); `color` is the mean color."""
-
-    def __call__(self, pixels: Tensor, generator: torch.Generator, *, color: Color) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -112,30 +97,10 @@ def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackTarget:
-    """Access to a model and a batch for attacks and other changes of batches."""
+class AttackTarget(BatchTarget):
+    """Access to a model and a batch for changes of images; its functions take pixels (B, C, H, W) between 0 and 1."""
 
-    model: nn.Module
-    outputs: Callable[[Tensor], Any]  #: function of pixels (B, C, H, W) between 0 and 1
-    losses: Callable[[Tensor], Tensor]  #: losses (B,) of such pixels, in full precision
-    indices: Sequence[int]  #: indices of the examples in the full data
     color: Color
-    report: Callable[[str], None] = lambda text: (
-        None
-    )  #: called with a remark on how the images were changed, if that depends on the model
-
-
-class BatchChange(Protocol):
-    """Interface of a change of a batch of images (B, C, H, W)."""
-
-    gradients: ClassVar[bool]  #: whether it requires a backward pass through the model, which takes more memory
-
-    def __call__(self, pixels: Tensor, target: AttackTarget, *, noise_seed: int) -> Tensor:
-        """Return the changed pixels.
-
-        Raises:
-            UnsupportedCondition: the model does not support this change.
-        """
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from attngraft.errors import DataError
 from attngraft.evaluation.suites import evaluate_suites, parse_suites
 from attngraft.evaluation.suites.cache import read_columns
 from attngraft.evaluation.suites.progress import SuiteProgress
-from attngraft.targets.test_sets import TEST_SETS, imagenet_order, open_test_set, synsets
+from attngraft.tasks.images.suites.test_sets import TEST_SETS, imagenet_order, open_test_set, synsets
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import read_run
 from tests.evaluation.suites.making import run_with_images

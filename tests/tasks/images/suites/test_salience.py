@@ -7,7 +7,7 @@ import timm
 import torch
 
 import attngraft
-from attngraft.evaluation.suites.changes import AttackTarget, SalientDropped, UnsupportedCondition, patch_salience
+from attngraft.tasks.images.suites.changes import AttackTarget, SalientDropped, UnsupportedCondition, patch_salience
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2, "num_classes": 4}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import UsageError
-from attngraft.evaluation.missing import drop_patches, hide_center
+from attngraft.tasks.images.suites.missing import drop_patches, hide_center
 
 
 def test_the_papers_center() -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from attngraft.errors import UsageError
-from attngraft.evaluation.corruptions import CORRUPTIONS, SEVERITIES, corruption
-from tests.evaluation.making import smooth_picture
-from tests.evaluation.plain import LEVELS, MOST_APART, differences, noisy
+from attngraft.tasks.images.suites.corruptions import CORRUPTIONS, SEVERITIES, corruption
+from tests.tasks.images.suites.making import smooth_picture
+from tests.tasks.images.suites.plain import LEVELS, MOST_APART, differences, noisy
 
 
 def corrupted(name: str, image: Tensor, severity: int, seed: int = 0) -> Tensor:

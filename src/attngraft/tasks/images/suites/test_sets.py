@@ -144,6 +144,17 @@ def open_test_set(name: str, folder: Path) -> TestImages:
     )
 
 
+def check_test_set(name: str, folder: str, classes: Sequence[str] | None, where: str) -> None:
+    """Check a test set's folder, and that a model with these classes, if known, can be evaluated on it.
+
+    Raises:
+        DataError: see `open_test_set` and `imagenet_order`.
+    """
+    open_test_set(name, Path(folder))
+    if classes is not None:
+        imagenet_order(classes, run=where)
+
+
 def by_top_folder(files: Iterable[str]) -> dict[str, list[str]]:
     """Group files by top-level folder; files without a folder are under ""."""
     folders: dict[str, list[str]] = {}

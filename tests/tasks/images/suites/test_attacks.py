@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
-from attngraft.evaluation.attacks import fgsm, pgd
+from attngraft.tasks.images.suites.attacks import fgsm, pgd
 
 
 def softmax_regression(pixels: np.ndarray, weight: np.ndarray, labels: np.ndarray) -> np.ndarray:

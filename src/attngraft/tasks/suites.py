@@ -1,0 +1,154 @@
+"""Suites: named lists of conditions to evaluate a trained model under; tasks define theirs (`Task.suites`)."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attngraft.errors import AttngraftError, DataError
+from attngraft.tasks.task import Batch, Evaluation, Split
+
+#: `conditions`: examples are evaluated under each condition; `calibration`: of predictions on clean examples; `throughput`:
+#: timing without predictions
+Kind = Literal["conditions", "calibration", "throughput"]
+
+
+class UnsupportedCondition(AttngraftError):
+    """Error for a condition that cannot be applied to the model or the examples."""
+
+
+def noise_generator(seed: int, index: int) -> torch.Generator:
+    """Return the random generator of one example, the same for all severities, which therefore scale the same noise."""
+    words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, index]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(words[0]))
+
+
+class BatchChange(Protocol):
+    """Change of a batch; `ExampleAccess.change_batch` of the same task calls it."""
+
+    gradients: ClassVar[bool]  #: whether it requires a backward pass through the model, which takes more memory
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A change applied to all examples, by at most one of `example` and `batch`; with neither, examples are unchanged."""
+
+    name: str  #: name of the file, unique in the suite
+    group: str  #: group of conditions that differ only in their noise seed and are averaged
+    label: str  #: description of the group
+    settings: Mapping[str, Any] = field(default_factory=dict)  #: everything that affects the predictions, JSON-ready
+    noise_seed: int | None = None  #: None: the condition is not random
+    example: Callable[..., Any] | None = None  #: change of one example, for `ExampleAccess.change_example`; picklable
+    batch: BatchChange | None = None
+    kind: str = ""  #: name of the corruption if groups are its severities, whose mean is also reported
+    severity: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """A named list of conditions, or an alias for several suites."""
+
+    name: str
+    title: str
+    summary: str  #: description in one line
+    conditions: tuple[Condition, ...] = ()
+    kind: Kind = "conditions"
+    home: str = ""  #: name of the suite whose predictions are used; empty: this suite
+    stands_for: tuple[str, ...] = ()  #: names of the suites that this alias stands for
+    test_set: str = ""  #: name of the test set that the user must download
+    download: str = ""  #: instructions for downloading it
+    #: raises a DataError: (test_set, folder of its examples, classes of the model if known, name of the model)
+    check: Callable[[str, str, Sequence[str] | None, str], None] | None = None
+
+    @property
+    def folder(self) -> str:
+        return self.home or self.name
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The capabilities that a task must have."""
+        attacks = any(each.batch is not None and each.batch.gradients for each in self.conditions)
+        extra = {"attacks": attacks, "calibration": self.kind == "calibration", "labels": bool(self.test_set)}
+        return ("suites", *(name for name, needed in extra.items() if needed))
+
+    def missing(self) -> DataError:
+        """Return the error for a test set that was not provided, with download instructions."""
+        return DataError(f"suite {self.name}: {self.download}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTarget:
+    """Access to a model and a batch for changes of batches, such as attacks."""
+
+    model: nn.Module
+    outputs: Callable[[Any], Any]  #: function of the changed batch
+    losses: Callable[[Any], Tensor]  #: losses (B,) of the changed batch, in full precision
+    indices: Sequence[int]  #: indices of the examples in the full data
+    report: Callable[[str], None] = lambda text: (
+        None
+    )  #: called with a remark on how the examples were changed, if that depends on the model
+
+
+class ExampleAccess(ABC):
+    """Application of a task's conditions to its examples and batches; must be picklable, for loading processes."""
+
+    @abstractmethod
+    def change_example(self, example: Any, change: Callable[..., Any], generator: torch.Generator) -> Any:
+        """Return the changed example (`Condition.example`), which must collate with unchanged examples."""
+
+    @abstractmethod
+    def change_batch(self, batch: Batch, change: BatchChange, target: BatchTarget, *, noise_seed: int) -> Batch:
+        """Return the changed batch (`Condition.batch`).
+
+        Raises:
+            UnsupportedCondition: the model does not support this change.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteSupport:
+    """Access to a task's examples and predictions for evaluation suites (corruptions, attacks, ...)."""
+
+    losses: Callable[[Any, Batch], Tensor]  #: (model outputs, batch) -> evaluation loss of each example, (B,)
+    columns: tuple[str, ...]  #: names of the `Predictions.arrays` to store
+    subset: Callable[[Split, np.ndarray], Split]  #: (split, indices) -> split of these examples only
+    access: ExampleAccess = None  # type: ignore[assignment]
+    pixels: InitVar[ExampleAccess | None] = None  #: deprecated name of `access`
+
+    def __post_init__(self, pixels: ExampleAccess | None) -> None:
+        if pixels is not None:
+            warnings.warn("SuiteSupport(pixels=...) is deprecated; use access", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "access", pixels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedModel:
+    """Facts about a model that is evaluated, for `Task.suite_examples`."""
+
+    name: str  #: for messages
+    facts: Mapping[str, Any]  #: of its training data; empty if unknown
+    args: Mapping[str, Any]  #: arguments of its factory that its training data required
+    data_config: Mapping[str, Any]  #: `model_data_config`, as in `Task.load`
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteExamples:
+    """Examples for a suite, and how predictions on them are scored."""
+
+    split: Split
+    facts: Mapping[str, Any]  #: of the model's task, as `Task.measure` takes them
+    notes: tuple[str, ...] = ()
+    answers: Sequence[int] | None = None  #: sorted classes that may be predicted, if `restrict` excludes any
+    restrict: Callable[[nn.Module], nn.Module] | None = None  #: wraps the model; None: it is used as it is
+    metric: str = ""  #: metric that `score` gives, higher is better; empty: the task's primary metric
+    score: Callable[[Evaluation], Evaluation] | None = None  #: scores predictions anew
