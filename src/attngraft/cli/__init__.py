@@ -85,7 +85,9 @@ _data.command("check")(_with_exit_codes(data_check))
 app.add_typer(_data, name="data")
 
 _bench = typer.Typer(
-    help="Measure the cost of models, or of a mechanism, on this machine.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="Measure the cost of models, or of a mechanism, on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 _bench.command("model")(_with_exit_codes(bench_models))
 _bench.command("bixt")(_with_exit_codes(bench_bixt))

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 def models(
-    targets: Annotated[list[str], typer.Argument(metavar="RUN|FOLDER|HOST|FILE...", help=f"{MODEL} Several: compared.")],
+    targets: Annotated[
+        list[str], typer.Argument(metavar="RUN|FOLDER|HOST|FILE...", help=f"{MODEL} Several: compared.")
+    ],
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Examples in a batch.")] = 32,
     tokens: Annotated[
         int, typer.Option("--tokens", min=1, metavar="N", help="Length of texts, at most what the model takes.")

@@ -18,7 +18,7 @@ from attngraft.timing.memory import peak_bytes, storage_bytes
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
 from attngraft.training.inputs import in_memory_format
-from attngraft.training.loading import EvalOrder, TrainOrder
+from attngraft.training.loading import EvalOrder, train_order
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import build_update, create_accelerator
 from attngraft.training.teacher import create_teacher
@@ -47,9 +47,7 @@ class BenchmarkBatch:
             self.data = self.task.load(model_data_config=self.input)
             self.teacher = create_teacher(recipe, self.task, self.data, device=run_device())
             examples, validation = self.data.train, self.data.val
-            order = TrainOrder(
-                split=examples, seed=recipe.seed, batch_size=train.batch_size, accumulate=train.accumulate
-            )
+            order = train_order(recipe, examples)
             size = train.eval_batch_size or train.batch_size // train.accumulate
             evaluation = list(EvalOrder(length=len(validation), batch_size=size))
             seconds = []
