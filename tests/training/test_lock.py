@@ -84,18 +84,24 @@ def test_holders_in_words() -> None:
     assert str(Holder(7, "elsewhere")) == "process 7 on host elsewhere"
 
 
+def fail(folder: Path, *, writes: bool) -> None:
+    with created(folder), locked(folder):
+        if writes:
+            (folder / "written").write_text("")
+        raise ValueError("no")
+
+
 def test_a_refusal_leaves_nothing_behind_and_takes_nothing_away(tmp_path: Path) -> None:
     new, there = tmp_path / "some" / "where", tmp_path / "there"
     there.mkdir()
     for folder in (new, there):
-        with pytest.raises(ValueError, match="no"), created(folder), locked(folder):
-            raise ValueError("no")
+        with pytest.raises(ValueError, match="no"):
+            fail(folder, writes=False)
     assert list(tmp_path.rglob("*")) == [there]
     (there / "notes.txt").write_text("mine")
     for folder in (new, there):
-        with pytest.raises(ValueError, match="no"), created(folder), locked(folder):
-            (folder / "written").write_text("")
-            raise ValueError("no")
+        with pytest.raises(ValueError, match="no"):
+            fail(folder, writes=True)
         assert (folder / "written").is_file() and (folder / ".lock").read_text() == ""
     assert (there / "notes.txt").read_text() == "mine"
 
