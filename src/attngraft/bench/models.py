@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
@@ -104,7 +105,8 @@ def measure_models(
     Raises:
         UsageError: a forward pass failed.
     """
-    device, works, measured = run_device(), {}, {}
+    device, works = run_device(), {}
+    measured: dict[str, dict[str, Any]] = {}
     wait = synchronizer(device)
     with cpu_threads(threads), seeded("bench"):
         setting = current_setting(str(device))
