@@ -68,7 +68,7 @@ def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> 
             logits = alike + generator.normal(0, 1, (images, classes))
             logits[np.arange(images), target] += skill + easy
             run = RunFolder(run_folder(out, variant, seed))
-            run.create()
+            run.checkpoints.mkdir(parents=True, exist_ok=True)
             run.write_recipe(config.recipe_of(variant, seed))
             run.write_data(model_args={"num_classes": classes}, facts=facts(names, target))
             write_json(run.environment, {"device_name": "invented", "threads": 1, "packages": {}})

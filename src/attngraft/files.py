@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -93,6 +93,25 @@ def writing(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(_write_error(path, error, 0)) from error
+
+
+@contextmanager
+def created(folder: Path) -> Iterator[None]:
+    """Create `folder` with its parents; if the block raises an error, remove those of them that are still empty.
+
+    Raises:
+        StorageError: the folder cannot be created.
+    """
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # not empty
+            for path in new:
+                path.rmdir()
+        raise
 
 
 class _Recorder(io.FileIO):

@@ -133,7 +133,7 @@ def test_features_only_uses_the_hosts_own_paths(make, tmp_path) -> None:
 
 
 def test_an_unknown_model_is_refused_with_a_remedy() -> None:
-    with pytest.raises(attngraft.HostError, match=r"register_host\(adapter\)\. Supported: torch\.nn \(see"):
+    with pytest.raises(attngraft.HostError, match=r"register_host\(adapter\)\. attngraft list hosts"):
         attngraft.graft(nn.Linear(2, 2), "cb")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from attngraft.errors import GraftSpecError, TrainingError, UsageError
+from attngraft.errors import ConfigError, GraftSpecError, TrainingError, UsageError
 from attngraft.results.study import Cost, StudyResult
 from attngraft.study import compare, incomplete, load_result, prepare, read_study, report_only, study_from_dict
 from attngraft.study.config import StudyConfig
@@ -214,3 +214,18 @@ def test_variants_that_do_not_fit_into_memory_together_are_still_trained(tmp_pat
     assert not incomplete(compare(study(tmp_path / "a"), tools=kit))
     with pytest.raises(UsageError, match="--epochs instead"):
         compare(study(tmp_path / "b", time_budget="10m"), tools=kit)
+
+
+def test_an_unknown_metric_is_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attngraft.study.runner.check_variants", lambda _: pytest.fail("the check came too late"))
+    with pytest.raises(ConfigError, match=r"task\.metrics\.primary: 'top2' is not a choice .*allowed: top1"):
+        prepare(study(tmp_path, set=["task.metrics.primary=top2"]))
+    own = type("Own", (), {"name": "own", "metrics": {"miou": None}, "primary": "miou"})()
+    own.primary = "mio"  # by its section
+    monkeypatch.setattr("attngraft.study.checks.build_task", lambda _: own)
+    with pytest.raises(ConfigError, match=r"task own: has no metric 'mio' \(did you mean miou\?\); use one of miou"):
+        prepare(study(tmp_path))
+    monkeypatch.undo()
+    with pytest.raises(ConfigError):
+        compare(study(tmp_path / "new", set=["task.metrics.primary=top2"]))
+    assert not (tmp_path / "new").exists()

@@ -10,6 +10,7 @@ import pytest
 
 import attngraft.training.lock as lock
 from attngraft.errors import StorageError
+from attngraft.files import created
 from attngraft.training.lock import FolderBusy, Holder, locked
 
 DEAD = 2**22 + 1  #: more than process numbers go
@@ -81,3 +82,34 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 def test_holders_in_words() -> None:
     assert str(Holder(7, socket.gethostname())).startswith("process 7 on this machine")
     assert str(Holder(7, "elsewhere")) == "process 7 on host elsewhere"
+
+
+def fail(folder: Path, *, writes: bool) -> None:
+    with created(folder), locked(folder):
+        if writes:
+            (folder / "written").write_text("")
+        raise ValueError("no")
+
+
+def test_a_refusal_leaves_nothing_behind_and_takes_nothing_away(tmp_path: Path) -> None:
+    new, there = tmp_path / "some" / "where", tmp_path / "there"
+    there.mkdir()
+    for folder in (new, there):
+        with pytest.raises(ValueError, match="no"):
+            fail(folder, writes=False)
+    assert list(tmp_path.rglob("*")) == [there]
+    (there / "notes.txt").write_text("mine")
+    for folder in (new, there):
+        with pytest.raises(ValueError, match="no"):
+            fail(folder, writes=True)
+        assert (folder / "written").is_file() and (folder / ".lock").read_text() == ""
+    assert (there / "notes.txt").read_text() == "mine"
+
+
+def test_a_refusal_does_not_touch_the_lock_of_another(tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with created(folder), locked(folder):
+        with pytest.raises(FolderBusy), created(folder), locked(folder):
+            pass
+        assert json.loads((folder / ".lock").read_text())["process"] == os.getpid()
+    assert (folder / ".lock").is_file()

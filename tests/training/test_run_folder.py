@@ -65,12 +65,6 @@ def test_what_memory_allowed_is_kept_by_those_who_may_choose(tmp_path: Path) -> 
         run.refuse_other_recipe(fixed)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(TrainingError, match="the run folder cannot be created: Not a directory"):
-        RunFolder(tmp_path / "file" / "run").create()
-
-
 def test_predictions_hold_plain_arrays(tmp_path: Path) -> None:
     names = ["a/é.png", "b, c.png"]
     arrays = {"logits": np.zeros((2, 3), np.float32)}

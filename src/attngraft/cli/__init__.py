@@ -14,6 +14,7 @@ import typer
 from attngraft._version import __version__
 from attngraft.cli.analyze import analyze
 from attngraft.cli.bench import bixt as bench_bixt
+from attngraft.cli.bench import models as bench_models
 from attngraft.cli.compare import compare
 from attngraft.cli.convert import convert
 from attngraft.cli.data import check as data_check
@@ -84,8 +85,11 @@ _data.command("check")(_with_exit_codes(data_check))
 app.add_typer(_data, name="data")
 
 _bench = typer.Typer(
-    help="Measure the cost of a mechanism on this machine.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="Measure the cost of models, or of a mechanism, on this machine.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
+_bench.command("model")(_with_exit_codes(bench_models))
 _bench.command("bixt")(_with_exit_codes(bench_bixt))
 app.add_typer(_bench, name="bench")
 

@@ -1,4 +1,4 @@
-"""`attngraft bench`: cost of a mechanism on this machine."""
+"""`attngraft bench`: cost of a mechanism, or of whole models, on this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,83 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from attngraft.cli.output import output_console, progress_bars
+from attngraft.cli.output import output_console, print_rows, progress_bars
+from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
+    from attngraft.bench.models import ModelCost
     from attngraft.bench.scaling import ScalingResult
+
+
+def models(
+    targets: Annotated[
+        list[str], typer.Argument(metavar="RUN|FOLDER|HOST|FILE...", help=f"{MODEL} Several: compared.")
+    ],
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Examples in a batch.")] = 32,
+    tokens: Annotated[
+        int, typer.Option("--tokens", min=1, metavar="N", help="Length of texts, at most what the model takes.")
+    ] = 128,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of hosts.")] = False,
+    host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
+    host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="File for the result.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure speed, memory, multiply-adds and parameters of models; several are timed against the first.
+
+    The forward pass is measured in float32 on random inputs, on the accelerator if there is one. Passes of all models
+    alternate; their times are the medians of 30 paired ratios to the first model, with 95% bootstrap intervals. Weights do
+    not matter for the cost, so those of a host are random without --pretrained.
+
+    Examples:
+
+        attngraft bench model runs/flowers
+
+        attngraft bench model study/runs/none/seed0 study/runs/cb_s/seed0 --batch-size 8 --threads 2
+
+        attngraft bench model vit_tiny_patch16_224 swin_tiny_patch4_window7_224 ./flowers-model --out speed.json
+
+        attngraft bench model hf:./my-bert --tokens 256 --json
+    """
+    from attngraft.bench.models import measure_models, open_programs
+    from attngraft.bench.result import to_json, write_result
+    from attngraft.cli.models import host_options, options_of_each
+
+    _refuse_other_suffix(out)
+    if again := next((target for target in targets if targets.count(target) > 1), None):
+        raise UsageError(f"{again} is given twice; give it once")
+    given = host_options(pretrained, host_weights, host_arg)
+    options = options_of_each(targets, given) if len(targets) > 1 else [given]
+    opened = {
+        target: open_programs(target, own, trust_code=trust_code) for target, own in zip(targets, options, strict=True)
+    }
+    result = measure_models(opened, batch_size=batch_size, tokens=tokens, threads=threads)
+    if out is not None:
+        write_result(result, out)
+    if as_json:
+        typer.echo(to_json(result))
+    else:
+        print_rows([_row(each) for each in result.models], f"forward pass, batch size {batch_size}")
+
+
+def _row(cost: ModelCost) -> dict[str, str]:
+    from attngraft.results import wording
+
+    time = cost.time_ratio
+    return {
+        "model": cost.name,
+        "examples/s": f"{cost.examples_per_second:.4g}",
+        "time / first": "1" if time is None else f"{time.point:.3f} [{time.low:.3f}, {time.high:.3f}]",
+        "peak memory": wording.size(cost.peak_memory_bytes),
+        "MACs": wording.si(cost.macs),
+        "parameters": wording.si(cost.parameters),
+        "inputs": ", ".join("x".join(map(str, shape)) for shape in cost.inputs),
+    }
 
 
 def bixt(
@@ -80,8 +152,7 @@ def bixt(
     from attngraft.bench.result import current_setting
     from attngraft.bench.scaling import SIZES, Call, Limits, begin
 
-    if out.suffix != ".json":
-        raise UsageError(f"--out must end in .json; got {out}")
+    _refuse_other_suffix(out)
     layers = ["bixt", *([] if against == "none" else (name.strip() for name in against.split(",")))]
     numbers = SIZES if sizes is None else _numbers(sizes, option="--sizes")
     limit = None if memory_limit is None else int(memory_limit * 1e9)
@@ -158,6 +229,11 @@ def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
             begun += 1
 
         yield starting
+
+
+def _refuse_other_suffix(out: Path | None) -> None:
+    if out is not None and out.suffix != ".json":
+        raise UsageError(f"--out must end in .json; got {out}")
 
 
 def _numbers(text: str, *, option: str) -> tuple[int, ...]:

@@ -34,21 +34,13 @@ def open_models(
         UsageError: more names than models, two models with the same name, or `--host-weights` for several hosts.
     """
     from attngraft.targets.handle import open_handle
-    from attngraft.targets.judged import HostOptions, kind_of
 
     if len(names) > len(models):
         raise UsageError(
             f"{len(names)} --name for {len(models)} --model; give at most one --name per --model, in order"
         )
-    options, kinds = host or HostOptions(), [kind_of(model) for model in models]
-    if options.weights is not None and kinds.count("host") != 1:
-        raise UsageError(
-            f"--host-weights {options.weights} is for one host, and the models include {kinds.count('host')}; give files "
-            "that name their host instead (attngraft convert FILE OUT.safetensors --host MODEL)"
-        )
     found = []
-    for place, (model, kind) in enumerate(zip(models, kinds, strict=True)):
-        own = options if kind == "host" else HostOptions(arguments=options.arguments if kind == "weights" else {})
+    for place, (model, own) in enumerate(zip(models, options_of_each(models, host), strict=True)):
         found.append(
             open_handle(
                 model,
@@ -64,6 +56,24 @@ def open_models(
         if shown.count(name) > 1:
             raise UsageError(f"two models are called {name!r}; pass a --name for each, in order")
     return tuple(found)
+
+
+def options_of_each(models: Sequence[str], given: HostOptions | None) -> list[HostOptions]:
+    """Return the options that apply to each of several models: to hosts all, to files of weights the host's arguments.
+
+    Raises:
+        UsageError: `--host-weights` for several hosts, or a model that does not exist.
+    """
+    from attngraft.targets.judged import HostOptions, kind_of
+
+    options, kinds = given or HostOptions(), [kind_of(model) for model in models]
+    if options.weights is not None and kinds.count("host") != 1:
+        raise UsageError(
+            f"--host-weights {options.weights} is for one host, and the models include {kinds.count('host')}; give files "
+            "that name their host instead (attngraft convert FILE OUT.safetensors --host MODEL)"
+        )
+    arguments = HostOptions(arguments=options.arguments)
+    return [{"host": options, "weights": arguments}.get(kind, HostOptions()) for kind in kinds]
 
 
 def host_options(pretrained: bool, weights: Path | None, host_arg: Sequence[str] | None) -> HostOptions:

@@ -1,6 +1,6 @@
 """Find the supported host in a model, or raise an error that names the reason and the remedy."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from attngraft.attention import is_graft, plain_class, with_originals
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import HostAdapter, Site
 from attngraft.hosts.hosted import host_of
-from attngraft.hosts.registry import OWN_MODELS, PACKAGES, host_adapters, load, load_for
+from attngraft.hosts.registry import host_adapters, load_for
 from attngraft.hosts.unread import UNREAD, why_unread
 
 _MODEL_PACKAGES = ("timm.models.", "torchvision.models.", "transformers.models.")
@@ -116,35 +116,16 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
-    """Return the message for a model without an adapter: the reason, the remedy, and the adapters of its package.
-
-    All adapters are listed for a model of any other package, such as a user's own.
-    """
+    """Return the message for a model without an adapter: the reason, and the remedy."""
     unread = why_unread(model)
-    load(OWN_MODELS)
-    known, package = list(host_adapters()), type(model).__module__.partition(".")[0]
-    packages = ("timm", OWN_MODELS) if package == "timm" else (package,)  # timm creates attngraft's own models too
-    names = {name for each in packages if each in PACKAGES for name in PACKAGES[each].adapters}
-    supported = [name for name in known if name in names]
     sentences = (
         f"{type(model).__name__} is not a supported host, {why}.",
         f"Its attention is not supported: {unread}." if unread else "",
         "For your own model, write an adapter and call attngraft.register_host(adapter).",
-        f"Supported: {_by_family(supported or known)} (see: attngraft list hosts).",
+        "attngraft list hosts shows what is supported; attngraft compare --against HOST compares any host without a graft.",
         describe_missing(missing),
     )
     return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _by_family(names: Iterable[str]) -> str:
-    """Return adapter names in short form: `timm (vit, swin), torch.nn, bixt`."""
-    families: dict[str, list[str]] = {}
-    for name in names:
-        families.setdefault(name.partition(".")[0], []).append(name)
-    return ", ".join(
-        each[0] if len(each) == 1 else f"{family} ({', '.join(name.partition('.')[2] or name for name in each)})"
-        for family, each in families.items()
-    )
 
 
 def describe_missing(missing: Mapping[str, str]) -> str:

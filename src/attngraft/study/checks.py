@@ -10,7 +10,7 @@ import dataclasses
 import torch
 from torch import nn
 
-from attngraft.errors import AttngraftError, GraftSpecError, TrainingError, UsageError
+from attngraft.errors import AttngraftError, ConfigError, GraftSpecError, TrainingError, UsageError
 from attngraft.evaluation.suites.catalog import parse_suites, require_suites
 from attngraft.grafting.plan import plan
 from attngraft.grafting.spec import parse
@@ -18,6 +18,7 @@ from attngraft.results.wording import host_label
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study, existing_run, run_folder
 from attngraft.study.variants import StudyHost, Variant
+from attngraft.suggest import did_you_mean
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import TaskData, load_task
 from attngraft.training.build import (
@@ -36,19 +37,22 @@ from attngraft.yaml_config import apply_overrides, differing_fields
 
 
 def refuse_unsupported(config: StudyConfig) -> None:
-    """Check that the tasks of all runs have the capabilities that the study needs.
+    """Check the task sections of all runs, and that the tasks have the capabilities that the study needs.
 
     Raises:
-        ConfigError: a task lacks one.
+        ConfigError: a task lacks one, or has another field, value or metric.
     """
     choices = parse_suites(config.suites)
     needs = ["halving"] if config.halving is not None else []
     recipe_of = config.recipes()
     for variant in config.variants:
         recipe = recipe_of(variant, config.seeds[0])
-        task = load_task(recipe.task["name"])
-        require_suites(task, choices)
-        require(task, *needs, *(["teacher"] if recipe.distill is not None else []))
+        require_suites(load_task(recipe.task["name"]), choices)
+        require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
+        task = build_task(recipe)
+        if task.metrics and task.primary not in (type(task).primary, *task.metrics):
+            near, known = did_you_mean(task.primary, task.metrics), ", ".join(task.metrics)
+            raise ConfigError(f"task {task.name}: has no metric {task.primary!r}{near}; use one of {known}")
 
 
 def refuse_counted_updates(study: Study) -> None:

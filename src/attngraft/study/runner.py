@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
-from attngraft.files import remove_leftovers, write_atomically, writing
+from attngraft.files import created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
@@ -105,8 +105,9 @@ def compare(
         The result, which is also written into the study's folder, with its report.
 
     Raises:
-        UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained.
-        DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained.
+        UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained or
+            written.
+        DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained or written.
         TrainingError: the folder holds runs of another recipe, another process uses it, or all runs failed.
         StorageError: the study's folder, or a file in it, cannot be written.
         KeyboardInterrupt: the study was interrupted.
@@ -116,9 +117,7 @@ def compare(
         tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
     hosts = config.host_names()
     refuse_unsupported(config)
-    with writing(config.out):
-        config.out.mkdir(parents=True, exist_ok=True)
-    with trusting(*hosts, every=trust_code), locked(config.out):
+    with trusting(*hosts, every=trust_code), created(config.out), locked(config.out):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:

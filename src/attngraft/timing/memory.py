@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,27 @@ def _kilobytes(file: Path, name: str) -> int | None:
             if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return None
+
+
+def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the tensors' storages, shared ones once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def peak_bytes(work: Callable[[], object], device: torch.device, *, kept: Iterable[torch.Tensor]) -> int:
+    """Return the bytes at the peak of `work`: what is `kept` from before, and what `work` allocates on the device."""
+    state = storage_bytes(kept)
+    if device.type == "cpu":
+        with LiveStorages() as storages:
+            work()
+        return state + storages.peak
+    torch.accelerator.synchronize()
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    work()
+    torch.accelerator.synchronize()
+    return state + torch.accelerator.max_memory_allocated() - before
 
 
 class LiveStorages(TorchDispatchMode):

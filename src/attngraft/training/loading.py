@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from attngraft.errors import AttngraftError, ConfigError
 from attngraft.tasks.task import Batch, Split
 from attngraft.training.randomness import epoch_order
+from attngraft.training.recipe import Recipe
 from attngraft.training.stopping import SIGNALS
 
 Keys = list[tuple[int, int]]
@@ -150,6 +151,19 @@ class TrainOrder:
                 )
             self._sizes[epoch] = sizes
         return self._sizes[epoch]
+
+
+def train_order(recipe: Recipe, split: Split, *, rank: int = 0, world: int = 1) -> TrainOrder:
+    """Return the order of a run; if it trains nothing (`schedule.epochs` 0), its batches shrink to the split.
+
+    Raises:
+        ConfigError: the batch size does not fit the split or the processes.
+    """
+    size, accumulate = recipe.train.batch_size, recipe.train.accumulate
+    if not recipe.schedule.trains and len(split) < size:
+        accumulate = accumulate if len(split) >= accumulate * world else 1
+        size = max(len(split) // (accumulate * world), 1) * accumulate * world
+    return TrainOrder(split=split, seed=recipe.seed, batch_size=size, accumulate=accumulate, rank=rank, world=world)
 
 
 @dataclass(frozen=True)

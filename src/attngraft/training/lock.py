@@ -46,7 +46,8 @@ class Holder:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder`, a file named `.lock` in it.
 
-    A lock left by a killed process is taken over, with a warning if the process was on another host.
+    A lock left by a killed process is taken over, with a warning if the process was on another host. If the block raises an
+    error and the folder holds nothing else, the file is removed.
 
     Raises:
         FolderBusy: another process, or another run of this process, holds the lock; the message names process and host.
@@ -74,8 +75,14 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         _write_note(path, json.dumps(asdict(Holder(os.getpid(), socket.gethostname()))) + "\n")
         yield
+    except BaseException:
+        with suppress(OSError):
+            if os.listdir(path.parent) == [path.name]:
+                path.unlink()  # while it is held: whoever has opened it meanwhile does not get it
+        raise
     finally:
-        _write_note(path, "")
+        if path.exists():
+            _write_note(path, "")
         lock.release()
 
 

@@ -8,7 +8,7 @@ reaches the weights. Under `accelerate launch` or `torchrun` the same loop train
 
 import logging
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, cast
@@ -18,7 +18,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, reduce
 
 from attngraft.errors import TrainingError
-from attngraft.files import remove_leftovers
+from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, Split, to_records
 from attngraft.training.checkpoint import load_best, model_state, restore, save, save_weights
@@ -63,8 +63,8 @@ def train(
         trust_code: also import a `module:` host that the teacher's folder names; the recipe's own hosts are trusted.
 
     Raises:
-        ConfigError: the recipe cannot be used; nothing was written except an empty folder.
-        DataError: the data cannot be used.
+        ConfigError: the recipe cannot be used; nothing was written.
+        DataError: the data cannot be used; nothing was written.
         TrainingError: the folder holds a run of another recipe, another process is using it, or the training failed.
         StorageError: a file could not be written; the last checkpoint is intact.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
@@ -73,10 +73,12 @@ def train(
     accelerator = create_accelerator(recipe)
     main = accelerator.is_main_process
     progress = (progress or LogLines()) if main else Silent()
-    if main:
-        run.create()
-    trusted = trusting(*recipe.host_names, every=trust_code)
-    with trusted, locked(run.path) if main else nullcontext(), cpu_threads(recipe.train.threads):
+    with ExitStack() as stack:
+        stack.enter_context(trusting(*recipe.host_names, every=trust_code))
+        if main:
+            stack.enter_context(created(run.path))
+            stack.enter_context(locked(run.path))
+        stack.enter_context(cpu_threads(recipe.train.threads))
         if main:
             remove_leftovers(run.path)
             recipe = _check_folder(run, recipe, resume=resume)

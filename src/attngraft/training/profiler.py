@@ -14,11 +14,11 @@ from accelerate.utils import send_to_device
 
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
-from attngraft.timing.memory import LiveStorages
+from attngraft.timing.memory import peak_bytes, storage_bytes
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
 from attngraft.training.inputs import in_memory_format
-from attngraft.training.loading import EvalOrder, TrainOrder
+from attngraft.training.loading import EvalOrder, train_order
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import build_update, create_accelerator
 from attngraft.training.teacher import create_teacher
@@ -47,9 +47,7 @@ class BenchmarkBatch:
             self.data = self.task.load(model_data_config=self.input)
             self.teacher = create_teacher(recipe, self.task, self.data, device=run_device())
             examples, validation = self.data.train, self.data.val
-            order = TrainOrder(
-                split=examples, seed=recipe.seed, batch_size=train.batch_size, accumulate=train.accumulate
-            )
+            order = train_order(recipe, examples)
             size = train.eval_batch_size or train.batch_size // train.accumulate
             evaluation = list(EvalOrder(length=len(validation), batch_size=size))
             seconds = []
@@ -118,6 +116,9 @@ class Profiler:
 
     def state_bytes(self) -> int:
         """Return the bytes kept between steps: parameters, buffers, optimizer state, moving average, teacher, batch."""
+        return storage_bytes(self._state())
+
+    def _state(self) -> list[torch.Tensor]:
         state, teacher = self._update.state, self.benchmark.teacher
         tensors = [*self.model.parameters(), *self.model.buffers(), *_tensors(self._batch)]
         tensors += [value for values in state.optimizer.state.values() for value in _tensors(values)]
@@ -125,23 +126,12 @@ class Profiler:
             tensors += [*state.ema.parameters(), *state.ema.buffers()]
         if teacher is not None:
             tensors += [*teacher.model.parameters(), *teacher.model.buffers()]
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        return sum(storages.values())
+        return tensors
 
     def peak_memory(self) -> int:
         """Return the bytes at the peak of an update: parameters, optimizer state, gradients, activations and batch."""
         self.train_step()  # creates the optimizer's state, which exists in all later steps
-        kept = self.state_bytes()
-        if self.device.type == "cpu":
-            with LiveStorages() as storages:
-                self.train_step()
-            return kept + storages.peak
-        torch.accelerator.synchronize()
-        torch.accelerator.reset_peak_memory_stats()
-        before = torch.accelerator.memory_allocated()
-        self.train_step()
-        torch.accelerator.synchronize()
-        return kept + torch.accelerator.max_memory_allocated() - before
+        return peak_bytes(self.train_step, self.device, kept=self._state())
 
 
 def run_device() -> torch.device:

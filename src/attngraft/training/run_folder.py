@@ -71,17 +71,6 @@ class RunFolder:
         there = self.metrics.is_file() and self.metrics.stat().st_size > 0
         return there or any(path.exists() for path in (self.last, self.previous, self.finished))
 
-    def create(self) -> None:
-        """Create the folders.
-
-        Raises:
-            TrainingError: the folders cannot be created.
-        """
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TrainingError(f"{self.path}: the run folder cannot be created: {error.strerror}") from None
-
     def read_recipe(self) -> Recipe:
         """Return the recipe that the run was started with."""
         return recipe_from_dict(read_yaml(self.recipe), source=str(self.recipe))

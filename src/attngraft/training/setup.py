@@ -30,7 +30,7 @@ from attngraft.training.build import (
 )
 from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
-from attngraft.training.loading import TrainOrder
+from attngraft.training.loading import TrainOrder, train_order
 from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
 from attngraft.training.recipe import Recipe, Stage
 from attngraft.training.run_folder import RunFolder, write_json
@@ -121,14 +121,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
-    order = TrainOrder(
-        split=data.train,
-        seed=recipe.seed,
-        batch_size=recipe.train.batch_size,
-        accumulate=recipe.train.accumulate,
-        rank=accelerator.process_index,
-        world=accelerator.num_processes,
-    )
+    order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
     epochs = recipe.schedule.epochs if recipe.schedule.steps is None else order.epochs_of(recipe.schedule.steps)
     updates = recipe.schedule.steps or order.updates_before(epochs)
     stages = [_stage_context(recipe, stage, task, data, order, epochs=epochs) for stage in recipe.all_stages]

@@ -243,6 +243,13 @@ def test_how_many_may_be_left_out(share: float, images: int, limit: int) -> None
     assert corrupt_limit(share, images) == limit
 
 
+def test_the_training_part_is_no_leak_of_itself(folder: Path) -> None:
+    shutil.copy(folder / "train" / "b" / "1.png", folder / "train" / "b" / "again.png")
+    check = load(folder, data={"val_split": "train"}).facts["check"]
+    assert (check["leaks"], check["repeated"]["groups"]) == ({"groups": 0}, 1)
+    assert load(folder).facts["check"]["repeated"]["groups"] == 1
+
+
 def test_images_of_arrays_are_compared_too(tmp_path: Path) -> None:
     pixels = np.random.RandomState(0).randint(0, 256, (8, 6, 6, 3), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", x_train=pixels, y_train=[0, 1] * 4, x_val=pixels[:2], y_val=[0, 1])

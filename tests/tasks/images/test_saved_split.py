@@ -103,7 +103,7 @@ def test_data_with_parts_leave_no_file(tmp_path: Path) -> None:
 
 def test_a_try_that_saved_nothing_leaves_no_split_to_another_recipe(folder: Path, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
-    run.create()
+    run.checkpoints.mkdir(parents=True, exist_ok=True)
     task = make_task(folder, data={"val_fraction": 0.5})
     task.load(model_data_config={"input_size": (3, 16, 16)})
     assert task.save_split(run.split)

@@ -18,6 +18,7 @@ from attngraft.errors import ConfigError, DataError, UsageError
 from attngraft.export.predict import open_model
 from attngraft.export.run import export_run
 from attngraft.targets.judged import HostOptions, open_target
+from attngraft.tasks.text import TextClassification
 from attngraft.tasks.text.lengths import call_model, takes_padding
 from attngraft.tasks.text.tokenizer import FILE
 from attngraft.training.build import build_model, build_task, model_data_config
@@ -76,8 +77,9 @@ def test_loading_trains_a_tokenizer_that_fits_the_host(tmp_path: Path) -> None:
         task = build_task(wrong := recipe(data, name, settings))
         with pytest.raises(ConfigError, match=message):
             task.load(model_data_config=model_data_config(wrong))
-    with pytest.raises(ConfigError, match="takes images; use one that takes text"):
+    with pytest.raises(ConfigError, match=r"takes images; use one that takes text: hf:FOLDER or hf:USER/NAME"):
         build_task(given).load(model_data_config={"input_size": (3, 8, 8)})
+    assert not TextClassification.missing_from_host({"input_size": (3, 8, 8)})
 
 
 def test_a_run_keeps_its_tokenizer(trained: Path, tmp_path: Path) -> None:
@@ -113,14 +115,18 @@ def test_exported_folders_and_hosts_are_judged(trained: Path, tmp_path: Path) ->
     assert found.metrics == pytest.approx(evaluate_run(trained, data=data).metrics, rel=1e-5)
     folder = Path(host(tmp_path / "bert", id2label={"0": "bad", "1": "good"}).removeprefix("hf:"))
     options = HostOptions(pretrained=True)
-    with pytest.raises(UsageError, match="lack the tokenizer that it was trained with"):
+    with pytest.raises(
+        UsageError, match=r"lack the tokenizer that it was trained with \(save it in the host's folder: "
+    ):
         open_target(f"hf:{folder}", host=options, task="text_classification")
     config = transformers.AutoConfig.from_pretrained(folder)
     transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     shutil.copy(trained / "fitted" / FILE, folder / "tokenizer.json")
     target = open_target(str(folder), host=options, task="text_classification")
     assert len(evaluate_target(target, data=data).predictions.names) == 8
-    with pytest.raises(ConfigError, match="takes"):
+    with pytest.raises(
+        ConfigError, match=r"such as vit_tiny_patch16_224 .*, or add --task text_classification for texts"
+    ):
         evaluate_target(open_target(str(folder), host=options), data="digits")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"id2label": {"0": "good", "1": "bad"}}))

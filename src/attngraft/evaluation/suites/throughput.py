@@ -1,7 +1,5 @@
 """Images per second and peak memory of evaluation on this machine."""
 
-from collections.abc import Callable
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import send_to_device
@@ -11,7 +9,7 @@ from attngraft.evaluation.suites.context import EvaluationContext
 from attngraft.evaluation.suites.result import GroupMetric
 from attngraft.results.study import Interval
 from attngraft.timing import duration
-from attngraft.timing.memory import LiveStorages
+from attngraft.timing.memory import peak_bytes
 from attngraft.training.inputs import in_format
 from attngraft.training.profiler import synchronizer
 from attngraft.training.recipe import Recipe
@@ -42,7 +40,8 @@ def measure_throughput(
 
     with cpu_threads(recipe.train.threads):
         found = duration(forward, samples=SAMPLES, warmup=3, synchronize=synchronizer(accelerator.device))
-        peak = _peak(forward, model, args, accelerator.device)
+        inputs = [each for each in args if isinstance(each, torch.Tensor)]
+        peak = peak_bytes(forward, accelerator.device, kept=[*model.parameters(), *model.buffers(), *inputs])
     rate = GroupMetric(
         mean=size / found.seconds,
         interval=Interval(point=size / found.seconds, low=size / found.high, high=size / found.low),
@@ -52,18 +51,3 @@ def measure_throughput(
         "images_per_second": rate,
         "peak_memory_bytes": GroupMetric(mean=float(peak), interval=None, values=[float(peak)]),
     }, size
-
-
-def _peak(forward: Callable[[], None], model: nn.Module, args: tuple[object, ...], device: torch.device) -> int:
-    kept = [*model.parameters(), *model.buffers(), *(each for each in args if isinstance(each, torch.Tensor))]
-    state = sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in kept}.values())
-    if device.type == "cpu":
-        with LiveStorages() as storages:
-            forward()
-        return state + storages.peak
-    torch.accelerator.synchronize()
-    torch.accelerator.reset_peak_memory_stats()
-    before = torch.accelerator.memory_allocated()
-    forward()
-    torch.accelerator.synchronize()
-    return state + torch.accelerator.max_memory_allocated() - before

@@ -210,7 +210,11 @@ def find_issues(train: Images, val: Images | None, scan: ScanResult, *, classes:
     for position, reason in scan.problems.items():
         part, images, index = located(position)
         unreadable.append((part, images.names[index], reason))
-    groups = [[duplicate(position) for position in group] for group in _identical(scan)]
+    identical = _identical(scan)
+    if val is not None and _is_same(train, val, scan):
+        own = ([position for position in group if position < len(train)] for group in identical)
+        identical = [group for group in own if len(group) > 1]
+    groups = [[duplicate(position) for position in group] for group in identical]
     return DataIssues(
         depth=scan.depth,
         unreadable=unreadable,
@@ -236,6 +240,12 @@ def _identical(scan: ScanResult) -> list[list[int]]:
     for position in np.flatnonzero(counts[inverse] > 1):
         groups.setdefault(int(inverse[position]), []).append(int(readable[position]))
     return sorted(groups.values())
+
+
+def _is_same(train: Images, val: Images, scan: ScanResult) -> bool:
+    """Return whether both are the training split, which `attngraft eval --split train` evaluates."""
+    count = len(train)
+    return list(train.names) == list(val.names) and np.array_equal(scan.digests[:count], scan.digests[count:])
 
 
 def _group(images: list[Duplicate]) -> str:

@@ -47,7 +47,11 @@ class HostInput:
             ConfigError: the host takes no images, or the number of channels is neither 1 nor 3.
         """
         if (kind := config.get("kind", "images")) != "images":
-            raise ConfigError(f"host: takes {kind}, but this task has images; choose a host for images")
+            other = ", or add --task text_classification for texts" if kind == "text" else ""
+            raise ConfigError(
+                f"host: takes {kind}, but this task has images; use a host of images, such as vit_tiny_patch16_224 or "
+                f"torchvision:vit_b_16{other}"
+            )
         channels, height, width = (int(number) for number in config.get("input_size", (3, 224, 224)))
         if channels not in (1, 3):
             raise ConfigError(

@@ -77,7 +77,8 @@ class TextClassification(LabelTask):
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         if model_data_config.get("kind") != "text":
             raise ConfigError(
-                "task text_classification: the host takes images; use one that takes text, such as hf:FOLDER"
+                "task text_classification: the host takes images; use one that takes text: hf:FOLDER or hf:USER/NAME, such "
+                "as hf:google-bert/bert-base-uncased (for images, leave out --task text_classification)"
             )
         config, source = self.config, open_texts(self.config.data, saved_split=self._saved_split)
         self._source = source
@@ -176,7 +177,10 @@ class TextClassification(LabelTask):
 
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
-        return "" if model_data_config.get("tokenizer") else "the tokenizer that it was trained with"
+        if model_data_config.get("kind") != "text" or model_data_config.get("tokenizer"):
+            return ""  # a host of images is refused by `load`
+        save = "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
+        return f"the tokenizer that it was trained with (save it in the host's folder: {save})"
 
 
 def _facts(source: TextSource, tokenizer: Tokenizer, train: TextSplit, val: TextSplit) -> dict[str, Any]:

@@ -1,0 +1,162 @@
+"""Speed, memory, multiply-adds and parameters of whole models, side by side on this machine."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from attngraft.bench.result import FORMAT, Setting, current_setting
+from attngraft.errors import UsageError
+from attngraft.models.create import create_model
+from attngraft.models.host_input import host_input
+from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+from attngraft.results.study import Interval
+from attngraft.saved.folder import load, open_codec
+from attngraft.saved.manifest import read_manifest
+from attngraft.targets.judged import HostOptions, host_config, kind_of, named_by_weights
+from attngraft.targets.run import open_run
+from attngraft.tasks.codec import Codec, Program, Serving
+from attngraft.tasks.seeding import seeded
+from attngraft.timing import count_macs, count_parameters, duration, several
+from attngraft.timing.memory import peak_bytes
+from attngraft.training.profiler import run_device, synchronizer
+from attngraft.training.setup import cpu_threads
+
+PAIRS = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCost:
+    """Costs of the forward pass of one model in float32: of all programs of its task, once each."""
+
+    name: str
+    inputs: Sequence[Sequence[int]]  #: shapes of the tensors in a batch
+    examples_per_second: float  #: median
+    time_ratio: Interval | None  #: time over that of the first model, in interleaved pairs; None for the first
+    peak_memory_bytes: int  #: weights, batch, and what the forward pass allocates
+    macs: int  #: multiply-adds per example
+    parameters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCosts:
+    """Result of `attngraft bench model`."""
+
+    setting: Setting
+    batch_size: int
+    pairs: int
+    models: Sequence[ModelCost]
+    format: int = field(default=FORMAT)
+
+
+def open_programs(where: str, host: HostOptions, *, trust_code: bool = False) -> tuple[nn.Module, Codec]:
+    """Open a model to time: a run, an exported folder, a host, or a file of weights that names its host.
+
+    Unlike `targets.judged.open_target` it accepts hosts with random weights, whose cost is the same.
+
+    Raises:
+        UsageError: there is no such model, or the input of the host is neither images nor texts.
+        TrainingError, ExportError, HostError: the model cannot be opened.
+    """
+    kind, path = kind_of(where, host), Path(where)
+    if kind == "run":
+        run = open_run(path, unfinished=True, trust_code=trust_code, purpose="predict")
+        return run.model, run.codec
+    if kind == "exported":
+        model = load(path, trust_code=trust_code).float()
+        with trusting(every=trust_code):
+            return model, open_codec(read_manifest(path), path)
+    name, options = named_by_weights(path, host) if kind == "weights" else (where, host)
+    with trusting(name if kind == "host" else None, every=trust_code):
+        config, _ = host_config(name, options)
+        if name.startswith(SCHEME):
+            refuse_untrusted(name)  # create_model trusts its caller
+        model = create_model(name, pretrained=config.pretrained, weights=config.weights, **config.args)
+        shown = host_input(name, config.args)
+    takes = shown.get("kind", "images")
+    if takes not in ("images", "text"):
+        raise UsageError(f"{where}: takes {takes}, which only its task can make; give its run, or an exported folder")
+    shown = {"size": shown["input_size"]} if takes == "images" else shown
+    return model, Serving(kind=takes, input=shown, activation="none", classes=())
+
+
+def measure_models(
+    opened: Mapping[str, tuple[nn.Module, Codec]],
+    *,
+    batch_size: int,
+    tokens: int,
+    threads: int | None = None,
+    pairs: int = PAIRS,
+) -> ModelCosts:
+    """Measure the forward pass of models on this process's device.
+
+    Args:
+        opened: models with their codecs, by name.
+        batch_size: examples in a batch.
+        tokens: length of texts, at most what the model takes.
+        threads: CPU threads; None: torch's own choice.
+        pairs: timed passes of each model.
+
+    Raises:
+        UsageError: a forward pass failed.
+    """
+    device, works = run_device(), {}
+    measured: dict[str, dict[str, Any]] = {}
+    wait = synchronizer(device)
+    with cpu_threads(threads), seeded("bench"):
+        setting = current_setting(str(device))
+        for name, (model, codec) in opened.items():
+            model = model.to(device).eval()
+            single, batch = (_programs(model, codec, size, tokens, device) for size in (1, batch_size))
+            tensors = [each for part in batch for each in tree_leaves((part.args, dict(part.kwargs)))]
+            tensors = [each for each in tensors if isinstance(each, Tensor)]
+            works[name] = _forward(batch)
+            try:
+                peak = peak_bytes(works[name], device, kept=[*model.parameters(), *model.buffers(), *tensors])
+                macs = sum(count_macs(part.module, *part.args, **part.kwargs) for part in single)
+            except (TypeError, ValueError, RuntimeError) as error:
+                shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
+                raise UsageError(f"{name}: its forward pass on inputs of shape {shapes} failed: {error}") from error
+            measured[name] = {
+                "inputs": [list(each.shape) for each in tensors],
+                "peak_memory_bytes": peak,
+                "macs": macs,
+                "parameters": count_parameters(model),
+            }
+        base, *others = works
+        if others:
+            ratios = several(works[base], {name: works[name] for name in others}, pairs=pairs, synchronize=wait)
+            seconds = {base: ratios[others[0]].baseline_seconds}
+            seconds |= {name: each.candidate_seconds for name, each in ratios.items()}
+        else:
+            ratios, seconds = {}, {base: duration(works[base], samples=pairs, warmup=3, synchronize=wait).seconds}
+    intervals = {name: Interval(point=each.ratio, low=each.low, high=each.high) for name, each in ratios.items()}
+    models = [
+        ModelCost(name=name, examples_per_second=batch_size / seconds[name], time_ratio=intervals.get(name), **facts)
+        for name, facts in measured.items()
+    ]
+    return ModelCosts(setting=setting, batch_size=batch_size, pairs=pairs, models=models)
+
+
+def _programs(model: nn.Module, codec: Codec, batch_size: int, tokens: int, device: torch.device) -> list[Program]:
+    """Return the task's programs with random inputs on the device."""
+    programs: Iterable[Program] = codec.programs(model, batch_size=batch_size).values()
+    if isinstance(codec, Serving) and codec.kind == "text":  # its own example inputs are short
+        shape = (batch_size, min(tokens, codec.input["max_length"] or tokens))
+        programs = [Program(module=model, args=(torch.randint(codec.input["vocab_size"], shape),))]
+    moved = [(part.module.eval(), send_to_device((part.args, dict(part.kwargs)), device)) for part in programs]
+    return [Program(module=module, args=args, kwargs=kwargs) for module, (args, kwargs) in moved]
+
+
+def _forward(programs: Sequence[Program]) -> Callable[[], None]:
+    @torch.inference_mode()
+    def forward() -> None:
+        for part in programs:
+            part.module(*part.args, **part.kwargs)
+
+    return forward
