@@ -83,10 +83,9 @@ def train(
             remove_leftovers(run.path)
             recipe = _check_folder(run, recipe, resume=resume)
         recipe = _from_main(recipe)
-        finished = _from_main(run.finished.exists())
-        while not finished:
-            smaller = _train_once(recipe, run, accelerator, progress, stop_after_epoch=stop_after_epoch)
-            finished, recipe = smaller is None, smaller or recipe
+        attempt: Recipe | None = None if _from_main(run.finished.exists()) else recipe
+        while attempt is not None:
+            attempt = _train_or_shrink(attempt, run, accelerator, progress, stop_after_epoch=stop_after_epoch)
         return cast(RunRecord, _from_main(read_run(run.path) if main else None))
 
 
@@ -101,12 +100,12 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
     return run.with_chosen(recipe)
 
 
-def _train_once(
+def _train_or_shrink(
     recipe: Recipe, folder: RunFolder, accelerator: Accelerator, progress: Progress, *, stop_after_epoch: int | None
 ) -> Recipe | None:
-    """Start or resume the run and train it.
+    """Start or resume the run and train it; return None.
 
-    Returns None, or after an out-of-memory error under `train.auto_batch` the recipe to resume with.
+    After an out-of-memory error under `train.auto_batch`, return the recipe with smaller batches to resume with.
     """
     run = prepare_run(recipe, folder, accelerator)
     restore(folder, run.state)
@@ -174,7 +173,7 @@ class Trainer:
             pin=run.accelerator.device.type == "cuda",
         )
         # started here, because starting a loader draws a random number, which must not happen during updates
-        self._batches = self._stop.while_waiting(iter(self._loader))
+        self._batches = self._stop.interruptible(iter(self._loader))
 
     def _evaluator(self, split: Split) -> SplitEvaluator:
         run = self._run
@@ -305,7 +304,9 @@ class Trainer:
         stage, folder = self._run.stages[self._number].stage, self._run.folder
         if stage.start == "best":
             before = folder.best(f"stage{self._number}")
-            load_best(before if before.exists() else folder.best(), self._state)  # runs of earlier versions have the latter
+            load_best(
+                before if before.exists() else folder.best(), self._state
+            )  # runs of earlier versions have the latter
             if self._state.ema is not None:
                 self._state.ema.set(self._run.update.core)
         if stage.optimizer == "fresh":

@@ -18,11 +18,11 @@ from torch import nn
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
-from attngraft.tasks.capabilities import is_declared, require
+from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
 from attngraft.training.build import (
     Start,
-    build_started_model,
+    build_initial_model,
     build_task,
     check_as_is,
     check_task_host,
@@ -110,11 +110,6 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     task = build_task(recipe)
     if recipe.distill is not None:
         require(task, "teacher")
-    if accelerator.distributed_type == DistributedType.FSDP and is_declared(task, "generation"):
-        raise ConfigError(
-            f"task {task.name}: generates with the whole model, whose weights FSDP shards; launch without --use_fsdp, which "
-            "uses DDP"
-        )
     check_task_host(recipe)
     task.load_split(folder.split)
     task.load_files(folder.fitted)
@@ -136,7 +131,9 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     if teacher is not None:
         teacher.refuse_other(folder)
     begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
-    update, start = build_update(recipe, task, data, accelerator, order=order, teacher=teacher, weights=not begun)
+    update, start = build_training(
+        recipe, task, data, accelerator, order=order, teacher=teacher, load_weights=not begun
+    )
     if not begun:
         check_as_is(recipe, start)
     if accelerator.is_main_process:
@@ -201,7 +198,7 @@ def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, ord
     return StageContext(stage=stage, recipe=changed, task=own, order=replace(order, split=found.train))
 
 
-def build_update(
+def build_training(
     recipe: Recipe,
     task: Task,
     data: TaskData,
@@ -209,24 +206,25 @@ def build_update(
     *,
     order: TrainOrder,
     teacher: Teacher | None,
-    weights: bool,
+    load_weights: bool,
 ) -> tuple[Update, Start]:
     """Build the grafted model with its optimizer, schedule and moving average, and return its update and start.
 
-    `weights=False` skips the initial weights, for a model that is filled from a checkpoint or only timed.
+    `load_weights=False` skips the initial weights, for a model that is filled from a checkpoint or only timed.
 
     Raises:
         ConfigError: part of the recipe does not fit the host or the processes.
     """
-    core, start = build_started_model(recipe, data.model_args, weights=weights, facts=data.facts)
+    core, start = build_initial_model(recipe, data.model_args, load_weights=load_weights, facts=data.facts)
     core = core.to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)
     if accelerator.distributed_type == DistributedType.FSDP:
-        _refuse_unshardable(recipe, core)
+        _refuse_unshardable(recipe, task, core)
     ema = create_ema(core, recipe)
-    optimizer = create_optimizer(core, recipe)
-    freezing = FreezingSchedule(core, recipe)
+    parts = task.parts(core)
+    optimizer = create_optimizer(core, recipe, parts)
+    freezing = FreezingSchedule(core, recipe, parts)
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
@@ -263,7 +261,12 @@ def _log_start(recipe: Recipe, start: Start) -> None:
         )
 
 
-def _refuse_unshardable(recipe: Recipe, core: nn.Module) -> None:
+def _refuse_unshardable(recipe: Recipe, task: Task, core: nn.Module) -> None:
+    if task.needs_unwrapped(core):
+        raise ConfigError(
+            f"task {task.name}: calls this model without the wrapper of FSDP, which shards its weights; launch without "
+            "--use_fsdp, which uses DDP"
+        )
     if recipe.train.ema is not None:
         raise ConfigError("train.ema: FSDP has no moving average of sharded weights; set it to null, or use DDP")
     if recipe.train.first is not None:
