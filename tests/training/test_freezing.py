@@ -184,8 +184,8 @@ def test_a_task_decides_what_is_head_and_what_is_new(tmp_path: Path, monkeypatch
     moved = {name for name, value in after["model"].items() if not torch.equal(before[name], value)}
     assert moved == {name for name in before if name.startswith(("blocks.1.", "norm.", "head."))}
     scales = {name: group["lr_scale"] for group in after["optimizer"]["param_groups"] for name in group["params"]}
-    assert scales["head.weight"] == 3.0
-    assert scales["norm.weight"] == 1.0 and scales["blocks.1.mlp.fc1.weight"] == 0.5
+    assert scales.pop("head.weight") == scales.pop("head.bias") == 3.0
+    assert max(scales.values()) <= 0.5, "that of the host's layers"
 
 
 def test_everything_around_a_host_is_new() -> None:
