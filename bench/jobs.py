@@ -24,7 +24,7 @@ from attngraft.bench.command import finish, options
 from attngraft.bench.result import BenchResult, WrongOutputsError, current_setting, measurement
 from attngraft.study import StudyConfig, Tools, study_from_dict
 from attngraft.study.executors import Executor, Processes, Serial
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.study.progress import StudyLog
 from attngraft.study.runner import train_runs
 from attngraft.timing import paired_ratio
@@ -44,10 +44,10 @@ def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
 def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
     """Train the runs, and return the metrics (without times) and the predictions of each as bytes."""
     config.out.mkdir(parents=True, exist_ok=True)
-    notes = train_runs(resolve(config), executor=executor, train=Tools().train, progress=StudyLog())
+    notes = train_runs(resolve_runs(config), executor=executor, train=Tools().train, progress=StudyLog())
     if notes:
         raise WrongOutputsError(f"a run failed: {notes[0]}")
-    return [_outcome(run.folder) for run in resolve(config).runs]
+    return [_outcome(run.folder) for run in resolve_runs(config).runs]
 
 
 def _outcome(folder: Path) -> Any:

@@ -35,7 +35,7 @@ from attngraft.files import write_atomically
 from attngraft.results.study import StudyResult
 from attngraft.study import StudyConfig, Tools, compare, incomplete, study_from_dict
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.plan import PlannedRun, resolve
+from attngraft.study.plan import PlannedRun, resolve_runs
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     executor: Executor = Processes(jobs=given.jobs) if given.ray is None else Ray(address=given.ray, cpus=1)
     with tempfile.TemporaryDirectory() as place:
         config = study(given.folder or Path(place) / "study", trials=given.trials)
-        runs = resolve(config).runs
+        runs = resolve_runs(config).runs
         begin = time.monotonic()
         with Killer(runs, given.kill) as killer:
             result = compare(config, executor=executor, costs=False, tools=Tools())

@@ -71,7 +71,7 @@ def make_run(
     row = {"epoch": 1, "seconds": 1.0, "train/loss": 2.0, f"val/{metric}": 0.5, "val/loss": 1.5}
     run.metrics.write_text(json.dumps(row) + "\n")
     torch.manual_seed(3)
-    model = build_model(described, {"num_classes": len(classes)}, weights=False)
+    model = build_model(described, {"num_classes": len(classes)}, load_weights=False)
     for name, parameter in model.named_parameters():
         if ".grafts." in name or name.startswith("head"):
             torch.nn.init.normal_(parameter, std=0.3)

@@ -13,13 +13,13 @@ import attngraft
 from attngraft.cli import main
 from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
 from attngraft.export.run import export_run
+from attngraft.hosts import model_parts
 from attngraft.models.create import create_host
 from attngraft.models.host_input import host_input
 from attngraft.models.trust import trusting
 from attngraft.study import runner
 from attngraft.study.config import study_from_dict
 from attngraft.training.evaluate import evaluate_run
-from attngraft.training.freezing import head_prefixes
 
 NETS = "module:tests.models.own_nets"
 
@@ -34,7 +34,7 @@ def test_input_and_head_follow_from_its_attributes(trusted: None) -> None:
     found = host_input(f"{NETS}:make", {"num_classes": 5, "width": 6})
     assert (found["input_size"], found["mean"], found["std"]) == ((1, 8, 8), (0.5,), (0.25,))
     model: Any = create_host(f"{NETS}:make", num_classes=5, width=6)
-    assert model.fc.weight.shape == (5, 6) and model.num_classes == 5 and head_prefixes(model) == ("fc.",)
+    assert model.fc.weight.shape == (5, 6) and model.num_classes == 5 and model_parts(model).head == ("fc",)
     shown = host_input(f"{NETS}:blind", {"pretrained_cfg_overlay": {"input_size": (3, 16, 16)}})
     assert shown["input_size"] == (3, 16, 16)
 
@@ -176,7 +176,7 @@ def test_a_model_of_timm_in_a_factory(trusted: None, tmp_path: Path, monkeypatch
         "import timm\n\ndef make(**arguments):\n    return timm.create_model('vit_tiny_patch16_224', depth=1, **arguments)\n"
     )
     model: Any = attngraft.create_model("module:nets_of_timm:make", "cb_s", num_classes=3)
-    assert head_prefixes(model) == ("head.",) and model.num_classes == 3
+    assert model_parts(model).head == ("head",) and model.num_classes == 3
     own = timm.data.resolve_model_data_config(model)
     assert host_input("module:nets_of_timm:make", {"num_classes": 3}) == own
 

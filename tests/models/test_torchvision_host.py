@@ -12,10 +12,10 @@ from torchvision import models
 
 import attngraft
 from attngraft.errors import HostError, UsageError
+from attngraft.hosts import model_parts
 from attngraft.models.create import create_host, start_host
 from attngraft.models.host_input import host_input
-from attngraft.training.build import build_started_model
-from attngraft.training.freezing import head_prefixes
+from attngraft.training.build import build_initial_model
 from attngraft.training.recipe import HostConfig, Recipe
 
 SMALL = "torchvision:shufflenet_v2_x0_5"
@@ -36,7 +36,7 @@ def test_input_and_head(name: str, classifier: str, size: int, interpolation: st
     assert (expects["input_size"], expects["interpolation"]) == ((3, size, size), interpolation)
     with torch.device("meta"):
         model = create_host(f"torchvision:{name}", num_classes=7)
-    assert head_prefixes(model) == (f"{classifier}.",)
+    assert model_parts(model).head == (classifier,)
     assert model.get_submodule(classifier).out_features == 7
 
 
@@ -68,11 +68,11 @@ def test_pretrained_weights_and_a_new_head(tmp_path: Path, monkeypatch: pytest.M
     assert torch.equal(whole.model.eval()(images), published.eval()(images))
     assert whole.fitted is not None and whole.fitted.path == path and not whole.fitted.new
     recipe = Recipe(host=HostConfig(name=SMALL, pretrained=True))
-    (first, start), (second, _) = (build_started_model(recipe, {"num_classes": 5}) for _ in range(2))
+    (first, start), (second, _) = (build_initial_model(recipe, {"num_classes": 5}) for _ in range(2))
     assert not start.whole and "a new head: fc.bias, fc.weight" in start.origin
     assert first.fc.weight.shape == (5, 1024) and torch.equal(first.fc.weight, second.fc.weight)
     assert torch.equal(first.conv1[0].weight, published.conv1[0].weight)
-    untrained, _ = build_started_model(recipe, {"num_classes": 5}, weights=False)
+    untrained, _ = build_initial_model(recipe, {"num_classes": 5}, load_weights=False)
     assert torch.equal(first.fc.weight, untrained.fc.weight)
 
 

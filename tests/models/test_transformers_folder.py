@@ -15,7 +15,7 @@ import attngraft
 from attngraft.cli import main
 from attngraft.models.transformers_folder import HOST, folder_arguments, folder_tensors
 from attngraft.study.config import study_from_dict
-from attngraft.training.build import build_started_model, check_start, model_data_config
+from attngraft.training.build import build_initial_model, check_start, model_data_config
 from attngraft.training.recipe import HostConfig, Recipe, recipe_from_dict, recipe_to_dict
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -65,7 +65,7 @@ def test_outputs_before_training_equal_transformers_own(tmp_path: Path, kind: st
     """With all that the configuration says (here another epsilon), through a recipe and through create_model."""
     saved(tmp_path, kind)
     own = transformers.AutoModelForImageClassification.from_pretrained(tmp_path).eval()(IMAGES).logits
-    model, start = build_started_model(recipe(tmp_path), {"num_classes": 5})
+    model, start = build_initial_model(recipe(tmp_path), {"num_classes": 5})
     assert torch.equal(model.eval()(IMAGES), own)
     assert start.whole and start.path == tmp_path / "model.safetensors"
     model = attngraft.create_model("transformers_classifier", weights=tmp_path)
@@ -81,13 +81,13 @@ def test_the_recipe_contains_all_arguments(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").unlink()
     again = recipe_from_dict(recipe_to_dict(first))
     assert again == first and model_data_config(again) == expected
-    model, _ = build_started_model(again, {"num_classes": 5}, weights=False)
+    model, _ = build_initial_model(again, {"num_classes": 5}, load_weights=False)
     assert len(model.model.vit.layers) == 2
 
 
 def test_another_number_of_classes_gets_a_new_head(tmp_path: Path) -> None:
     host = saved(tmp_path)
-    model, start = build_started_model(recipe(tmp_path), {"num_classes": 3})
+    model, start = build_initial_model(recipe(tmp_path), {"num_classes": 3})
     assert not start.whole and "a new head: model.classifier.bias, model.classifier.weight" in start.origin
     assert model.get_classifier().weight.shape == (3, 24)
     assert torch.equal(model.model.vit.embeddings.cls_token, host.vit.embeddings.cls_token)
@@ -102,9 +102,9 @@ def test_a_backbone_without_a_head(tmp_path: Path) -> None:
     report = transformers.AutoModelForImageClassification.from_pretrained(tmp_path, output_loading_info=True)[1]
     if len(report["missing_keys"]) > 2:  # transformers 5.9 does not find the names that it writes itself
         with pytest.raises(attngraft.HostError, match="it lacks model.vit.layers.0"):
-            build_started_model(recipe(tmp_path), {"num_classes": 3})
+            build_initial_model(recipe(tmp_path), {"num_classes": 3})
         return
-    model, start = build_started_model(recipe(tmp_path), {"num_classes": 3})
+    model, start = build_initial_model(recipe(tmp_path), {"num_classes": 3})
     assert not start.whole
     for name in ("embeddings.cls_token", "layers.1.mlp.fc1.weight", "layernorm.weight"):
         assert torch.equal(model.model.vit.get_parameter(name), backbone.get_parameter(name)), name
@@ -116,7 +116,7 @@ def test_the_new_head_is_that_of_the_seed_alone(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     folder_tensors(tmp_path)
     assert torch.equal(torch.get_rng_state(), before)
-    first, second = (build_started_model(recipe(tmp_path), {"num_classes": 3})[0] for _ in range(2))
+    first, second = (build_initial_model(recipe(tmp_path), {"num_classes": 3})[0] for _ in range(2))
     assert torch.equal(first.get_classifier().weight, second.get_classifier().weight)
 
 
@@ -165,7 +165,7 @@ def test_explicit_arguments_override_the_folder(tmp_path: Path) -> None:
     data = model_data_config(wanted)
     assert data["input_size"] == (3, 8, 8)
     assert list(data["mean"]) == [0, 0, 0] and list(data["std"]) == [0.4, 0.5, 0.6]
-    model, start = build_started_model(wanted, {"num_classes": 5})
+    model, start = build_initial_model(wanted, {"num_classes": 5})
     assert model.model.config.hidden_dropout_prob == 0.25
     assert "resized: model.vit.embeddings.position_embeddings" in start.origin
     assert model.eval()(IMAGES[..., :8, :8]).shape == (2, 5)

@@ -12,11 +12,11 @@ from torch import nn
 
 import attngraft
 from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
+from attngraft.hosts import model_parts
 from attngraft.models.create import create_host, start_host
 from attngraft.models.host_input import host_input
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.training.build import build_started_model, model_data_config
-from attngraft.training.freezing import head_prefixes
+from attngraft.training.build import build_initial_model, model_data_config
 from attngraft.training.recipe import HostConfig, Recipe, recipe_from_dict, recipe_to_dict
 from tests.models.test_transformers_folder import IMAGES, saved
 
@@ -55,8 +55,8 @@ def test_the_recipe_needs_no_folder(tmp_path: Path) -> None:
     (tmp_path / "vit").rename(tmp_path / "elsewhere")
     again = recipe_from_dict(recipe_to_dict(first))
     assert again == first and model_data_config(again) == expected
-    model, _ = build_started_model(again, {"num_classes": 3}, weights=False)
-    assert model.model.config.hidden_dropout_prob == 0.5 and head_prefixes(model) == ("model.classifier.",)
+    model, _ = build_initial_model(again, {"num_classes": 3}, load_weights=False)
+    assert model.model.config.hidden_dropout_prob == 0.5 and model_parts(model).head == ("model.classifier",)
     assert model_data_config(Recipe(host=HostConfig(name=f"hf:{tmp_path / 'elsewhere'}", args={"img_size": 8})))[
         "input_size"
     ] == (3, 8, 8)
@@ -65,13 +65,13 @@ def test_the_recipe_needs_no_folder(tmp_path: Path) -> None:
 def test_another_number_of_classes_gets_a_new_head(tmp_path: Path) -> None:
     own = saved(tmp_path)
     recipe = Recipe(host=HostConfig(name=str(tmp_path), pretrained=True))
-    model, start = build_started_model(recipe, {"num_classes": 3})
+    model, start = build_initial_model(recipe, {"num_classes": 3})
     assert "a new head: model.classifier.bias, model.classifier.weight" in start.origin and not start.whole
     assert start.path == tmp_path / "model.safetensors"
     assert torch.equal(model.model.vit.embeddings.cls_token, own.vit.embeddings.cls_token)
-    untrained, _ = build_started_model(recipe, {"num_classes": 3}, weights=False)
+    untrained, _ = build_initial_model(recipe, {"num_classes": 3}, load_weights=False)
     assert torch.equal(model.get_classifier().weight, untrained.get_classifier().weight)
-    assert build_started_model(recipe, {"num_classes": 5})[1].whole
+    assert build_initial_model(recipe, {"num_classes": 5})[1].whole
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_text(tmp_path: Path, arguments: dict[str, Any], kind: str, head: str) -
     own: Any = saved_text(tmp_path, "bert")
     started = start_host(f"hf:{tmp_path}", arguments, pretrained=True)
     model: Any = started.model
-    assert type(model).__name__ == kind and head in head_prefixes(model)
+    assert type(model).__name__ == kind and head.removesuffix(".") in model_parts(model).head
     assert torch.equal(model.get_input_embeddings().weight, own.get_input_embeddings().weight)
     assert host_input(f"hf:{tmp_path}", arguments) == {
         "kind": "text",

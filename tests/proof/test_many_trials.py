@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attngraft.study import load_result
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from proof.many_trials import EPOCHS, main, problems_of, study
 
 
@@ -40,7 +40,7 @@ def check_trials(place: Path, *, executor: str) -> None:
     assert (found["trials"], found["finished"], found["problems"]) == (6, 6, [])
     assert len(found["killed"]) == 1
     assert found["executor"] == executor
-    runs, result = resolve(study(folder, trials=6)).runs, load_result(folder)
+    runs, result = resolve_runs(study(folder, trials=6)).runs, load_result(folder)
     assert {run.epochs_done for run in runs} == {EPOCHS}
     (runs[3].folder / "finished.json").unlink()
     (runs[5].folder / "metrics.jsonl").write_text("")

@@ -19,7 +19,7 @@ from attngraft.results.wording import headline
 from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
 from attngraft.study.checks import check_variants
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.study.throughput import measure_throughput
 from attngraft.study.variants import entry_against, read_variants
 from attngraft.training.profiler import BenchmarkBatch
@@ -141,7 +141,7 @@ def test_pretrained_is_shared_and_a_file_of_weights_is_not(tmp_path: Path) -> No
 def test_weights_of_another_host_are_fitted_before_anything_trains(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=[{"name": "other", "host": {**DEIT, "weights": str(tmp_path / "none.pth")}}])
     with pytest.raises(UsageError, match=r"the variant other: .*none\.pth.*weights: FILE\}, or pretrained: false"):
-        check_variants(resolve(config))
+        check_variants(resolve_runs(config))
 
 
 # --- what is refused ----------------------------------------------------------------------------------------------
@@ -174,8 +174,10 @@ def test_hosts_that_cannot_take_part(tmp_path: Path, host: Any, message: str) ->
 def test_a_graft_is_planned_on_its_own_host(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "horizontal"}])
     with pytest.raises(UsageError, match=r"the variant mixed does not fit its host: .*attention"):
-        check_variants(resolve(config))
-    check_variants(resolve(study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "cb_s"}])))
+        check_variants(resolve_runs(config))
+    check_variants(
+        resolve_runs(study(tmp_path, grafts=["horizontal", {"name": "mixed", "host": MIXER, "spec": "cb_s"}]))
+    )
 
 
 def test_a_second_head_is_asked_of_every_host(tmp_path: Path) -> None:
@@ -183,7 +185,7 @@ def test_a_second_head_is_asked_of_every_host(tmp_path: Path) -> None:
     token = ["distill={teacher: {name: resnet10t}, kind: token}"]
     config = study(tmp_path, host=two, grafts=[{"name": "one head", "host": DEIT}], set=token)
     with pytest.raises(UsageError, match=r"the variant one head: distill\.kind: token .*deit_tiny_patch16_224 has one"):
-        check_variants(resolve(config))
+        check_variants(resolve_runs(config))
 
 
 # --- the course of a study ----------------------------------------------------------------------------------------
@@ -252,7 +254,7 @@ def test_a_report_needs_no_recipe(tmp_path: Path) -> None:
 
 
 def test_runs_of_other_hosts_can_be_sent_to_other_processes(tmp_path: Path) -> None:
-    runs = resolve(study(tmp_path, grafts=GRAFTS)).runs
+    runs = resolve_runs(study(tmp_path, grafts=GRAFTS)).runs
     assert pickle.loads(pickle.dumps(runs)) == runs
 
 
@@ -324,10 +326,10 @@ def test_inputs_that_differ_are_noted(tmp_path: Path) -> None:
 def test_each_host_has_counts_of_its_own(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["cb_s", {"host": DEIT}, {"host": MIXER}], set=["train.batch_size=8"])
     benchmark = BenchmarkBatch(config.recipe_of(config.baseline, 0))
-    assert set(measure_throughput(resolve(config), benchmark).throughputs) == {
+    assert set(measure_throughput(resolve_runs(config), benchmark).throughputs) == {
         variant.name for variant in config.variants
     }
-    costs = measure_costs(resolve(config), benchmark, limit=0.0)
+    costs = measure_costs(resolve_runs(config), benchmark, limit=0.0)
     assert set(costs) == {variant.key for variant in config.variants}
     deit, mixer = (costs[config.variants[place].key] for place in (2, 3))
     assert (costs["none"].parameters_ratio, costs["none"].macs_ratio) == (1, 1)

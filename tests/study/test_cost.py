@@ -13,7 +13,7 @@ from attngraft.results.study import Cost
 from attngraft.study import cost as cost_module
 from attngraft.study.config import StudyConfig
 from attngraft.study.cost import load_costs, measure_costs, save_costs
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.timing import PairedRatio
 from attngraft.timing.memory import LiveStorages
 from attngraft.training.profiler import BenchmarkBatch, Profiler
@@ -29,7 +29,7 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(cost_module, "PAIRS", 5)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
     benchmark = BenchmarkBatch(config.recipe_of(config.baseline, 0))
-    costs = measure_costs(resolve(config), benchmark, limit=60)
+    costs = measure_costs(resolve_runs(config), benchmark, limit=60)
     baseline, grafted = costs["none"], costs["cb_s"]
     assert grafted.parameters - baseline.parameters == 2 * 48  # one vector for each of two blocks
     assert baseline.macs is not None
@@ -50,7 +50,7 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert each.inference_seconds_per_batch > 0
     assert grafted.memory_ratio is not None
     assert 1.0 < grafted.memory_ratio < 1.5
-    in_a_hurry = measure_costs(resolve(config), benchmark, limit=0)
+    in_a_hurry = measure_costs(resolve_runs(config), benchmark, limit=0)
     assert in_a_hurry["cb_s"].train_time_ratio is None
     assert in_a_hurry["cb_s"].inference_time_ratio is None
     assert in_a_hurry["cb_s"].parameters == grafted.parameters
@@ -79,7 +79,7 @@ def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(cost_module, "several", told)
     config = study(tmp_path, grafts=["cb_s"], set=SMALL)
-    costs = measure_costs(resolve(config), BenchmarkBatch(config.recipe_of(config.baseline, 0)), limit=60)
+    costs = measure_costs(resolve_runs(config), BenchmarkBatch(config.recipe_of(config.baseline, 0)), limit=60)
     assert asked == ["train", "evaluate"]
     for spec, training, inference in (("none", 1.0, 1.0), ("cb_s", 3.0, 2.0)):
         found = costs[spec]

@@ -10,7 +10,7 @@ from attngraft.errors import AttngraftError
 from attngraft.report.page import report_html
 from attngraft.study import Tools, compare
 from attngraft.study.checks import check_variants
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.run_folder import read_run
@@ -49,4 +49,4 @@ def test_all_variants_learn_from_one_teacher_and_the_report_names_it(tmp_path: P
 
 def test_a_teacher_that_is_not_there_is_found_out_before_anything_trains(tmp_path: Path) -> None:
     with pytest.raises(AttngraftError, match=r"distill\.teacher\.weights: .*gone is neither a run's folder nor"):
-        check_variants(resolve(study(tmp_path / "study", set=[f"distill.teacher.weights={tmp_path / 'gone'}"])))
+        check_variants(resolve_runs(study(tmp_path / "study", set=[f"distill.teacher.weights={tmp_path / 'gone'}"])))

@@ -13,7 +13,7 @@ from attngraft.errors import ConfigError
 from attngraft.study import load_result, runner
 from attngraft.study.checks import check_variants
 from attngraft.study.config import StudyConfig, read_study, study_from_dict
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.timing import count_macs
 from attngraft.training.build import build_model, model_data_config
 from tests.slow import product_but
@@ -30,9 +30,9 @@ def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytes
             assert config.recipe_of(variant, seed).graft == (None if variant.spec == "none" else variant.spec)
     if taught(config):  # its own comment says how to make one
         with pytest.raises(ConfigError, match="teacher-cifar10 is neither"):
-            check_variants(resolve(config))
+            check_variants(resolve_runs(config))
     else:
-        check_variants(resolve(config))
+        check_variants(resolve_runs(config))
     assert not list(tmp_path.iterdir())
 
 
@@ -48,7 +48,7 @@ def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
     macs = []
     for recipe in recipes:
         with torch.device("meta"):
-            model = build_model(recipe, {"num_classes": 20 if name == "tiny_imagenet20" else 10}, weights=False)
+            model = build_model(recipe, {"num_classes": 20 if name == "tiny_imagenet20" else 10}, load_weights=False)
             macs.append(count_macs(model, torch.zeros(1, *inputs[0]["input_size"])))
     assert max(macs) / min(macs) < 1.03, macs
 

@@ -12,7 +12,7 @@ import pytest
 from attngraft.errors import ConfigError, UsageError
 from attngraft.results.halving import HALVING_FILE, rank_at, read_halving
 from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.study.progress import describe_plan
 from attngraft.study.rungs import Rungs
 
@@ -29,7 +29,7 @@ def halved(out: Path, **changes: object) -> StudyConfig:
 def epochs(config: StudyConfig) -> dict[str, set[int]]:
     """How far the runs of each variant have come."""
     found: dict[str, set[int]] = {}
-    for run in resolve(config).runs:
+    for run in resolve_runs(config).runs:
         found.setdefault(run.variant.name, set()).add(run.epochs_done)
     return found
 
@@ -102,7 +102,7 @@ def test_decisions_follow_from_the_file(whole: tuple[StudyConfig, StudyResult]) 
     for each in kept.standings:
         rows = [
             json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[each.epoch - 1])["val/top1"]
-            for run in resolve(config).runs
+            for run in resolve_runs(config).runs
             if run.variant.name == each.variant
         ]
         assert each.score == pytest.approx(sum(rows) / len(rows))

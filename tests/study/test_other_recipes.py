@@ -15,7 +15,7 @@ from attngraft.report.page import report_html
 from attngraft.results.storage import csv_text
 from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
 from attngraft.study.checks import check_variants
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.study.throughput import measure_throughput
 from attngraft.study.variants import read_variants
 from attngraft.training.profiler import BenchmarkBatch
@@ -122,25 +122,25 @@ def test_recipes_that_are_refused(tmp_path: Path, given: Any, message: str) -> N
 
 def test_variants_compared_by_the_loss_share_it(tmp_path: Path) -> None:
     grafts = [{"name": "a", "graft": "cb_s", "set": {"task.loss.name": "bce"}}]
-    check_variants(resolve(study(tmp_path, grafts=grafts)))
+    check_variants(resolve_runs(study(tmp_path, grafts=grafts)))
     with pytest.raises(UsageError, match=r"set \(the variant a\): task\.loss\.name: .*the same for all"):
-        check_variants(resolve(study(tmp_path, grafts=grafts, set=["task.metrics.primary=loss"])))
+        check_variants(resolve_runs(study(tmp_path, grafts=grafts, set=["task.metrics.primary=loss"])))
 
 
 def test_grafts_alone_are_trained_where_there_is_a_graft(tmp_path: Path) -> None:
     own = {"set": {"train.parameters": "grafts"}}
-    check_variants(resolve(study(tmp_path, grafts=[{"graft": "cb_s", **own}])))
+    check_variants(resolve_runs(study(tmp_path, grafts=[{"graft": "cb_s", **own}])))
     with pytest.raises(
         ConfigError, match=r"grafts\[0\]\.set: train\.parameters: is grafts, but the recipe has no graft"
     ):
-        resolve(study(tmp_path, grafts=[own]))
+        resolve_runs(study(tmp_path, grafts=[own]))
 
 
 def test_a_host_that_does_not_take_the_argument_is_refused(tmp_path: Path) -> None:
     host = {"name": "transformers_classifier", "args": {"model_type": "vit", "hidden_size": 48, "image_size": 16}}
     grafts = [{"name": "a", "set": {"train.drop_path": 0.1}}]
     with pytest.raises(UsageError, match=r"grafts\[0\]\.set \(the variant a\): .*drop_path"):
-        check_variants(resolve(study(tmp_path, host=host, grafts=grafts)))
+        check_variants(resolve_runs(study(tmp_path, host=host, grafts=grafts)))
 
 
 # --- the course of a study ----------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_rungs_are_after_the_longest_warm_up(tmp_path: Path) -> None:
 def test_steps_are_timed_with_the_batches_of_each_recipe(tmp_path: Path) -> None:
     own = {"train.batch_size": 8, "train.accumulate": 2, "task.augment.mixup": 0.2}
     config = study(tmp_path, grafts=[{"name": "own", "set": own}], set=["train.batch_size=16"])
-    prepared = resolve(config)
+    prepared = resolve_runs(config)
     benchmark = BenchmarkBatch(prepared.baseline_recipe)
     other = benchmark.for_recipe(prepared.recipe_of(config.variants[1]))
     assert benchmark.for_recipe(prepared.baseline_recipe) is benchmark

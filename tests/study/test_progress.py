@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from attngraft.study import compare
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.study.progress import LiveStudy, describe_plan
 
 from .fakes import FakeTrainer, study, tools
@@ -43,7 +43,7 @@ def test_the_plan_in_words(tmp_path: Path) -> None:
     trainer = FakeTrainer(stops=("cb_s", 0))
     with pytest.raises(KeyboardInterrupt):
         compare(config, tools=tools(trainer))
-    runs = resolve(config).runs
+    runs = resolve_runs(config).runs
     assert [run.epochs_left for run in runs[:3]] == [0, 2, 3]
     words = describe_plan(runs, seconds=100.0)
     assert (
@@ -57,7 +57,7 @@ def test_several_runs_at_a_time(tmp_path: Path) -> None:
     """A bar for each that is at work; a pause keeps what the cell says; what does not fit is counted."""
     sheet = io.StringIO()
     console = Console(file=sheet, force_terminal=True, width=100, height=14)
-    runs = resolve(study(tmp_path, grafts=["cb_s", "cb"], seeds=1)).runs
+    runs = resolve_runs(study(tmp_path, grafts=["cb_s", "cb"], seeds=1)).runs
     with LiveStudy(console) as live:
         live.on_plan(runs, seconds=60.0, epochs=9.0, extra="two at a time")
         rows = [live.on_run(run) for run in runs[:2]]
@@ -82,7 +82,7 @@ def test_a_table_that_does_not_fit_shows_who_is_at_work(tmp_path: Path) -> None:
     sheet = io.StringIO()
     console = Console(file=sheet, force_terminal=True, width=100, height=10)
     grafts = ["cb", "cb_s", "horizontal", "vertical", "cb@blocks.0", "cb@blocks.1", "cb_s@blocks.0", "cb_s@blocks.1"]
-    runs = resolve(study(tmp_path, grafts=grafts, seeds=1)).runs
+    runs = resolve_runs(study(tmp_path, grafts=grafts, seeds=1)).runs
     with LiveStudy(console) as live:
         live.on_plan(runs, seconds=None, epochs=27.0)
         live.on_run(runs[-1])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attngraft.errors import UsageError
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.study.throughput import Estimate, Throughput, fit_epochs, measure_throughput
 from attngraft.training.profiler import BenchmarkBatch
 
@@ -18,7 +18,7 @@ from .fakes import study
 
 
 def test_arithmetic(tmp_path: Path) -> None:
-    runs = resolve(study(tmp_path, grafts=["cb_s"], seeds=2, epochs=10)).runs
+    runs = resolve_runs(study(tmp_path, grafts=["cb_s"], seeds=2, epochs=10)).runs
     estimate = Estimate(
         throughputs={
             "baseline": Throughput(start_seconds=1, epoch_seconds=2),
@@ -36,7 +36,7 @@ def test_arithmetic(tmp_path: Path) -> None:
 def test_paces_are_measured_without_touching_the_random_state(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=["cb_s"], set=["train.batch_size=128"])
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    estimate = measure_throughput(resolve(config), BenchmarkBatch(config.recipe_of(config.baseline, 0)))
+    estimate = measure_throughput(resolve_runs(config), BenchmarkBatch(config.recipe_of(config.baseline, 0)))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert np.array_equal(np.random.get_state()[1], before[2])

@@ -105,8 +105,10 @@ def test_commands_on_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_generation_is_refused_under_fsdp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Regression, "capabilities", Regression.capabilities | {"generation"})
-    sharded: Any = SimpleNamespace(distributed_type=DistributedType.FSDP)
-    with pytest.raises(ConfigError, match=r"task regression: generates .* FSDP shards"):
+    sharded: Any = SimpleNamespace(
+        distributed_type=DistributedType.FSDP, num_processes=1, process_index=0, device=torch.device("cpu")
+    )
+    with pytest.raises(ConfigError, match=r"task regression: calls this model without the wrapper of FSDP"):
         prepare_run(recipe_from_dict(HERE), RunFolder(tmp_path), sharded)
     assert not list(tmp_path.iterdir())
 

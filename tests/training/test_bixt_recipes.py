@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from attngraft.tasks.classification.losses import training_loss
 from attngraft.tasks.task import load_task
-from attngraft.training.build import build_model, build_started_model, model_data_config
+from attngraft.training.build import build_initial_model, build_model, model_data_config
 from attngraft.training.optimizer import create_optimizer, create_schedule
 from attngraft.training.recipe import Recipe, load_recipe
 
@@ -200,7 +200,7 @@ def test_fine_tuning_starts_from_a_smaller_grid(tmp_path: Path) -> None:
     save_file({name: value.float() for name, value in small.state_dict().items()}, tmp_path / "small.safetensors")
     args = TINY.replace("img_size: 32", "img_size: 48")
     recipe = load_recipe("bixt-384", [f"host.args={args}", f"host.weights={tmp_path / 'small.safetensors'}"])
-    model, start = build_started_model(recipe, {"num_classes": 3})
+    model, start = build_initial_model(recipe, {"num_classes": 3})
     assert start.whole
     torch.testing.assert_close(model.get_parameter("latents"), small.get_parameter("latents").float())
     assert model(torch.randn(1, 3, 48, 48)).shape == (1, 3)

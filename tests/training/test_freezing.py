@@ -11,12 +11,14 @@ import torch
 from torch import nn
 
 from attngraft.errors import ConfigError
+from attngraft.hosts import HostedModel, ModelParts, model_parts
+from attngraft.tasks.task import TASKS
 from attngraft.training.build import build_model
-from attngraft.training.freezing import freeze, head_prefixes, train_mode, trained_names
+from attngraft.training.freezing import freeze, train_mode, trained_names
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Parameters
-from tests.training.toys import final_state, toy_recipe
+from tests.training.toys import Toy, final_state, toy_recipe
 
 HEAD = {"head.weight", "head.bias"}
 
@@ -109,7 +111,7 @@ def test_a_real_host_with_batch_norms_stays_the_same_function() -> None:
     assert not any(module.training for module in norms)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained
-    assert trained == {name for name, _ in model.named_parameters() if name.startswith(head_prefixes(model))}
+    assert trained == {name for name, _ in model.named_parameters() if model_parts(model).of(name) == "head"}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +159,43 @@ def test_choices_that_make_no_sense_are_refused(sections: dict[str, Any], messag
 
 
 def test_the_head_is_where_timm_says() -> None:
-    assert head_prefixes(timm.create_model("swin_tiny_patch4_window7_224", embed_dim=12, depths=(1,), num_heads=(1,)))
+    swin = timm.create_model("swin_tiny_patch4_window7_224", embed_dim=12, depths=(1,), num_heads=(1,))
+    assert model_parts(swin).head == ("head.fc",)
     with pytest.raises(ConfigError, match="the head of this model is unknown"):
-        head_prefixes(nn.Linear(2, 2))
+        trained_names(nn.Linear(2, 2), "head")
+
+
+class OwnParts(Toy):
+    """The last block belongs to the head, and the head is new."""
+
+    name = "own_parts"
+
+    def parts(self, model: nn.Module) -> ModelParts:
+        return ModelParts(head=("blocks.1", "norm"), new=("head",))
+
+
+def test_a_task_decides_what_is_head_and_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "own_parts", f"{__name__}:OwnParts")
+    optimizer = {"layer_decay": 0.5, "new_lr_scale": 3.0}
+    recipe = toy_recipe({"name": "own_parts"}, optimizer=optimizer, train={"parameters": "head"})
+    before = build_model(recipe, {"num_classes": 3}).state_dict()
+    train(recipe, tmp_path, progress=Silent())
+    after = final_state(tmp_path)
+    moved = {name for name, value in after["model"].items() if not torch.equal(before[name], value)}
+    assert moved == {name for name in before if name.startswith(("blocks.1.", "norm.", "head."))}
+    scales = {name: group["lr_scale"] for group in after["optimizer"]["param_groups"] for name in group["params"]}
+    assert scales.pop("head.weight") == scales.pop("head.bias") == 3.0
+    assert max(scales.values()) <= 0.5, "that of the host's layers"
+
+
+def test_everything_around_a_host_is_new() -> None:
+    class Around(HostedModel):
+        def __init__(self, host: nn.Module) -> None:
+            super().__init__(host)
+            self.h = nn.Parameter(torch.zeros(2))
+            self.neck = nn.Linear(2, 2)
+
+    parts = model_parts(Around(timm.create_model("vit_tiny_patch16_224", depth=1)))
+    assert parts == ModelParts(head=("host.head",), new=("h", "neck"))
+    names = {"h": "new", "neck.weight": "new", "host.head.bias": "head", "host.cls_token": "host"}
+    assert {name: parts.of(name) for name in names} == names

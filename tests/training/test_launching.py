@@ -14,7 +14,7 @@ import torch
 from attngraft.cli import main
 from attngraft.errors import ConfigError
 from attngraft.training import setup
-from attngraft.training.build import build_model
+from attngraft.training.build import build_model, build_task
 from tests.slow import product_but
 from tests.training.toys import final_state, metric_rows, toy_recipe
 
@@ -92,11 +92,12 @@ def test_the_command_under_a_launcher_is_one_process(launcher: str, alone: Path,
 def test_what_sharded_weights_cannot_do_is_refused(changes: dict[str, object], message: str | None) -> None:
     recipe = toy_recipe(**changes)  # type: ignore[arg-type]
     model = build_model(recipe, {"num_classes": 3})
+    task = build_task(recipe)
     if message is None:
-        setup._refuse_unshardable(recipe, model)
+        setup._refuse_unshardable(recipe, task, model)
         return
     with pytest.raises(ConfigError, match=message):
-        setup._refuse_unshardable(recipe, model)
+        setup._refuse_unshardable(recipe, task, model)
 
 
 def test_half_precision_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

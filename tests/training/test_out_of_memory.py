@@ -50,6 +50,15 @@ def test_the_largest_micro_batch_that_fits_is_named(tmp_path: Path, memory: Memo
     assert caught.value.fitting(toy_recipe()) == toy_recipe(train={"accumulate": 4})
 
 
+def test_a_size_for_all_stages_is_named(tmp_path: Path, memory: Memory) -> None:
+    """3 micro-batches would do for the 24 examples of the second stage, but not divide the 8 of the first."""
+    memory(training=8)
+    stages = [{"name": "small", "epochs": 1, "batch_size": 8}, {"name": "large", "batch_size": 24}]
+    with pytest.raises(OutOfMemory, match="a batch of 24 examples does not fit") as caught:
+        train(toy_recipe(stages=stages), tmp_path, progress=Silent())
+    assert caught.value.fits == {"accumulate": 4}
+
+
 def test_evaluation_has_a_size_of_its_own(tmp_path: Path, memory: Memory) -> None:
     memory(evaluation=4)
     with pytest.raises(

@@ -16,10 +16,11 @@ from attngraft.study.config import study_from_dict
 from attngraft.tasks.task import Batch, Loss, StepContext
 from attngraft.training.build import build_model
 from attngraft.training.checkpoint import load_weights
-from attngraft.training.loop import train
+from attngraft.training.loop import Trainer, train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from attngraft.training.stages import StagePlan
+from attngraft.training.stopping import Interrupted
 from tests.training.processes import finish, start, start_together
 from tests.training.test_stages import StopAt
 from tests.training.toys import Toy, assert_same_outcome, final_state, metric_rows, toy_recipe
@@ -48,6 +49,21 @@ class Rates(Silent):
 
     def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
         self.rates.append(lr)
+
+
+class Steps(Silent):
+    """Keeps the numbers of updates and epochs."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.epochs: list[int] = []
+
+    def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
+        self.total, self.done = total_steps, done_steps
+
+    def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
+        self.steps.append(step)
+        self.epochs.append(epoch)
 
 
 @pytest.fixture(scope="module")
@@ -101,21 +117,87 @@ def test_an_optimizer_may_forget(tmp_path: Path) -> None:
         assert {int(state["step"]) for state in states} == {expected}
 
 
-def test_a_stage_may_start_from_the_best_weights(tmp_path: Path) -> None:
-    """Its learning rate of zero leaves them as they are; the stage before ends far from them."""
-    ruin = {"name": "ruin", "epochs": 1, "lr": 30.0, "schedule": {"warmup_epochs": 0}}
+def test_a_stage_may_start_from_the_best_weights_of_the_stage_before(tmp_path: Path) -> None:
+    """Its learning rate of zero leaves them as they are; the stage before is worse than the one before that."""
+    no_warmup = {"warmup_epochs": 0}
     stages = [
         {"name": "good", "epochs": 2},
-        ruin,
+        {"name": "ruin", "epochs": 2, "lr": 30.0, "schedule": no_warmup},
         {"name": "still", "start": "best", "lr": 0.0, "schedule": {"warmup_lr": 0.0, "min_lr": 0.0}},
     ]
-    recipe = staged(stages, epochs=4, graft=None)
+    recipe = staged(stages, graft=None)
     train(recipe, tmp_path, progress=Silent())
     model = build_model(recipe, {"num_classes": 3})
-    facts = load_weights(tmp_path / "checkpoints" / "best.safetensors", model)
-    assert facts["epoch"] < 3
+    assert load_weights(tmp_path / "checkpoints" / "best.safetensors", model)["epoch"] <= 2
+    facts = load_weights(tmp_path / "checkpoints" / "best-stage2.safetensors", model)
+    rows = metric_rows(tmp_path)
+    assert facts["epoch"] == (3 if rows[2]["val/top1"] >= rows[3]["val/top1"] else 4)
     last = final_state(tmp_path)["model"]
     assert all(torch.equal(value, last[name]) for name, value in model.state_dict().items())
+
+
+#: 3, 2 (of 24), 1 (of 16 examples), 6 (of 8) and again 3 updates per epoch
+BATCHES: list[dict[str, Any]] = [
+    {"name": "run", "epochs": 1},
+    {"name": "large", "epochs": 2, "batch_size": 24, "lr": 0.01, "schedule": {"warmup_epochs": 0.5}},
+    {"name": "less", "epochs": 1, "task": {"train": 16}, "optimizer": "fresh"},
+    {"name": "small", "epochs": 1, "batch_size": 8, "start": "best"},
+    {"name": "end"},
+]
+
+
+def batched() -> Recipe:
+    return staged(BATCHES, epochs=6, train={"ema_warmup": True})
+
+
+@pytest.fixture(scope="module")
+def batched_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("batched")
+    train(batched(), folder, progress=Silent())
+    return folder
+
+
+def test_a_stage_may_have_batches_and_data_of_its_own(batched_run: Path, tmp_path: Path) -> None:
+    progress = Steps()
+    train(batched(), tmp_path, progress=progress)
+    assert_same_outcome(batched_run, tmp_path)
+    assert progress.total == 17
+    assert progress.steps == list(range(1, 18))
+    assert progress.epochs == [1] * 3 + [2] * 2 + [3] * 2 + [4] + [5] * 6 + [6] * 3
+
+
+@pytest.mark.parametrize("step", [3, 4, 5, 7, 8, 9, 11, 14, 15, 17])
+def test_stopped_in_a_stage_with_other_batches_it_ends_the_same(batched_run: Path, tmp_path: Path, step: int) -> None:
+    with pytest.raises(TrainingError, match="stopped by the test"):
+        train(batched(), tmp_path, progress=StopAt(step))
+    progress = Steps()
+    train(batched(), tmp_path, progress=progress)
+    assert progress.steps == list(range(progress.done + 1, 18))
+    assert_same_outcome(batched_run, tmp_path)
+
+
+def test_the_rates_of_the_runs_schedule_follow_the_epochs_whatever_the_batches(tmp_path: Path) -> None:
+    whole, parts = Rates(), Rates()
+    train(staged([], epochs=3), tmp_path / "whole", progress=whole)
+    stages = [{"name": "a", "epochs": 1}, {"name": "b", "epochs": 1, "batch_size": 8}, {"name": "c"}]
+    train(staged(stages, epochs=3), tmp_path / "parts", progress=parts)
+    assert parts.rates[:3] + parts.rates[3:9:2] + parts.rates[9:] == pytest.approx(whole.rates)
+
+
+def test_an_epoch_that_is_only_evaluated_after_resuming_keeps_its_rate(tmp_path: Path, monkeypatch: Any) -> None:
+    recipe = staged([{"name": "a", "epochs": 1}, {"name": "b", "lr": 0.01}], epochs=2)
+    train(recipe, tmp_path / "whole", progress=Silent())
+    whole = Trainer._evaluate_weights
+
+    def stop(self: Trainer, *, average: bool = False) -> Any:
+        return None if self.done == 2 * STEPS else whole(self, average=average)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_evaluate_weights", stop)
+        with pytest.raises(Interrupted):
+            train(recipe, tmp_path / "parts", progress=Silent())
+    train(recipe, tmp_path / "parts", progress=Silent())
+    assert_same_outcome(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_step_sees_its_stage_and_a_stage_its_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +254,7 @@ def test_a_run_without_patience_left_is_finished_and_a_study_says_so(tmp_path: P
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
+        ({"stages": [{"name": "a", "batch_size": 9}], "train": {"accumulate": 2}}, "must be a multiple of train.accumulate"),
         ({"stages": [{"name": "a", "epochs": 1}]}, "together have 1 epochs and schedule.epochs is 2"),
         ({"stages": [{"name": "a"}, {"name": "b"}]}, "stages.a.epochs: is missing"),
         ({"stages": [{"name": "a", "epochs": 1}, {"name": "a"}]}, "need different names"),
@@ -191,7 +274,11 @@ def test_stages_that_cannot_be_are_refused(sections: dict[str, Any], says: str) 
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        ({"task": {"train": 16}}, "stages.a.task: changes the number of updates"),
+        (
+            {"batch_size": 64},
+            "stages.a.batch_size 64 is more than an epoch's 48 training examples: use stages.a.batch_size",
+        ),
+        ({"task": {"train": 8}}, "train.batch_size 16 is more than an epoch's 8 training examples"),
         ({"task": {"nose": 16}}, "task.nose: unknown field"),
         ({"schedule": {"warmup": 3}}, "stages.a.schedule.warmup: unknown field"),
         ({"patience": 1, "metric": "bleu"}, "stages.a.metric: unknown metric 'bleu'; known: top1, nll"),

@@ -19,7 +19,7 @@ from attngraft.attention import GraftType
 from attngraft.errors import AttngraftError, ConfigError, HostError
 from attngraft.mechanisms.registry import graft_types
 from attngraft.study.checks import check_variants
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
@@ -202,12 +202,12 @@ def test_a_study_that_cannot_start_says_so_before_it_trains(
         weights = changes["host"]["weights"].format(**{name: str(path) for name, path in files.items()})
         changes = {"host": {**changes["host"], "weights": weights}}
     with pytest.raises(error, match=message):
-        check_variants(resolve(study(tmp_path / "study", **changes)))
+        check_variants(resolve_runs(study(tmp_path / "study", **changes)))
 
 
 def test_a_study_whose_host_has_weights_to_start_from_goes_ahead(tmp_path: Path, trained: Path) -> None:
     config = study(tmp_path, host={"name": "toy_vit", "weights": str(trained)}, set=["train.parameters=grafts+head"])
-    check_variants(resolve(config))
+    check_variants(resolve_runs(config))
     for variant in config.variants:
         recipe = config.recipe_of(variant, 0)
         assert (recipe.host.weights, recipe.train.parameters) == (str(trained), "grafts+head")

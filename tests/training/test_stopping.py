@@ -57,7 +57,7 @@ def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
 
 
 def test_items_pass_through(stop: StopSignal) -> None:
-    assert list(stop.while_waiting(range(3))) == [0, 1, 2]
+    assert list(stop.interruptible(range(3))) == [0, 1, 2]
 
 
 def test_a_signal_ends_a_wait(stop: StopSignal) -> None:
@@ -66,7 +66,7 @@ def test_a_signal_ends_a_wait(stop: StopSignal) -> None:
         time.sleep(30)
         yield 1
 
-    items = stop.while_waiting(slow())
+    items = stop.interruptible(slow())
     assert next(items) == 0
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
     begun = time.monotonic()
@@ -76,7 +76,7 @@ def test_a_signal_ends_a_wait(stop: StopSignal) -> None:
 
 
 def test_work_between_two_items_is_finished(stop: StopSignal) -> None:
-    items = stop.while_waiting(range(3))
+    items = stop.interruptible(range(3))
     assert next(items) == 0
     os.kill(os.getpid(), signal.SIGTERM)  # at work, not waiting
     assert stop.requested

@@ -105,7 +105,7 @@ def test_what_it_says_is_the_models_answer_to_the_mixed_images_in_evaluation_mod
     data = task.load(model_data_config=model_data_config(recipe))
     batch = data.train.collate([data.train[(0, i)] for i in range(8)])
     mixed = task.prepare(batch, epoch=0, step=0)
-    alone = build_model(read_run(teacher).recipe, {"num_classes": 10}, weights=False).eval()
+    alone = build_model(read_run(teacher).recipe, {"num_classes": 10}, load_weights=False).eval()
     alone.load_state_dict(safetensors.torch.load_file(teacher / "checkpoints" / "best.safetensors"))
     said = found(mixed)
     assert torch.equal(said, alone(mixed["image"]))

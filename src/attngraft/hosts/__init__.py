@@ -6,18 +6,21 @@ To support a new family, add a file with its adapter and list its name in `regis
 from attngraft.hosts.adapter import HostAdapter, Site
 from attngraft.hosts.find import Host, find_host, forget
 from attngraft.hosts.hosted import HostedModel, host_of
+from attngraft.hosts.parts import ModelParts, model_parts
 from attngraft.hosts.registry import host_adapters, missing_hosts, patched_class, register_host
 
 __all__ = [
     "Host",
     "HostAdapter",
     "HostedModel",
+    "ModelParts",
     "Site",
     "find_host",
     "forget",
     "host_adapters",
     "host_of",
     "missing_hosts",
+    "model_parts",
     "patched_class",
     "register_host",
 ]

@@ -22,8 +22,8 @@ from attngraft.suggest import did_you_mean
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import TaskData, load_task
 from attngraft.training.build import (
+    build_initial_model,
     build_model,
-    build_started_model,
     build_task,
     check_as_is,
     check_start,
@@ -118,7 +118,7 @@ def check_untrained(study: Study, data: TaskData) -> None:
         if recipe.schedule.trains or not (variant.is_baseline or variant.host is not None or variant.overrides):
             continue
         try:
-            check_as_is(recipe, build_started_model(recipe, data.model_args, facts=data.facts)[1])
+            check_as_is(recipe, build_initial_model(recipe, data.model_args, facts=data.facts)[1])
         except AttngraftError as error:
             raise UsageError(f"the variant {variant.name}: {error}") from error
 
@@ -129,7 +129,7 @@ def _on_meta(recipe: Recipe) -> nn.Module:
     if train.parameters == "grafts" or (train.first is not None and train.first.parameters == "grafts"):
         train = dataclasses.replace(train, parameters="all", first=None)
     with torch.device("meta"):
-        return build_model(dataclasses.replace(recipe, graft=None, train=train, stages=()), {}, weights=False)
+        return build_model(dataclasses.replace(recipe, graft=None, train=train, stages=()), {}, load_weights=False)
 
 
 def _refuse_same_model(study: Study, variant: Variant) -> None:

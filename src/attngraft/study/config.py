@@ -119,7 +119,7 @@ class StudyConfig:
         return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
-        """Return the resolved recipe of one run. For several runs use `plan.resolve`, which reads the recipe once.
+        """Return the resolved recipe of one run. For several runs use `plan.resolve_runs`, which reads the recipe once.
 
         Raises:
             ConfigError: see `recipes`.

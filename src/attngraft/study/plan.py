@@ -107,7 +107,7 @@ class Study(StudyConfig):
                     share(path, fitted / path.relative_to(folder))
 
 
-def resolve(config: StudyConfig) -> Study:
+def resolve_runs(config: StudyConfig) -> Study:
     """Return the study with every run's recipe and state. The study's recipe is read once.
 
     Raises:

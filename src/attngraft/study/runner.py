@@ -34,9 +34,9 @@ from attngraft.study.checks import (
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
-from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, Train
+from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
 from attngraft.study.halving import HalvingQueue
-from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve
+from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.suites import check_suites, evaluate_finished
 from attngraft.study.throughput import (
@@ -70,7 +70,7 @@ def open_data(study: Study) -> BenchmarkBatch:
 class Tools:
     """Functions that a study calls; replace them to use another trainer, skip measurements, ..."""
 
-    train: Train = train
+    train: TrainRun = train
     open_data: Callable[[Study], BenchmarkBatch] = open_data
     measure_throughput: Callable[[Study, BenchmarkBatch], Estimate] = measure_throughput
     measure_costs: Callable[..., dict[str, Cost]] = measure_costs
@@ -126,7 +126,7 @@ def compare(
             if study.benchmark is not None:
                 study.save_split(study.benchmark.task)
                 study.save_files(study.benchmark.task)
-            notes = train_runs(study, executor=executor, train=tools.train, progress=progress)
+            notes = train_runs(study, executor=executor, train_run=tools.train, progress=progress)
             if not any(finished_runs(study).values()):
                 first = f"; the first: {notes[0]}" if notes else ""
                 raise TrainingError(f"every run of the study in {study.out} failed{first}")
@@ -171,7 +171,7 @@ def prepare(
 
 
 def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> Study:
-    study = resolve(_with_fitted_epochs(config))
+    study = resolve_runs(_with_fitted_epochs(config))
     refuse_counted_updates(study)
     progress.on_stage("checking the variants")
     check_variants(study)
@@ -226,7 +226,7 @@ def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Stu
         raise UsageError("--time-budget needs an estimate of the time, which failed; give --epochs instead")
     budget = (study.time_budget - _cost_seconds(study)) * concurrency
     epochs = fit_epochs(estimate, study.runs, budget=budget, most=study.epochs, share=trained_share(study))
-    return resolve(dataclasses.replace(study, fitted_epochs=epochs))
+    return resolve_runs(dataclasses.replace(study, fitted_epochs=epochs))
 
 
 def write_study(config: StudyConfig) -> None:
@@ -266,7 +266,7 @@ class RunQueue:
         return any(run.seed == seed for run in [*self._waiting, *self._active])
 
 
-def train_runs(study: Study, *, executor: Executor, train: Train, progress: StudyProgress) -> list[str]:
+def train_runs(study: Study, *, executor: Executor, train_run: TrainRun, progress: StudyProgress) -> list[str]:
     """Train all remaining runs, and return notes on runs that failed and on processes that died.
 
     Raises:
@@ -277,7 +277,7 @@ def train_runs(study: Study, *, executor: Executor, train: Train, progress: Stud
     if first is None:
         return []
     try:
-        with executor.pool(train=train, recipe=study.baseline_recipe, out=study.out) as pool:
+        with executor.pool(train_run=train_run, recipe=study.baseline_recipe, out=study.out) as pool:
             return _Scheduler(study, queue, pool, progress, retries=executor.retries).run(first)
     except KeyboardInterrupt as stop:
         raise Interrupted(
@@ -304,9 +304,9 @@ class _Scheduler:
         try:
             while True:
                 while task is not None:
-                    label = task.run.label
-                    self._active[label], self._deaths[label] = (task, self._progress.on_run(task.run)), []
-                    self._pool.submit(*self._active[label])
+                    label, run_progress = task.run.label, self._progress.on_run(task.run)
+                    self._active[label], self._deaths[label] = (task, run_progress), []
+                    self._pool.submit(task, run_progress)
                     task = self._next()
                 if not self._active:
                     return self._notes
@@ -378,7 +378,7 @@ def _cost_seconds(config: StudyConfig) -> float:
 def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
     """Load the costs, or measure them. A failure to measure becomes a note."""
     try:
-        measured = resolve(_with_chosen_batches(_without_stopped(study), study))
+        measured = resolve_runs(_with_chosen_batches(_without_stopped(study), study))
         costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
         if costs is not None:
             return costs

@@ -23,7 +23,7 @@ from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.task import FITTED_FOLDER, Evaluation, load_task
-from attngraft.training.build import build_started_model, model_data_config
+from attngraft.training.build import build_initial_model, model_data_config
 from attngraft.training.evaluate import Weights, run_target
 from attngraft.training.recipe import HostConfig, Recipe
 from attngraft.training.run_folder import RunFolder, read_run, write_json
@@ -245,7 +245,7 @@ def _host(where: str, name: str, options: HostOptions, task: str, results: Path)
     shown = model_data_config(recipe)
     if missing := load_task(task).missing_from_host(shown):
         raise UsageError(f"{where}: its weights lack {missing}; give its run, or a folder of attngraft export")
-    model, start = build_started_model(recipe, {})
+    model, start = build_initial_model(recipe, {})
     if not (start.whole or own):
         raise UsageError(
             f"{where}: its head is new, with random values: {start.origin}; give weights that have this head"

@@ -11,7 +11,7 @@ CAPABILITIES = {
     "data_check": ("attngraft data check", "train on the data, which checks them first"),
     "explorer": ("the explorer of images (attngraft explore)", "give models of another task"),
     "export": ("export", "give a run of another task"),
-    "generation": ("generation", ""),  # refused, not required: see `training.setup`
+    "generation": ("generation", ""),  # refused, not required: see `Task.needs_unwrapped`
     "halving": ("--halving", "remove it"),
     "labels": ("test sets and analyses of one label per example", "leave them out"),
     "predict": ("prediction (attngraft predict)", "give a run of another task"),
@@ -32,8 +32,3 @@ def require(task: Task | type[Task], *capabilities: str) -> None:
             what, remedy = CAPABILITIES[name]
             known = ", ".join(sorted(set(declared) - {"generation"})) or "nothing else"
             raise ConfigError(f"task {task.name}: does not support {what}; {remedy} (it supports {known})")
-
-
-def is_declared(task: Task | type[Task], capability: str) -> bool:
-    """Return whether a task declares a capability."""
-    return capability in (task.capabilities or ())

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from attngraft.errors import ConfigError
+from attngraft.hosts import ModelParts, model_parts
 from attngraft.results.measured import Measured
 from attngraft.results.records import Column, Records, RecordTable
 from attngraft.results.sections import Metric, Section
@@ -312,6 +313,25 @@ class Task(ABC):
         """
         return host
 
+    def parts(self, model: nn.Module) -> ModelParts:
+        """Return which parameters of the model are its head and which are new; all others belong to the host.
+
+        Frozen parameters and learning rates follow from it. By default the head is the one that timm or the host's adapter
+        names, and everything around the host is new.
+
+        Args:
+            model: from `build`.
+        """
+        return model_parts(model)
+
+    def needs_unwrapped(self, model: nn.Module) -> bool:
+        """Return whether `step` or `infer` call `unwrapped(model)`, which FSDP does not allow; if generating, by default.
+
+        Args:
+            model: from `build`.
+        """
+        return "generation" in (self.capabilities or ())
+
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
         """Apply batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""
         return batch
@@ -519,7 +539,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside the wrappers of a run, for inference that calls parts of it or generates.
 
     In training, only calls of the wrapped model itself are correct. Sharded weights (FSDP) cannot be unwrapped: a task that
-    needs this declares the capability `generation`, and is then refused under FSDP.
+    needs this declares the capability `generation`, or overrides `needs_unwrapped`, and is then refused under FSDP.
     """
     found = model if isinstance(model, nn.Module) else model._model  # memory format (training.inputs)
     return found.module if isinstance(found, DistributedDataParallel) else found

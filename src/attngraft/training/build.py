@@ -94,27 +94,27 @@ def build_model(
     recipe: Recipe,
     model_args: Mapping[str, Any],
     *,
-    weights: bool = True,
+    load_weights: bool = True,
     facts: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Return the grafted host with untrained parameters frozen.
 
     Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
-    not depend on the graft. `weights=False` skips pretrained weights and a file of weights.
+    not depend on the graft. `load_weights=False` skips pretrained weights and a file of weights.
 
     Raises:
         UsageError: unknown host, missing file of weights, or invalid graft specification.
         HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
         ConfigError: no parameter would be trained.
     """
-    return build_started_model(recipe, model_args, weights=weights, facts=facts)[0]
+    return build_initial_model(recipe, model_args, load_weights=load_weights, facts=facts)[0]
 
 
-def build_started_model(
+def build_initial_model(
     recipe: Recipe,
     model_args: Mapping[str, Any],
     *,
-    weights: bool = True,
+    load_weights: bool = True,
     facts: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Start]:
     """Return the model of `build_model` with a description of its initial weights.
@@ -122,7 +122,7 @@ def build_started_model(
     Raises:
         UsageError, HostError, ConfigError: see `build_model`.
     """
-    model, file, start = _started_host(recipe, model_args, weights=weights)
+    model, file, start = _started_host(recipe, model_args, load_weights=load_weights)
     with seeded("graft", recipe.seed):
         if recipe.graft is not None:
             apply_graft(model, recipe.graft)
@@ -132,10 +132,13 @@ def build_started_model(
         mix_tokens_in_training(model)
     if file is not None:
         file.fill_grafts(model)
-    if facts is not None and load_task(recipe.task["name"]).build is not Task.build:
+    kind, parts = load_task(recipe.task["name"]), None
+    if facts is not None and (kind.build, kind.parts) != (Task.build, Task.parts):
+        task = build_task(recipe)
         with seeded("around", recipe.seed):
-            model = build_task(recipe).build(model, facts)
-    freeze(model, recipe.train.parameters)
+            model = task.build(model, facts)
+        parts = task.parts(model)
+    freeze(model, recipe.train.parameters, parts)
     return model, start
 
 
@@ -172,12 +175,12 @@ def check_start(recipe: Recipe) -> None:
 
 
 def _started_host(
-    recipe: Recipe, model_args: Mapping[str, Any], *, weights: bool
+    recipe: Recipe, model_args: Mapping[str, Any], *, load_weights: bool
 ) -> tuple[nn.Module, WeightsFile | None, Start]:
     """Return the host without grafts, the file of its weights, and a description of its initial weights."""
-    given = recipe.host.weights if weights else None
+    given = recipe.host.weights if load_weights else None
     file = read_weights(given, host=recipe.host.name) if given is not None else None
-    pretrained = weights and recipe.host.pretrained
+    pretrained = load_weights and recipe.host.pretrained
     with seeded("host", recipe.seed):
         started = _start_host(recipe, model_args, pretrained=pretrained)
     model = started.model

@@ -228,14 +228,14 @@ def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, 
     write_atomically(path, safetensors.torch.save(unshared(weights), {"attngraft": json.dumps(dict(facts))}))
 
 
-def load_best(run: RunFolder, state: TrainState) -> int:
-    """Load the best weights so far into `state.model`, in all processes; return their epoch (from 1)."""
+def load_best(path: Path, state: TrainState) -> int:
+    """Load the best weights, saved at `path`, into `state.model`, in all processes; return their epoch (from 1)."""
     main, epoch = state.accelerator.is_main_process, 0
     weights: dict[str, Any] = {}
     if main:
-        with safe_open(run.best(), framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             epoch = json.loads(file.metadata()["attngraft"])["epoch"]
-        weights = safetensors.torch.load_file(run.best())
+        weights = safetensors.torch.load_file(path)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=state.accelerator.num_processes > 1)
     set_model_state_dict(state.model, weights, options=options)
     return int(broadcast_object_list([epoch])[0])

@@ -98,7 +98,7 @@ class SplitEvaluator:
         self._order.epoch = epoch
         names = [self._split.name(index) for index in range(len(self._split))]
         collector = RecordCollector(names)
-        batches = self._loader if stop is None else stop.while_waiting(self._loader)
+        batches = self._loader if stop is None else stop.interruptible(self._loader)
         run = infer or partial(self._task.infer, full=full)
         try:
             for records, indices in self._records(model, batches, run, change):
@@ -366,7 +366,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     Raises:
         TrainingError: the run has no such weights.
     """
-    model = build_model(record.recipe, record.model_args, weights=False, facts=record.facts)
+    model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     _fill(model, RunFolder(record.folder), weights)
     return model
 

@@ -6,6 +6,7 @@ examples, same learning rate; only batch norms then normalize over fewer example
 (`train.eval_batch_size`).
 """
 
+import math
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -109,7 +110,7 @@ def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
         traceback.clear_frames(error.__traceback__)  # the frames hold the tensors that fill the memory
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         run.state.optimizer.zero_grad()
-        alone = run.accelerator.num_processes == 1 and not (phase == "update" and run.order.own_batches)
+        alone = run.accelerator.num_processes == 1 and not (phase == "update" and run.update.order.own_batches)
         fits = _largest_that_fits(run, phase) if alone else None
         raise _explained(run, phase, reason, fits, tried=alone) from None
 
@@ -125,19 +126,21 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _batch_size(run: RunContext, phase: Phase) -> int:
     """Return the number of examples in one forward pass."""
-    train, counters = run.recipe.train, run.state.counters
-    micro = train.batch_size // train.accumulate
-    if phase == "update" and run.order.own_batches:
-        return max(map(len, run.order.micro_batches(counters.epoch, counters.step)))
-    return micro if phase == "update" else train.eval_batch_size or micro
+    train, counters, order = run.recipe.train, run.state.counters, run.update.order
+    if phase != "update":
+        return train.eval_batch_size or train.batch_size // train.accumulate
+    if order.own_batches:
+        return max(map(len, order.micro_batches(counters.epoch, counters.step)))
+    return order.batch_size // train.accumulate
 
 
 def _largest_that_fits(run: RunContext, phase: Phase) -> int | None:
     """Try smaller batches in turn: micro-batches that divide the batch, or halves of an evaluation's batch."""
-    train = run.recipe.train
     if phase == "update":
-        counts = range(train.accumulate + 1, train.batch_size + 1)
-        sizes = [train.batch_size // count for count in counts if train.batch_size % count == 0]
+        batch = run.update.order.batch_size
+        common = math.gcd(*(context.order.batch_size for context in run.stages))  # accumulate holds for all stages
+        counts = range(run.recipe.train.accumulate + 1, common + 1)
+        sizes = [batch // count for count in counts if common % count == 0]
     else:
         size = _batch_size(run, phase)
         sizes = [size >> power for power in range(1, size.bit_length())]
@@ -199,7 +202,7 @@ def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, 
     if size is None:
         smaller = "use a smaller input or host, train.amp=bf16, or another device"
         return OutOfMemory(f"{begin}Not even one example fits: {smaller}.{saved}", {})
-    fits = {"accumulate": train.batch_size // size} if phase == "update" else {"eval_batch_size": size}
+    fits = {"accumulate": run.update.order.batch_size // size} if phase == "update" else {"eval_batch_size": size}
     field = " ".join(f"train.{name}={value}" for name, value in fits.items())
     effect = ", which does not change updates" if phase == "update" else ""
     if effect and trained_batch_norms(run.update.core):

@@ -12,64 +12,51 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from attngraft.attention import is_graft
-from attngraft.errors import ConfigError, HostError
-from attngraft.hosts import find_host, host_of
+from attngraft.errors import ConfigError
+from attngraft.hosts import ModelParts, model_parts
 from attngraft.training.recipe import TRAINED, Parameters, Recipe
 
 
-def freeze(model: nn.Module, parameters: Parameters) -> None:
+def freeze(model: nn.Module, parameters: Parameters, parts: ModelParts | None = None) -> None:
     """Train only `parameters` of `model`. Parameters that a graft leaves unused stay untrained.
+
+    Args:
+        model: the model.
+        parameters: as in the recipe.
+        parts: from `Task.parts`; None: those of `model_parts`.
 
     Raises:
         ConfigError: no parameter would be trained, or the head of the model is unknown.
     """
     if parameters == "all":
         return
-    trained = trained_names(model, parameters)
+    trained = trained_names(model, parameters, parts)
     _refuse_nothing(trained, parameters, field="train.parameters")
     for name, parameter in model.named_parameters():
         if name not in trained:
             parameter.requires_grad_(False)
 
 
-def trained_names(model: nn.Module, parameters: Parameters) -> set[str]:
-    """Return the names of the trainable parameters that `parameters` selects.
+def trained_names(model: nn.Module, parameters: Parameters, parts: ModelParts | None = None) -> set[str]:
+    """Return the names of the trainable parameters that `parameters` selects; the head includes what is new.
 
     Raises:
         ConfigError: the head of the model is unknown.
     """
-    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    parts = TRAINED[parameters]
-    if parts == TRAINED["all"]:
-        return set(names)
-    head = head_prefixes(model) if "head" in parts else ()
-    return {name for name in names if ("grafts" in parts and is_graft(name)) or name.startswith(head)}
-
-
-def head_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the head's parameter names: timm's `classifier`, else the host adapter's `head`.
-
-    Modules that a task adds around the host belong to the head.
-
-    Raises:
-        ConfigError: neither timm nor an adapter names the head.
-    """
-    host, prefix = host_of(model)
-    new = tuple(f"{name}." for name, _ in model.named_children() if name != "host") if prefix else ()
-    classifier = (getattr(host, "pretrained_cfg", None) or {}).get("classifier")
-    if classifier:
-        names = [classifier] if isinstance(classifier, str) else classifier
-        return (*new, *(f"{prefix}{name}." for name in names))
-    try:
-        found = find_host(host)
-    except HostError as error:
-        if new:
-            return new
-        raise ConfigError(
-            "train.parameters: the head of this model is unknown; set model.pretrained_cfg['classifier'] to the name of its "
-            f"last layer, or train all parameters. {error}"
-        ) from None
-    return (*new, *(f"{prefix}{name}" for name in found.adapter.parts(found.core)["head"]))
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    selected = TRAINED[parameters]
+    if selected == TRAINED["all"]:
+        return names
+    trained = {name for name in names if is_graft(name)} if "grafts" in selected else set()
+    if "head" in selected:
+        parts = parts or model_parts(model)
+        if parts.unknown:
+            raise ConfigError(
+                "train.parameters: the head of this model is unknown; set model.pretrained_cfg['classifier'] to the name of "
+                f"its last layer, or train all parameters. {parts.unknown}"
+            )
+        trained |= {name for name in names if parts.of(name) != "host"}
+    return trained
 
 
 def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
@@ -89,7 +76,7 @@ class FreezingSchedule:
         ConfigError: a stage has nothing to train, or the head of the model is unknown.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe | None = None) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe | None = None, parts: ModelParts | None = None) -> None:
         every = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._parameters: dict[str, nn.Parameter] = {}
         self._frozen: list[set[str]] = []  # by stage
@@ -97,7 +84,7 @@ class FreezingSchedule:
             if stage.parameters is None:
                 self._frozen.append(set())
                 continue
-            trained = trained_names(model, stage.parameters)
+            trained = trained_names(model, stage.parameters, parts)
             where = "train.first" if recipe is not None and recipe.train.first else f"stages.{stage.name}"
             _refuse_nothing(trained, stage.parameters, field=f"{where}.parameters")
             self._frozen.append(every.keys() - trained)

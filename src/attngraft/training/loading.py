@@ -49,6 +49,7 @@ class TrainOrder:
     accumulate: int = 1
     rank: int = 0
     world: int = 1
+    size_field: str = "train.batch_size"  #: of the recipe, for messages
     _sizes: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)  # by epoch
 
     def __post_init__(self) -> None:
@@ -56,13 +57,13 @@ class TrainOrder:
             return
         if self.batch_size % (self.accumulate * self.world):
             raise ConfigError(
-                f"train.batch_size {self.batch_size} cannot be shared by {self.world} processes with "
+                f"{self.size_field} {self.batch_size} cannot be shared by {self.world} processes with "
                 f"train.accumulate {self.accumulate}: make it a multiple of {self.world * self.accumulate}"
             )
         if self.steps < 1:
             raise ConfigError(
-                f"train.batch_size {self.batch_size} is more than an epoch's {self._examples} training examples: "
-                f"use --set train.batch_size={self._examples} or less"
+                f"{self.size_field} {self.batch_size} is more than an epoch's {self._examples} training examples: "
+                f"use {'--set ' if self.size_field == 'train.batch_size' else ''}{self.size_field}={self._examples} or less"
             )
 
     @cached_property
@@ -84,15 +85,15 @@ class TrainOrder:
         """Return the number of updates of an epoch."""
         return len(self._batch_sizes(epoch)) if self.own_batches else self.steps
 
-    def updates_before(self, epoch: int) -> int:
-        """Return the number of updates before an epoch.
+    def updates_before(self, epoch: int, *, begin: int = 0) -> int:
+        """Return the number of updates from the epoch `begin` up to an epoch.
 
         Raises:
             ConfigError: a batch of these epochs cannot be shared.
         """
         if self.own_batches:
-            return sum(len(self._batch_sizes(each)) for each in range(epoch))
-        return epoch * self.steps
+            return sum(len(self._batch_sizes(each)) for each in range(begin, epoch))
+        return (epoch - begin) * self.steps
 
     def epochs_of(self, updates: int) -> int:
         """Return the number of epochs that so many updates begin."""

@@ -6,7 +6,9 @@ reaches the weights. Under `accelerate launch` or `torchrun` the same loop train
 `batch_size`.
 """
 
+import itertools
 import logging
+import math
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -26,11 +28,11 @@ from attngraft.training.evaluate import SplitEvaluator
 from attngraft.training.failures import OutOfMemory, memory_explained, raise_not_finite, workers_explained
 from attngraft.training.freezing import train_mode
 from attngraft.training.journal import Journal, record_start, record_teacher_metrics
-from attngraft.training.loading import TrainOrder, train_batches
+from attngraft.training.loading import Batches, TrainOrder, train_batches
 from attngraft.training.lock import locked
 from attngraft.training.optimizer import learning_rate
 from attngraft.training.progress import LogLines, Progress, Silent, format_metrics
-from attngraft.training.recipe import Recipe, Stage
+from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import Judged, Metrics, RunFolder, RunRecord, read_run, write_json
 from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
 from attngraft.training.stages import StagePlan
@@ -83,10 +85,9 @@ def train(
             remove_leftovers(run.path)
             recipe = _check_folder(run, recipe, resume=resume)
         recipe = _from_main(recipe)
-        finished = _from_main(run.finished.exists())
-        while not finished:
-            smaller = _train_once(recipe, run, accelerator, progress, stop_after_epoch=stop_after_epoch)
-            finished, recipe = smaller is None, smaller or recipe
+        attempt: Recipe | None = None if _from_main(run.finished.exists()) else recipe
+        while attempt is not None:
+            attempt = _train_or_shrink(attempt, run, accelerator, progress, stop_after_epoch=stop_after_epoch)
         return cast(RunRecord, _from_main(read_run(run.path) if main else None))
 
 
@@ -101,22 +102,22 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
     return run.with_chosen(recipe)
 
 
-def _train_once(
+def _train_or_shrink(
     recipe: Recipe, folder: RunFolder, accelerator: Accelerator, progress: Progress, *, stop_after_epoch: int | None
 ) -> Recipe | None:
-    """Start or resume the run and train it.
+    """Start or resume the run and train it; return None.
 
-    Returns None, or after an out-of-memory error under `train.auto_batch` the recipe to resume with.
+    After an out-of-memory error under `train.auto_batch`, return the recipe with smaller batches to resume with.
     """
     run = prepare_run(recipe, folder, accelerator)
     restore(folder, run.state)
     counters = run.state.counters
     try:
         with workers_explained(folder.path, workers=recipe.train.workers), StopSignal(accelerator) as stop:
-            epochs, done = run.epochs, run.order.updates_before(counters.epoch) + counters.step
-            progress.on_start(run.updates, done_steps=done, epochs=epochs, steps_per_epoch=run.order.steps)
+            epochs, steps = run.epochs, run.stages[0].order.steps
             trainer = Trainer(run, progress, stop)
             try:
+                progress.on_start(run.updates, done_steps=trainer.done, epochs=epochs, steps_per_epoch=steps)
                 trainer.train(until=epochs if stop_after_epoch is None else min(epochs, stop_after_epoch))
                 finished = trainer.finished
                 judged = trainer.judge() if finished else None
@@ -149,25 +150,32 @@ class Trainer:
         self._evaluate = self._evaluator(run.data.val)
         self._judging = self._evaluate if run.data.test is None else self._evaluator(run.data.test)
         self._plan = StagePlan(run.recipe, run.task)
-        self._stage: tuple[int, int] | None = None  # number and first epoch of the stage that was entered
-        self._starting: Stage | None = None  # stage whose first update is next
-        context = run.stages[(self._plan.at(self._counters.epoch, self._counters.rows) or (-1, 0))[0]]
-        self._open_loader(context.order)
+        self._end = math.inf if run.recipe.stages and run.recipe.schedule.trains else run.updates  # stages count epochs
+        self._number = -1  # of the stage that was entered
+        self._begin = self._before = 0  # its first epoch, and the updates before it
+        self._loader: Batches | None = None
+        self._starting = False  # whether the first update of a later stage is next
+        self._enter_stage()
+        rows = self._counters.rows
+        before = self.done - self._counters.step
+        self._evaluated = int(rows[-1].get("step", before)) if rows else 0  # updates before the last evaluation
 
     def _open_loader(self, order: TrainOrder) -> None:
         run = self._run
+        if self._loader is not None:
+            self._loader.stop_workers()
         self._order = order
         self._loader = train_batches(
             order,
             epoch=self._counters.epoch,
             step=self._counters.step,
             epochs=run.epochs,
-            updates=run.updates,
+            updates=run.recipe.schedule.steps,
             workers=run.recipe.train.workers,
             pin=run.accelerator.device.type == "cuda",
         )
         # started here, because starting a loader draws a random number, which must not happen during updates
-        self._batches = self._stop.while_waiting(iter(self._loader))
+        self._batches = self._stop.interruptible(iter(self._loader))
 
     def _evaluator(self, split: Split) -> SplitEvaluator:
         run = self._run
@@ -189,7 +197,7 @@ class Trainer:
         run, weights = self._run, self._run.recipe.train.judge
         if not self._judged_apart:
             return None
-        epoch = load_best(run.folder, self._state) if weights == "best" else self._counters.epoch
+        epoch = load_best(run.folder.best(), self._state) if weights == "best" else self._counters.epoch
         with memory_explained(run, "evaluation"):
             evaluation = self._judging(self._state.model, stop=self._stop)
         if evaluation is None:
@@ -203,7 +211,8 @@ class Trainer:
 
     def stop_workers(self) -> None:
         """End the loading processes now, whatever they are doing."""
-        self._loader.stop_workers()
+        if self._loader is not None:
+            self._loader.stop_workers()
         self._evaluate.stop_workers()
         self._judging.stop_workers()
 
@@ -226,32 +235,26 @@ class Trainer:
             self._progress.on_epoch(row)
 
     @property
-    def _done(self) -> int:
+    def done(self) -> int:
         """Number of updates made."""
-        return self._run.order.updates_before(self._counters.epoch) + self._counters.step
+        return self._before + self._order.updates_before(self._counters.epoch, begin=self._begin) + self._counters.step
 
     @property
     def finished(self) -> bool:
         """Return whether all updates are made and evaluated, or the last stage has ended."""
         if self._plan.at(self._counters.epoch, self._counters.rows) is None:
             return True
-        return self._done >= self._run.updates and not self._is_evaluation_due()
+        return self.done >= self._end and not self._is_evaluation_due()
 
     def _is_evaluation_due(self) -> bool:
         """Return whether the weights must be evaluated before the next update."""
-        done, every = self._done, self._run.recipe.train.eval_every
+        done, every = self.done, self._run.recipe.train.eval_every
         due = self._is_epoch_over if every is None else done % every == 0
-        return done > self._evaluated and (due or done == self._run.updates)
+        return done > self._evaluated and (due or done == self._end)
 
     @property
     def _is_epoch_over(self) -> bool:
-        return self._counters.step == self._run.order.steps_of(self._counters.epoch)
-
-    @property
-    def _evaluated(self) -> int:
-        """Number of updates made before the last evaluation."""
-        last = self._counters.rows[-1] if self._counters.rows else {"epoch": 0.0}
-        return int(last["step"] if "step" in last else self._run.order.updates_before(int(last["epoch"])))
+        return self._counters.step == self._order.steps_of(self._counters.epoch)
 
     def _train_to_evaluation(self) -> None:
         """Perform the updates before the next evaluation: by default, the remaining ones of this epoch."""
@@ -272,7 +275,7 @@ class Trainer:
                 counters.sums[name] = counters.sums.get(name, 0.0) + value
             counters.step += 1
             counters.seconds = time.perf_counter() - begun
-            done = self._done
+            done = self.done
             lr = learning_rate(self._state.optimizer)
             self._progress.on_step(step=done, epoch=counters.epoch + 1, loss=losses["loss"], lr=lr)
             if self._stop.agreed():
@@ -283,23 +286,30 @@ class Trainer:
     def _enter_stage(self) -> None:
         """Enter the stage of this epoch, and set the model's modules to training."""
         run, counters = self._run, self._counters
-        stage = self._plan.at(counters.epoch, counters.rows)
-        if stage is not None and stage != self._stage:
-            (number, begin), self._stage = stage, stage
-            context = run.stages[number]
+        begins = self._plan.begins(counters.epoch, counters.rows)[: len(run.stages)]
+        number, begin = len(begins) - 1, begins[-1]
+        if number != self._number:
+            context, orders = run.stages[number], [stage.order for stage in run.stages[:number]]
+            self._before = sum(
+                order.updates_before(end, begin=start)
+                for order, (start, end) in zip(orders, itertools.pairwise(begins), strict=True)
+            )
+            self._number, self._begin = number, begin
             self._state.freezing.enter(number)
-            run.update.enter(context, begin=begin)
-            if context.order is not self._order:
-                self._loader.stop_workers()
+            run.update.enter(context, begin=begin, before=self._before)
+            if self._loader is None or context.order is not self._order:
                 self._open_loader(context.order)
-            if number and (counters.epoch, counters.step) == (begin, 0):
-                self._starting = context.stage
+            self._starting = number > 0 and (counters.epoch, counters.step) == (begin, 0)
         train_mode(self._state.model)
 
-    def _start_stage(self, stage: Stage) -> None:
-        """Load the weights that a stage starts from, and clear the optimizer if it begins afresh."""
+    def _start_stage(self) -> None:
+        """Load the weights that the stage starts from, and clear the optimizer if it begins afresh."""
+        stage, folder = self._run.stages[self._number].stage, self._run.folder
         if stage.start == "best":
-            load_best(self._run.folder, self._state)
+            before = folder.best(f"stage{self._number}")
+            load_best(
+                before if before.exists() else folder.best(), self._state
+            )  # runs of earlier versions have the latter
             if self._state.ema is not None:
                 self._state.ema.set(self._run.update.core)
         if stage.optimizer == "fresh":
@@ -310,9 +320,9 @@ class Trainer:
         update, epoch, step = self._run.update, self._counters.epoch, self._counters.step
         # load all micro-batches before running statistics change, because a stop signal may end the wait for data
         batches = [next(self._batches) for _ in range(self._run.recipe.train.accumulate)]
-        if self._starting is not None:  # only now, so that a checkpoint before the first update is of the stage before
-            self._start_stage(self._starting)
-            self._starting = None
+        if self._starting:  # only now, so that a checkpoint before the first update is of the stage before
+            self._start_stage()
+            self._starting = False
         losses = update.accumulate_gradients(batches, epoch=epoch, step=step)
         if not all_finite(losses):
             raise_not_finite(self._run, losses)
@@ -325,7 +335,7 @@ class Trainer:
         begun = time.perf_counter()
         row: Metrics = {"epoch": counters.epoch + 1 if run.recipe.schedule.trains else 0}
         if run.recipe.counts_updates:
-            row["step"] = self._done
+            row["step"] = self.done
         row |= {f"train/{name}": value for name, value in self._train_means().items()}
         evaluation = self._evaluate_and_keep_best("val", row)
         if self._state.ema is not None:
@@ -334,6 +344,7 @@ class Trainer:
         row["seconds"] = counters.seconds + time.perf_counter() - begun
         counters.rows.append(row)
         counters.seconds, counters.sums = 0.0, {}
+        self._evaluated = self.done
         if self._is_epoch_over:
             counters.epoch, counters.step = counters.epoch + 1, 0
         if self.finished and not self._judged_apart and run.accelerator.is_main_process:
@@ -364,15 +375,23 @@ class Trainer:
         row |= {f"{prefix}/{name}": float(value) for name, value in evaluation.metrics.items()}
         self._plan.refuse_unknown_metrics(list(evaluation.metrics))
         value = float(evaluation.metrics[run.task.primary])
-        if prefix in best and not (value > best[prefix] if run.task.higher_is_better else value < best[prefix]):
+        kinds = {prefix: "ema" if prefix == "ema" else ""}  # by key in `best`
+        later = run.stages[self._number + 1 :]
+        if prefix == "val" and later and later[0].stage.start == "best":
+            stage = f"stage{self._number + 1}"
+            kinds[stage] = stage
+        higher = run.task.higher_is_better
+        kept = [key for key in kinds if key not in best or (value > best[key] if higher else value < best[key])]
+        if not kept:
             return evaluation
-        best[prefix] = value
+        best |= dict.fromkeys(kept, value)
         ema = self._state.ema if prefix == "ema" else None
         weights = model_state(self._state.model) if ema is None else ema.module.state_dict()
         if run.accelerator.is_main_process:
             at: dict[str, Any] = {"epoch": row["epoch"]} | ({"step": row["step"]} if "step" in row else {})
             facts: dict[str, Any] = {**at, "metric": f"{prefix}/{run.task.primary}", "value": value}
-            save_weights(run.folder.best("ema" if prefix == "ema" else ""), weights, facts)
+            for key in kept:
+                save_weights(run.folder.best(kinds[key]), weights, facts)
         return evaluation
 
     def _train_means(self) -> dict[str, float]:
@@ -382,7 +401,7 @@ class Trainer:
         sums = torch.tensor([sums_by_name[name] for name in names], dtype=torch.float64)
         if run.accelerator.num_processes > 1:
             sums = reduce(sums.to(run.accelerator.device), reduction="mean").cpu()
-        return dict(zip(names, (sums / (self._done - self._evaluated)).tolist(), strict=True))
+        return dict(zip(names, (sums / (self.done - self._evaluated)).tolist(), strict=True))
 
     def _stop_before_judging(self) -> NoReturn:
         self._progress.on_end(finished=False)
@@ -396,7 +415,7 @@ class Trainer:
         save(folder, self._state)
         self._progress.on_end(finished=False)
         raise Interrupted(
-            f"saved in epoch {counters.epoch + 1} after step {counters.step} of {self._run.order.steps_of(counters.epoch)}; "
+            f"saved in epoch {counters.epoch + 1} after step {counters.step} of {self._order.steps_of(counters.epoch)}; "
             f"rerun the same command to resume ({folder.path})"
         )
 

@@ -16,12 +16,12 @@ from torch import nn
 from attngraft.attention import is_graft
 from attngraft.errors import ConfigError
 from attngraft.grafting.apply import pin_unused
-from attngraft.hosts import host_of
+from attngraft.hosts import ModelParts, host_of, model_parts
 from attngraft.suggest import did_you_mean
 from attngraft.training.recipe import OptimizerConfig, Recipe
 
 
-def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None = None) -> torch.optim.Optimizer:
     """Return the recipe's optimizer over the trainable parameters of `model`, grouped by `parameter_groups`.
 
     Rows of a host's parameters that a graft leaves unused are pinned, so that weight decay does not change them.
@@ -38,7 +38,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     arguments = {name: value for name, value in given.items() if value is not None} | dict(config.args)
     try:
         optimizer = timm.optim.create_optimizer_v2(
-            parameter_groups(model, config),
+            parameter_groups(model, config, parts),
             opt=config.name,
             lr=recipe.lr,
             weight_decay=0.0,  # each group sets its own
@@ -100,8 +100,10 @@ def create_ema(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:
     return ModelEmaV3(model, decay=recipe.train.ema, use_warmup=recipe.train.ema_warmup)
 
 
-def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Return the trainable parameters of `model` in groups for an optimizer.
+def parameter_groups(
+    model: nn.Module, config: OptimizerConfig, parts: ModelParts | None = None
+) -> list[dict[str, Any]]:
+    """Return the trainable parameters of `model` in groups for an optimizer; `parts` are of `Task.parts`.
 
     Parameters with one axis (of grafts too), biases, and those that the host exempts (`no_weight_decay`) are not decayed;
     others by `weight_decay`, or by `graft_weight_decay` if a graft added them.
@@ -112,9 +114,10 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
     with the host's own grouping of its layers (timm's `group_matcher`; without one, parameters in groups of twelve). A
     graft belongs to the layer of its target module, and does not change the layers of the host: all variants of a study
-    train the host's parameters at the same rates. Modules that a task adds around the host use `new_lr_scale` alone.
+    train the host's parameters at the same rates. New parts (`ModelParts.new`) use `new_lr_scale` alone.
     """
     host, prefix = host_of(model)
+    parts = parts or model_parts(model)
     exempt = set(host.no_weight_decay()) if hasattr(host, "no_weight_decay") else set()  # type: ignore[operator]
     layer_scale = _layer_scales(host, config.layer_decay)
     graft_decay = config.weight_decay if config.graft_weight_decay is None else config.graft_weight_decay
@@ -122,7 +125,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     for path, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        new, name = not path.startswith(prefix), path.removeprefix(prefix)
+        new, name = parts.of(path) == "new", path.removeprefix(prefix)
         bare = parameter.ndim <= 1 or name.endswith(".bias") or any(fnmatch(name, pattern) for pattern in exempt)
         decay = 0.0 if bare else graft_decay if is_graft(name) else config.weight_decay
         scale = config.new_lr_scale if new else layer_scale(name) * (config.graft_lr_scale if is_graft(name) else 1.0)

@@ -20,7 +20,7 @@ from attngraft.training.freezing import train_mode
 from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, train_order
 from attngraft.training.recipe import Recipe
-from attngraft.training.setup import build_update, create_accelerator
+from attngraft.training.setup import build_training, create_accelerator
 from attngraft.training.teacher import create_teacher
 
 
@@ -79,14 +79,14 @@ class Profiler:
         accelerator = create_accelerator(recipe)
         self.device = accelerator.device
         with _separate_stream(recipe):
-            self._update, _ = build_update(
+            self._update, _ = build_training(
                 recipe,
                 benchmark.task,
                 benchmark.data,
                 accelerator,
                 order=benchmark.order,
                 teacher=benchmark.teacher,
-                weights=False,
+                load_weights=False,
             )
         self.model = self._update.core
         self._batch = send_to_device(benchmark.batch, self.device)

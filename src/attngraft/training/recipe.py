@@ -172,16 +172,17 @@ class Stage:
     name: str  #: for the report
     epochs: int | None = None  #: at most; null, in the last stage: the rest of schedule.epochs
     parameters: Parameters | None = None  #: trained parameters; null: train.parameters
-    start: Literal["last", "best"] = "last"  #: weights to start from: those of the last epoch, or the best so far
+    start: Literal["last", "best"] = "last"  #: weights to start from: the last or the best of the stage before
     optimizer: Literal["keep", "fresh"] = "keep"  #: fresh: reset the optimizer's moments
     lr: float | None = None  #: peak of a schedule of its own, over the stage's epochs
     schedule: Mapping[str, Any] | None = None  #: fields of a schedule of its own; null, without lr: that of the run
     patience: int | None = None  #: end the stage after this many epochs without a better metric
     metric: str | None = None  #: validation metric for patience; null: the task's primary one
-    task: Mapping[str, Any] = field(default_factory=dict)  #: fields of the task that differ, such as its loss
+    batch_size: int | None = None  #: examples per update; null: train.batch_size
+    task: Mapping[str, Any] = field(default_factory=dict)  #: fields of the task that differ, such as its loss or data
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "patience"):
+        for name in ("epochs", "patience", "batch_size"):
             value = getattr(self, name)
             require(self, name, value is None or value >= 1, "must be at least 1")
         require(self, "lr", self.lr is None or self.lr >= 0, "must not be negative")
@@ -330,6 +331,9 @@ class Recipe:
                 raise FieldError(f"stages.{stage.name}.parameters", rule)
             if chosen == "grafts" and self.graft is None:
                 raise FieldError(f"stages.{stage.name}.parameters", _NO_GRAFT)
+            if stage.batch_size is not None and stage.batch_size % self.train.accumulate:
+                rule = f"must be a multiple of train.accumulate ({self.train.accumulate}); got {stage.batch_size}"
+                raise FieldError(f"stages.{stage.name}.batch_size", rule)
             if stage.epochs is None and stage is not self.stages[-1]:
                 raise FieldError(f"stages.{stage.name}.epochs", "is missing; only the last stage may leave it out")
         if self.stages[0].start == "best":

@@ -62,7 +62,10 @@ class RunFolder:
         self.finished = path / "finished.json"
 
     def best(self, kind: str = "") -> Path:
-        """Return the path of the best weights by the primary metric, or with `kind` "ema" of the best moving average."""
+        """Return the path of the best weights by the primary metric.
+
+        With `kind` "ema" it is that of the best moving average, with "stage<n>" that of stage n (from 1) alone.
+        """
         return self.checkpoints / f"best{kind and '-' + kind}.safetensors"
 
     @property

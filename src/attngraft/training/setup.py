@@ -18,11 +18,11 @@ from torch import nn
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
-from attngraft.tasks.capabilities import is_declared, require
+from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
 from attngraft.training.build import (
     Start,
-    build_started_model,
+    build_initial_model,
     build_task,
     check_as_is,
     check_task_host,
@@ -31,7 +31,7 @@ from attngraft.training.build import (
 from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder, train_order
-from attngraft.training.optimizer import create_ema, create_optimizer, create_schedule
+from attngraft.training.optimizer import create_ema, create_optimizer
 from attngraft.training.recipe import Recipe, Stage
 from attngraft.training.run_folder import RunFolder, write_json
 from attngraft.training.stages import StageContext, stage_recipe
@@ -50,10 +50,9 @@ class RunContext:
     accelerator: Accelerator
     task: Task
     data: TaskData
-    order: TrainOrder
     epochs: int  #: at most; the last one may end early under schedule.steps
     updates: int  #: of these epochs
-    stages: Sequence[StageContext]
+    stages: Sequence[StageContext]  #: each with its own training batches
     update: Update
     start: Start  #: initial weights; random values where the run resumes from a checkpoint
 
@@ -111,25 +110,23 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     task = build_task(recipe)
     if recipe.distill is not None:
         require(task, "teacher")
-    if accelerator.distributed_type == DistributedType.FSDP and is_declared(task, "generation"):
-        raise ConfigError(
-            f"task {task.name}: generates with the whole model, whose weights FSDP shards; launch without --use_fsdp, which "
-            "uses DDP"
-        )
     check_task_host(recipe)
     task.load_split(folder.split)
     task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
     _refuse_other_data(accelerator, data)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
-    epochs = recipe.schedule.epochs if recipe.schedule.steps is None else order.epochs_of(recipe.schedule.steps)
-    updates = recipe.schedule.steps or order.updates_before(epochs)
-    stages = [_stage_context(recipe, stage, task, data, order, epochs=epochs) for stage in recipe.all_stages]
+    stages = [_stage_context(recipe, stage, task, data, order) for stage in recipe.all_stages]
+    steps = recipe.schedule.steps
+    epochs = recipe.schedule.epochs if steps is None else order.epochs_of(steps)
+    updates = steps or _most_updates(stages)
     teacher = create_teacher(recipe, task, data, device=accelerator.device)
     if teacher is not None:
         teacher.refuse_other(folder)
     begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
-    update, start = build_update(recipe, task, data, accelerator, order=order, teacher=teacher, weights=not begun)
+    update, start = build_training(
+        recipe, task, data, accelerator, order=order, teacher=teacher, load_weights=not begun
+    )
     if not begun:
         check_as_is(recipe, start)
     if accelerator.is_main_process:
@@ -148,7 +145,6 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         accelerator=accelerator,
         task=task,
         data=data,
-        order=order,
         epochs=epochs,
         updates=updates,
         stages=stages,
@@ -157,16 +153,27 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     )
 
 
-def _stage_context(
-    recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder, *, epochs: int
-) -> StageContext:
-    """Open a stage's data if its task differs from the run's; what the run's task fitted is used as it is.
+def _most_updates(stages: Sequence[StageContext]) -> int:
+    """Return the number of updates of stages that all take their most epochs."""
+    updates = begin = 0
+    for context in stages:
+        end = begin + (context.stage.epochs or 0)
+        updates, begin = updates + context.order.updates_before(end, begin=begin), end
+    return updates
+
+
+def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder) -> StageContext:
+    """Return a stage with its batches, from data of its own if its task differs from the run's.
+
+    What the run's task fitted is used as it is.
 
     Raises:
-        ConfigError: its model or its number of updates per epoch is not that of the run.
+        ConfigError: it needs another model than the run, or its batches cannot be formed.
         DataError: its data cannot be used.
     """
     changed = stage_recipe(recipe, stage)
+    if stage.batch_size is not None:
+        order = replace(order, batch_size=stage.batch_size, size_field=f"stages.{stage.name}.batch_size")
     if not stage.task:
         return StageContext(stage=stage, recipe=changed, task=task, order=order)
     own = build_task(changed)
@@ -179,13 +186,12 @@ def _stage_context(
         found = own.load(model_data_config=model_data_config(changed))
     if dict(found.model_args) != dict(data.model_args):
         raise ConfigError(f"stages.{stage.name}.task: would need another model than the run's; change other fields")
-    batches = replace(order, split=found.train)
-    if any(batches.steps_of(epoch) != order.steps_of(epoch) for epoch in range(epochs)):
-        raise ConfigError(f"stages.{stage.name}.task: changes the number of updates of an epoch; change other fields")
-    return StageContext(stage=stage, recipe=changed, task=own, order=batches)
+    if found.facts.get("classes") != data.facts.get("classes"):
+        raise ConfigError(f"stages.{stage.name}.task: its data have other classes than the run's; use the same classes")
+    return StageContext(stage=stage, recipe=changed, task=own, order=replace(order, split=found.train))
 
 
-def build_update(
+def build_training(
     recipe: Recipe,
     task: Task,
     data: TaskData,
@@ -193,25 +199,25 @@ def build_update(
     *,
     order: TrainOrder,
     teacher: Teacher | None,
-    weights: bool,
+    load_weights: bool,
 ) -> tuple[Update, Start]:
     """Build the grafted model with its optimizer, schedule and moving average, and return its update and start.
 
-    `weights=False` skips the initial weights, for a model that is filled from a checkpoint or only timed.
+    `load_weights=False` skips the initial weights, for a model that is filled from a checkpoint or only timed.
 
     Raises:
         ConfigError: part of the recipe does not fit the host or the processes.
     """
-    core, start = build_started_model(recipe, data.model_args, weights=weights, facts=data.facts)
+    core, start = build_initial_model(recipe, data.model_args, load_weights=load_weights, facts=data.facts)
     core = core.to(accelerator.device)
     if recipe.train.channels_last:
         core = core.to(memory_format=torch.channels_last)
     if accelerator.distributed_type == DistributedType.FSDP:
-        _refuse_unshardable(recipe, core)
+        _refuse_unshardable(recipe, task, core)
     ema = create_ema(core, recipe)
-    optimizer = create_optimizer(core, recipe)
-    schedule = create_schedule(optimizer, recipe, steps=order.steps)
-    freezing = FreezingSchedule(core, recipe)
+    parts = task.parts(core)
+    optimizer = create_optimizer(core, recipe, parts)
+    freezing = FreezingSchedule(core, recipe, parts)
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
@@ -220,7 +226,7 @@ def build_update(
     state = TrainState(
         accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), freezing=freezing
     )
-    update = Update(recipe, task, state=state, core=core, schedule=schedule, order=order, teacher=teacher)
+    update = Update(recipe, task, state=state, core=core, order=order, teacher=teacher)
     return update, start
 
 
@@ -248,7 +254,12 @@ def _log_start(recipe: Recipe, start: Start) -> None:
         )
 
 
-def _refuse_unshardable(recipe: Recipe, core: nn.Module) -> None:
+def _refuse_unshardable(recipe: Recipe, task: Task, core: nn.Module) -> None:
+    if task.needs_unwrapped(core):
+        raise ConfigError(
+            f"task {task.name}: calls this model without the wrapper of FSDP, which shards its weights; launch without "
+            "--use_fsdp, which uses DDP"
+        )
     if recipe.train.ema is not None:
         raise ConfigError("train.ema: FSDP has no moving average of sharded weights; set it to null, or use DDP")
     if recipe.train.first is not None:

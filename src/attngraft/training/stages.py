@@ -41,13 +41,16 @@ class StagePlan:
 
     def at(self, epoch: int, rows: Sequence[Metrics]) -> tuple[int, int] | None:
         """Return the number of the stage that trains `epoch` (from 0), and its first epoch; None after the last stage."""
-        stage = begin = 0
+        begins = self.begins(epoch, rows)
+        return None if len(begins) > len(self.stages) else (len(begins) - 1, begins[-1])
+
+    def begins(self, epoch: int, rows: Sequence[Metrics]) -> list[int]:
+        """Return the first epoch of each stage up to that of `epoch`; after the last stage also the epoch of its end."""
+        begins = [0]
         for done in range(1, epoch + 1):
-            if self._is_over(self.stages[stage], begin, done, rows):
-                stage, begin = stage + 1, done
-                if stage == len(self.stages):
-                    return None
-        return stage, begin
+            if len(begins) <= len(self.stages) and self._is_over(self.stages[len(begins) - 1], begins[-1], done, rows):
+                begins.append(done)
+        return begins
 
     def _is_over(self, stage: Stage, begin: int, done: int, rows: Sequence[Metrics]) -> bool:
         if stage.epochs is not None and done - begin >= stage.epochs:
@@ -73,7 +76,9 @@ class StagePlan:
 
 
 def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
-    """Return the recipe with a stage's changes of task, learning rate and schedule, which runs over the stage's epochs.
+    """Return the recipe with a stage's changes of task, batch size, learning rate and schedule.
+
+    A schedule of its own runs over the stage's epochs.
 
     Raises:
         ConfigError: a field of the schedule is unknown or invalid.
@@ -83,6 +88,6 @@ def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
         given = {**to_plain(schedule), "epochs": stage.epochs, **(stage.schedule or {})}
         schedule = read(ScheduleConfig, given, where=f"stages.{stage.name}.schedule")
         optimizer = replace(optimizer, lr=optimizer.lr if stage.lr is None else stage.lr)
-    train = replace(recipe.train, first=None)
+    train = replace(recipe.train, first=None, batch_size=stage.batch_size or recipe.train.batch_size)
     task = merge(dict(recipe.task), stage.task)
     return replace(recipe, task=task, optimizer=optimizer, schedule=schedule, train=train, stages=())

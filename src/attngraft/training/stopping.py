@@ -80,7 +80,7 @@ class StopSignal:
         self._vote_sum = dist.all_reduce(self._vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return stop
 
-    def while_waiting(self, items: Iterable[T]) -> Iterator[T]:
+    def interruptible(self, items: Iterable[T]) -> Iterator[T]:
         """Yield `items`; a signal ends the wait for the next one, because slow data may leave no time to save.
 
         Raises:

@@ -23,7 +23,7 @@ from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Distillation, StepTeacher, Task, TaskData
-from attngraft.training.build import Start, build_model, build_started_model, model_data_config
+from attngraft.training.build import Start, build_initial_model, build_model, model_data_config
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.inputs import Arguments, in_format
 from attngraft.training.recipe import DistillConfig, HostConfig, Recipe, TeacherConfig
@@ -191,7 +191,7 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
         raise ConfigError(f"{FIELD}.name: {path} has its own name and arguments; leave name and args out")
     recipe = Recipe(host=HostConfig(name=name, args=teacher.args, pretrained=not from_file, weights=teacher.weights))
     required = dict(model_args or {}) if from_file else {}  # timm's weights keep their own head
-    model, start = build_started_model(recipe, {key: required[key] for key in required if key not in teacher.args})
+    model, start = build_initial_model(recipe, {key: required[key] for key in required if key not in teacher.args})
     if not start.whole and (model_args is not None or not from_file):
         reason = _missing_head(model, start, host=name) if from_file else start.origin
         raise ConfigError(f"{FIELD}: {reason}; use weights that were trained on the student's classes")
@@ -234,7 +234,7 @@ def _trained(path: Path) -> _Source:
             "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
         )
     weights = run.best() if path.is_dir() else path
-    model = build_model(record.recipe, record.model_args, weights=False, facts=record.facts)
+    model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     facts = load_weights(weights, model)
     return _Source(
         model=model,

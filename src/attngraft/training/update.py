@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object, send_to_device
-from timm.scheduler.scheduler import Scheduler
 from torch import Tensor, nn
 
 from attngraft.tasks.task import Batch, StepContext, Task
@@ -38,28 +37,30 @@ class Update:
         *,
         state: TrainState,
         core: nn.Module,
-        schedule: Scheduler,
         order: TrainOrder,
         teacher: Teacher | None,
     ) -> None:
         self.recipe, self.task, self.state, self.core, self.teacher = recipe, task, state, core, teacher
         self.order = order
-        self._run_schedule = self._schedule = schedule
-        self._begin = 0  # first epoch of the schedule
+        self._schedule = create_schedule(state.optimizer, recipe, steps=order.steps)
+        self._schedule_begin = self._begin = self._before = 0  # first epochs of schedule and stage, updates before it
         self._stage = recipe.all_stages[0].name
         self._losses = _LossSums(state.accelerator.device)
         self._called = in_memory_format(state.model, channels_last=recipe.train.channels_last)
         self._has_weight = True  # of the last micro-batches
 
-    def enter(self, context: StageContext, *, begin: int) -> None:
-        """Use a stage's task, batches and schedule, from its first epoch `begin` on."""
+    def enter(self, context: StageContext, *, begin: int, before: int) -> None:
+        """Use a stage's task, batches and schedule, from its first epoch `begin` and after `before` updates."""
         self.task, self.order, self._stage = context.task, context.order, context.stage.name
-        self._schedule, self._begin = self._run_schedule, 0
-        if context.stage.own_schedule:
-            for group in self.state.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] = context.recipe.lr
-            self._schedule = create_schedule(self.state.optimizer, context.recipe, steps=self.order.steps)
-            self._begin = begin
+        self._begin, self._before = begin, before
+        self._schedule_begin = begin if context.stage.own_schedule else 0
+        groups = self.state.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["initial_lr"] = context.recipe.lr
+        self._schedule = create_schedule(self.state.optimizer, context.recipe, steps=self.order.steps)
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate  # until the next update: the metrics of a resumed epoch contain it
 
     def accumulate_gradients(self, batches: list[Batch], *, epoch: int, step: int) -> dict[str, float]:
         """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
@@ -124,7 +125,7 @@ class Update:
         if self.recipe.schedule.steps is not None:
             return order.updates_before(epoch) + step
         part = step * order.steps / order.steps_of(epoch) if order.own_batches else step
-        return (epoch - self._begin) * order.steps + part
+        return (epoch - self._schedule_begin) * order.steps + part
 
     def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
         """Return the share of each micro-batch in the weight of the whole update, by loss, relative to an equal share.
@@ -168,7 +169,7 @@ class Update:
         state.optimizer.step()
         state.optimizer.zero_grad()
         if state.ema is not None:
-            made = self.order.updates_before(epoch) + step + 1
+            made = self._before + self.order.updates_before(epoch, begin=self._begin) + step + 1
             state.ema.update(self.core, step=made if train.ema_warmup else None)
 
 

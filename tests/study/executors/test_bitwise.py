@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from attngraft.study import StudyConfig, Tools, compare, incomplete, study_from_dict
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 
 HOST = {
     "name": "vit_tiny_patch16_224",
@@ -46,7 +46,7 @@ def carry_out(config: StudyConfig, executor: Executor | None = None) -> None:
 
 def same_bits(one: StudyConfig, other: StudyConfig) -> bool:
     """Whether metrics (but for seconds), predictions and best weights of all runs are the same, bit for bit."""
-    return all(_same(a.folder, b.folder) for a, b in zip(resolve(one).runs, resolve(other).runs, strict=True))
+    return all(_same(a.folder, b.folder) for a, b in zip(resolve_runs(one).runs, resolve_runs(other).runs, strict=True))
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -76,7 +76,7 @@ def test_jobs_change_no_bit(alone: StudyConfig, tmp_path: Path) -> None:
     config = tiny(tmp_path)
     carry_out(config, Processes(jobs=2))
     assert same_bits(alone, config)
-    one, other, *_ = resolve(alone).runs
+    one, other, *_ = resolve_runs(alone).runs
     assert not _same(one.folder, other.folder)  # the comparison can tell seeds apart
 
 
@@ -97,9 +97,9 @@ def test_started_by_processes_killed_and_finished_by_ray(alone: StudyConfig, tmp
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
-    assert any(run.state != "finished" for run in resolve(config).runs)
+    assert any(run.state != "finished" for run in resolve_runs(config).runs)
     first = tiny(tmp_path / "study", seeds=1)
     carry_out(first, Ray(cpus=1))
-    assert sum(run.state == "finished" for run in resolve(config).runs) >= 2
+    assert sum(run.state == "finished" for run in resolve_runs(config).runs) >= 2
     carry_out(config, Processes(jobs=2))
     assert same_bits(alone, config)

@@ -16,7 +16,7 @@ from attngraft.results.halving import read_halving
 from attngraft.results.study import HalvingResult
 from attngraft.study import StudyConfig, compare, incomplete
 from attngraft.study.executors import Executor, Processes, Ray
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from attngraft.study.rungs import Rungs
 from tests.study.fakes import FakeTrainer, tools
 from tests.study.test_halving import GAINS, GRAFTS, epochs, halved
@@ -49,7 +49,7 @@ def decisions(config: StudyConfig) -> set[tuple[str, int, float | None, bool]]:
 def rows(config: StudyConfig) -> dict[tuple[str, int], list[str]]:
     return {
         (run.variant.name, run.seed): (run.folder / "metrics.jsonl").read_text().splitlines()
-        for run in resolve(config).runs
+        for run in resolve_runs(config).runs
     }
 
 
@@ -107,7 +107,7 @@ def test_interrupted_between_two_decisions(tmp_path: Path) -> None:
     """Ctrl-C once the first rung has decided; the same call goes on, and comes to what one process alone comes to."""
     alone, config = halved(tmp_path / "alone", grafts=FEW), halved(tmp_path / "both", grafts=FEW)
     compare(alone, tools=tools(FakeTrainer(GAINS)))
-    waiting = [run.folder / "waiting" for run in resolve(config).runs if run.variant.name == BEST]
+    waiting = [run.folder / "waiting" for run in resolve_runs(config).runs if run.variant.name == BEST]
 
     def ctrl_c() -> None:
         while not all(path.exists() for path in waiting):

@@ -21,7 +21,7 @@ from attngraft.study import compare, incomplete
 from attngraft.study.executors import Processes, Ray
 from attngraft.study.executors import ray as module
 from attngraft.study.executors.base import Outcome, RunTask
-from attngraft.study.plan import resolve
+from attngraft.study.plan import resolve_runs
 from tests.study.fakes import FakeTrainer, study, tools
 
 from .laborers import Laborer, gone, processes
@@ -145,7 +145,7 @@ def test_numbers_that_make_no_sense() -> None:
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    task = RunTask(run=resolve(study(tmp_path)).runs[0])
+    task = RunTask(run=resolve_runs(study(tmp_path)).runs[0])
     beacon = tmp_path / module.BEACON
     threads = torch.get_num_threads()  # what it has, so that nothing changes here
 

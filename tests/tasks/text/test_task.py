@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run, evaluate_target
 from attngraft.training.loop import train
 from attngraft.training.run_folder import read_run
+from attngraft.training.setup import _refuse_unshardable
 from tests.tasks.text.toys import host, recipe, sentences, table
 
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -51,6 +53,8 @@ def test_the_logits_of_a_text_do_not_depend_on_the_others(
     given = recipe(tmp_path, host(tmp_path / "host", **changes), f"graft={graft}")
     model = build_model(given, {"num_classes": 3}).eval()
     assert takes_padding(model) is padding
+    with nullcontext() if padding else pytest.raises(ConfigError, match="calls this model without the wrapper of FSDP"):
+        _refuse_unshardable(given, build_task(given), model)  # under FSDP
     ids = torch.randint(5, 120, (5, 9))
     mask = (torch.arange(9) < torch.tensor([4, 9, 2, 4, 7])[:, None]).long()
     with torch.no_grad():

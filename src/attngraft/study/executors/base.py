@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,29 @@ from attngraft.study.progress import first_metric
 from attngraft.training.lock import FolderBusy
 from attngraft.training.progress import Progress
 from attngraft.training.recipe import Recipe
-
-Train = Callable[..., Any]  #: `attngraft.training.loop.train`, or a replacement
+from attngraft.training.run_folder import RunRecord
 
 FAILURE_FILE = "failure.txt"
 PATIENCE = 60.0  #: seconds that a worker waits for a predecessor that is still saving the same run
+
+
+class TrainRun(Protocol):
+    """Training function of one run: `attngraft.training.loop.train`, or a replacement.
+
+    `stop_after_epoch` and `trust_code` are given only if they differ from the default.
+    """
+
+    def __call__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        /,
+        *,
+        resume: bool,
+        progress: Progress,
+        stop_after_epoch: int | None = None,
+        trust_code: bool = False,
+    ) -> RunRecord: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +67,7 @@ class Pool(Protocol):
         """Number of tasks that may be submitted at the same time."""
 
     def submit(self, task: RunTask, progress: Progress) -> None:
-        """Start a task; `progress` is called while `wait` runs."""
+        """Start a task, at the latest in `wait`; `progress` is called while `wait` runs."""
 
     def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
         """Wait until at least one submitted task has ended, and return the ended tasks with their outcomes."""
@@ -68,33 +86,33 @@ class Executor(Protocol):
     def concurrency(self, recipe: Recipe) -> int:
         """Return how many runs are trained at full speed at the same time, for estimates."""
 
-    def pool(self, *, train: Train, recipe: Recipe, out: Path) -> AbstractContextManager[Pool]:
+    def pool(self, *, train_run: TrainRun, recipe: Recipe, out: Path) -> AbstractContextManager[Pool]:
         """Open workers for the runs of a study.
 
         Args:
-            train: the training function; must be picklable if tasks leave this process.
+            train_run: the training function; must be picklable if tasks leave this process.
             recipe: recipe of any run; all runs of a study have the same number of threads and loading processes.
             out: the study's folder.
         """
 
 
-def run_task(task: RunTask, train: Train, progress: Progress, *, patience: float = 0.0) -> Outcome:
+def run_task(task: RunTask, train_run: TrainRun, progress: Progress, *, patience: float = 0.0) -> Outcome:
     """Train the task's run and return its outcome; an error's traceback is written to the run's folder.
 
     Args:
         task: the run; it is resumed if it was started, and skipped if it is finished.
-        train: the training function.
+        train_run: the training function.
         progress: callbacks.
         patience: seconds to wait for another process that has locked the run's folder.
     """
     run = task.run
-    options = {} if task.stop_after_epoch is None else {"stop_after_epoch": task.stop_after_epoch}
+    options: dict[str, Any] = {} if task.stop_after_epoch is None else {"stop_after_epoch": task.stop_after_epoch}
     failure = run.folder / FAILURE_FILE
     deadline = time.monotonic() + patience
     try:
         while True:
             try:
-                record = train(run.recipe, run.folder, resume=True, progress=progress, **options)
+                record = train_run(run.recipe, run.folder, resume=True, progress=progress, **options)
                 break
             except FolderBusy:
                 if time.monotonic() >= deadline:
@@ -124,15 +142,17 @@ class Serial:
         return 1
 
     @contextmanager
-    def pool(self, *, train: Train, recipe: Recipe, out: Path) -> Iterator[Pool]:
-        yield _SerialPool(train)
+    def pool(self, *, train_run: TrainRun, recipe: Recipe, out: Path) -> Iterator[Pool]:
+        yield _SerialPool(train_run)
 
 
 class _SerialPool:
+    """Pool without workers: `submit` only keeps the task, and `wait` trains it in this process."""
+
     slots = 1
 
-    def __init__(self, train: Train) -> None:
-        self._train = train
+    def __init__(self, train_run: TrainRun) -> None:
+        self._train_run = train_run
         self._submitted: list[tuple[RunTask, Progress]] = []
 
     def submit(self, task: RunTask, progress: Progress) -> None:
@@ -140,7 +160,7 @@ class _SerialPool:
 
     def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
         task, progress = self._submitted.pop()
-        return [(task, run_task(task, self._train, progress))]
+        return [(task, run_task(task, self._train_run, progress))]
 
     def stop(self) -> None:
         pass  # an interrupted run has already saved its state

@@ -30,7 +30,7 @@ from attngraft.study.executors.base import (
     Outcome,
     Pool,
     RunTask,
-    Train,
+    TrainRun,
     raise_interrupt,
     run_task,
     sigterm_interrupts,
@@ -66,9 +66,9 @@ class Processes:
         return concurrent_runs(self.jobs, recipe)
 
     @contextmanager
-    def pool(self, *, train: Train, recipe: Recipe, out: Path) -> Iterator[Pool]:
+    def pool(self, *, train_run: TrainRun, recipe: Recipe, out: Path) -> Iterator[Pool]:
         try:
-            pickle.dumps(train)
+            pickle.dumps(train_run)
         except Exception as error:  # any, depending on the object
             raise UsageError(
                 f"the training function cannot be sent to other processes ({error}); define it at the top level of a module"
@@ -80,7 +80,7 @@ class Processes:
                 self.jobs,
                 run_threads(recipe),
             )
-        pool = _ProcessPool(train, placements(self.jobs, recipe))
+        pool = _ProcessPool(train_run, placements(self.jobs, recipe))
         try:
             with sigterm_interrupts():
                 yield pool
@@ -89,8 +89,8 @@ class Processes:
 
 
 class _ProcessPool:
-    def __init__(self, train: Train, found: Sequence[ProcessPlacement]) -> None:
-        self._train = train
+    def __init__(self, train_run: TrainRun, found: Sequence[ProcessPlacement]) -> None:
+        self._train_run = train_run
         self._free = list(reversed(found))
         self._idle: list[_Worker] = []
         self._busy: list[_Worker] = []
@@ -100,7 +100,7 @@ class _ProcessPool:
     def submit(self, task: RunTask, progress: Progress) -> None:
         while self._idle and not self._idle[-1].process.is_alive():
             self._free.append(self._idle.pop().placement)
-        worker = self._idle.pop() if self._idle else _Worker(self._train, self._free.pop())
+        worker = self._idle.pop() if self._idle else _Worker(self._train_run, self._free.pop())
         worker.task, worker.progress = task, progress
         with suppress(OSError):  # the worker has died, which `wait` will notice
             worker.pipe.send(task)
@@ -155,14 +155,14 @@ class _ProcessPool:
 class _Worker:
     """Handle of one worker process, used in the study's process."""
 
-    def __init__(self, train: Train, placement: ProcessPlacement) -> None:
+    def __init__(self, train_run: TrainRun, placement: ProcessPlacement) -> None:
         context = multiprocessing.get_context("spawn")
         self.placement = placement
         self.pipe, workers_pipe = context.Pipe()
         workers_lifeline, self.lifeline = context.Pipe(duplex=False)
         level = logging.getLogger("attngraft").getEffectiveLevel()
         self.process: BaseProcess = context.Process(
-            target=_work, args=(workers_pipe, workers_lifeline, train, placement, level), daemon=False
+            target=_work, args=(workers_pipe, workers_lifeline, train_run, placement, level), daemon=False
         )
         self.process.start()
         workers_pipe.close()
@@ -203,7 +203,9 @@ class _Worker:
             logger.handle(record)
 
 
-def _work(pipe: Connection, lifeline: Connection, train: Train, placement: ProcessPlacement, level: int) -> NoReturn:
+def _work(
+    pipe: Connection, lifeline: Connection, train_run: TrainRun, placement: ProcessPlacement, level: int
+) -> NoReturn:
     """Run tasks from `pipe` until it or `lifeline` closes; the main function of a worker process.
 
     Messages sent back: ("ready",), ("progress", callback, args, kwargs), ("log", record), ("outcome", outcome).
@@ -221,7 +223,7 @@ def _work(pipe: Connection, lifeline: Connection, train: Train, placement: Proce
         threading.Thread(target=_interrupt_at_end_of, args=(lifeline,), daemon=True).start()
         channel.send("ready")
         while True:
-            outcome = run_task(pipe.recv(), train, cast(Progress, _SentProgress(channel)), patience=PATIENCE)
+            outcome = run_task(pipe.recv(), train_run, cast(Progress, _SentProgress(channel)), patience=PATIENCE)
             channel.send("outcome", outcome)
             if outcome.kind == "stopped":
                 break

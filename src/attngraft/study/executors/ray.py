@@ -19,7 +19,7 @@ from typing import Any
 
 from attngraft.errors import TrainingError, UsageError
 from attngraft.files import write_atomically
-from attngraft.study.executors.base import PATIENCE, Outcome, Pool, RunTask, Train, run_task, sigterm_interrupts
+from attngraft.study.executors.base import PATIENCE, Outcome, Pool, RunTask, TrainRun, run_task, sigterm_interrupts
 from attngraft.study.executors.placement import ProcessPlacement, concurrent_runs, run_threads
 from attngraft.study.plan import existing_run
 from attngraft.training.progress import Progress, Silent
@@ -66,10 +66,10 @@ class Ray:
             return max(_slots(ray, self._resources(ray, recipe)), 1)
 
     @contextmanager
-    def pool(self, *, train: Train, recipe: Recipe, out: Path) -> Iterator[Pool]:
+    def pool(self, *, train_run: TrainRun, recipe: Recipe, out: Path) -> Iterator[Pool]:
         with self._cluster() as ray:
             beacon = write_atomically(out.resolve() / BEACON, f"{socket.gethostname()} {os.getpid()}\n")
-            pool = _RayPool(ray, train, recipe=recipe, resources=self._resources(ray, recipe), beacon=beacon)
+            pool = _RayPool(ray, train_run, recipe=recipe, resources=self._resources(ray, recipe), beacon=beacon)
             try:
                 with sigterm_interrupts():
                     yield pool
@@ -128,7 +128,9 @@ def _slots(ray: Any, resources: dict[str, float]) -> int:
     return total
 
 
-def _run_on_node(task: RunTask, train: Train, *, threads: int, cwd: str, beacon: Path, beacon_text: str) -> Outcome:
+def _run_on_node(
+    task: RunTask, train_run: TrainRun, *, threads: int, cwd: str, beacon: Path, beacon_text: str
+) -> Outcome:
     """Run the task on a Ray node, in the folder `cwd` because paths in the recipe may be relative."""
     try:
         os.chdir(cwd)
@@ -142,12 +144,14 @@ def _run_on_node(task: RunTask, train: Train, *, threads: int, cwd: str, beacon:
             "--out and the data on storage that all nodes see under the same path",
         )
     ProcessPlacement(threads=threads).apply()
-    return run_task(task, train, Silent(), patience=PATIENCE)
+    return run_task(task, train_run, Silent(), patience=PATIENCE)
 
 
 class _RayPool:
-    def __init__(self, ray: Any, train: Train, *, recipe: Recipe, resources: dict[str, float], beacon: Path) -> None:
-        self._ray, self._train, self._threads, self._beacon = ray, train, run_threads(recipe), beacon
+    def __init__(
+        self, ray: Any, train_run: TrainRun, *, recipe: Recipe, resources: dict[str, float], beacon: Path
+    ) -> None:
+        self._ray, self._train_run, self._threads, self._beacon = ray, train_run, run_threads(recipe), beacon
         self._resources = resources
         self._remote = ray.remote(_run_on_node).options(max_retries=0, **resources)  # the scheduler retries and reports
         self._running: dict[Any, RunTask] = {}
@@ -164,7 +168,7 @@ class _RayPool:
             self._progress[label] = _FolderProgress(task, progress)
         reference = self._remote.remote(
             replace(task, run=replace(task.run, folder=task.run.folder.resolve())),
-            self._train,
+            self._train_run,
             threads=self._threads,
             cwd=str(Path.cwd()),
             beacon=self._beacon,

@@ -25,7 +25,7 @@ from attngraft.tasks.task import (
     to_records,
 )
 from attngraft.tasks.text.config import TextClassificationConfig
-from attngraft.tasks.text.lengths import call_model
+from attngraft.tasks.text.lengths import call_model, takes_padding
 from attngraft.tasks.text.source import Texts, TextSource, open_texts, save_split
 from attngraft.tasks.text.tokenizer import FILE, Tokenizer, folder_tokenizer, pad, read_tokenizer, train_tokenizer
 
@@ -141,6 +141,10 @@ class TextClassification(LabelTask):
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
         return to_records(self.predict(self._call(model, batch), batch))
+
+    def needs_unwrapped(self, model: nn.Module) -> bool:
+        """Return whether the model cannot mask padding, so that it is called once for every length."""
+        return not takes_padding(model)
 
     def _call(self, model: nn.Module, batch: Batch) -> Tensor:
         return call_model(model, batch["input_ids"], batch["attention_mask"])
