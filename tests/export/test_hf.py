@@ -62,7 +62,7 @@ def test_a_plain_model_leaves_no_grafts_of_another_behind(tmp_path: Path) -> Non
     attngraft.ungraft(model)
     attngraft.save_pretrained(model, tmp_path)
     assert (tmp_path / "config.json").exists() and not (tmp_path / "grafts.safetensors").exists()
-    with pytest.raises(attngraft.GraftFileError, match="no grafts.safetensors beside config.json.*save_pretrained"):
+    with pytest.raises(attngraft.GraftFileError, match="no grafts.safetensors next to config.json.*save_pretrained"):
         attngraft.from_pretrained(tmp_path)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def bixt(
     out: Annotated[
-        Path, typer.Option(metavar="FILE.json", help="The result; plots are written next to it (.png, .svg, -dark).")
+        Path, typer.Option(metavar="FILE.json", help="Output file; plots are written next to it (.png, .svg, -dark).")
     ] = Path("bixt-scaling.json"),
     sizes: Annotated[
         str | None,
@@ -40,7 +40,7 @@ def bixt(
         bool, typer.Option("--cpu-time", help="Measure CPU time, for machines that are busy with other work too.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
+        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's default.")
     ] = None,
     time_limit: Annotated[
         float,

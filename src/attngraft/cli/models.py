@@ -43,7 +43,7 @@ def open_models(
     options, kinds = host or HostOptions(), [kind_of(model) for model in models]
     if options.weights is not None and kinds.count("host") != 1:
         raise UsageError(
-            f"--host-weights {options.weights} is for one host, and the models include {kinds.count('host')}; give files "
+            f"--host-weights {options.weights} is for one host, but the models include {kinds.count('host')}; give files "
             "that name their host instead (attngraft convert FILE OUT.safetensors --host MODEL)"
         )
     found = []
@@ -88,7 +88,7 @@ def models_of_study(
     by name.
 
     Raises:
-        UsageError: the folder holds no study, the study has no such variant, or no run with this seed is finished.
+        UsageError: the folder contains no study, the study has no such variant, or no run with this seed is finished.
     """
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
     from attngraft.study.plan import finished_runs

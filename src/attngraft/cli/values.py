@@ -30,7 +30,7 @@ def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -
     """Check that every `module:` host is among the options `typed` on the command line.
 
     Raises:
-        UsageError: one was read from a file.
+        UsageError: a `module:` host was read from a file.
     """
     from attngraft.models.trust import SCHEME, refuse_untrusted
 

@@ -23,7 +23,7 @@ from attngraft.yaml_config import dump_yaml
 FILE = "README.md"
 _PIPELINES = {"images": "image-classification", "text": "text-classification", "other": None}  #: tasks of the Hub
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
-_COUNTED = 20  #: largest number of classes for which the card lists the number of images of each
+_COUNTED = 20  #: largest number of classes for which the card lists image counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class StudyOfRun:
 
     @property
     def recipe(self) -> str:
-        """What the variant changes in the study's recipe, without local paths."""
+        """The variant's changes to the study's recipe, without local paths."""
         return str(_without_paths(wording.recipe_text(self.variant.recipe)))
 
     @property

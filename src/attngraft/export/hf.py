@@ -99,7 +99,7 @@ def from_pretrained(
         ) from None
     if found is None:
         raise GraftFileError(
-            f"{path}: no {GRAFTS} beside config.json; attngraft.save_pretrained(model, folder) writes it. Load a model "
+            f"{path}: no {GRAFTS} next to config.json; attngraft.save_pretrained(model, folder) writes it. Load a model "
             "without grafts with transformers' own from_pretrained"
         )
     kind: Any = _named_class(transformers, path, hub) if model_class is None else model_class

@@ -123,7 +123,7 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
             f"{path}: a safetensors file has one set of weights, not marked as an average; leave out --ema (average=True)"
         )
     with safetensors.safe_open(path, framework="pt") as file:
-        try:  # what `convert` wrote, if anything
+        try:  # the entry written by `convert`, if any
             facts = json.loads((file.metadata() or {}).get(KEY, "{}"))
         except ValueError:
             facts = {}

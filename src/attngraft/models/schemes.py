@@ -33,7 +33,7 @@ SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_PREFIX = re.compile(r"([\w.-]{2,}):")  # of two letters or more: no drive
+_PREFIX = re.compile(r"([\w.-]{2,}):")  # two letters or more, unlike a drive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class Started:
     """A host with its initial weights."""
 
     model: nn.Module
-    file: WeightsFile | None = None  #: the pretrained weights, where attngraft loaded them
-    fitted: Fitted | None = None  #: report on how these fit
+    file: WeightsFile | None = None  #: the pretrained weights, if attngraft loaded them
+    fitted: Fitted | None = None  #: how these weights fit the host
 
 
 def split_scheme(name: str) -> tuple[str, str]:
@@ -66,12 +66,12 @@ def split_scheme(name: str) -> tuple[str, str]:
     elif _DOTTED.fullmatch(scheme) and _DOTTED.fullmatch(rest):
         hint = f"for a function of your own, type module:{name}"
     else:
-        hint = f"known are {', '.join(f'{each}:' for each in SCHEMES)}"
+        hint = f"known schemes: {', '.join(f'{each}:' for each in SCHEMES)}"
     raise UsageError(f"{name}: unknown scheme {scheme!r}; {hint}")
 
 
 def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name with its scheme (`timm:` is left out), and the arguments that determine the host by themselves.
+    """Return the name with its scheme (omitted for timm), and arguments that fully determine the host.
 
     The arguments of an `hf:` host then include its configuration, so that later builds do not need its folder.
 
@@ -90,7 +90,7 @@ def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[
 
 
 def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
-    """Call `factory`; on the CPU, if it fails on the meta device (initialization that reads values)."""
+    """Call `factory`, again on the CPU if it fails on the meta device (initialization that reads values)."""
     if torch.empty(0).device.type != "meta":
         return factory()
     try:
@@ -123,7 +123,7 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
 
 
 def unknown_host(name: str) -> UsageError:
-    """Return the error for a name that timm does not have; it names the form that was probably meant."""
+    """Return the error for a name unknown to timm; it suggests the form that was probably meant."""
     from torchvision.models import list_models as torchvision_models
 
     path = Path(name).expanduser()

@@ -141,7 +141,7 @@ def _read_config(folder: Path) -> Any:
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    """Return the fields that the package knows; files of older releases have others."""
+    """Return the fields of the installed release; files of older releases have others."""
     known = {*type(config)().to_dict(), *config.attribute_map} - _IGNORED
     return _plain({name: value for name, value in config.to_diff_dict().items() if name in known})
 
@@ -202,7 +202,7 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
         load_grafts(model, folder / GRAFTS)
     elif any(is_graft(name) for name in unexpected):
         raise HostError(
-            f"{file} holds weights of grafts, but there is no {GRAFTS} next to it that describes them; save the model with "
+            f"{file} contains weights of grafts, but there is no {GRAFTS} next to it to describe them; save the model with "
             "attngraft.save_pretrained, or train it with attngraft.GraftCheckpoints"
         )
     if ignored := sorted(name for name in unexpected if not is_graft(name)):

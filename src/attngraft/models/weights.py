@@ -336,7 +336,7 @@ def _in_folder(folder: Path) -> Path:
             return folder / name
     files = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
     hint = f"; it contains {', '.join(files[:3])}: pass one of them" if files else ""
-    raise UsageError(f"{folder} has no {' or '.join(IN_FOLDERS)}, so it is no run or exported model{hint}")
+    raise UsageError(f"{folder} has no {' or '.join(IN_FOLDERS)}, so it is not a run or an exported model{hint}")
 
 
 def _refuse_folded(file: Path) -> None:

@@ -81,7 +81,7 @@ def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
 class FreezingSchedule:
     """The trained parameters of each stage of a run.
 
-    The optimizer holds the parameters of all stages from the start. Those that a stage does not train have no gradient, so
+    The optimizer has the parameters of all stages from the start. Those that a stage does not train have no gradient, so
     optimizers skip them: their values and optimizer states do not change, not even by weight decay, and no time is spent on
     them. Does nothing if all stages train the same.
 

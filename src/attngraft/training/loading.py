@@ -94,7 +94,7 @@ class TrainOrder:
         return epoch * self.steps
 
     def epochs_of(self, updates: int) -> int:
-        """Return the number of epochs that so many updates begin."""
+        """Return the number of epochs that begin within this number of updates."""
         epochs = 0 if self.own_batches else updates // self.steps
         while self.updates_before(epochs) < updates:
             epochs += 1
@@ -114,7 +114,7 @@ class TrainOrder:
         return epoch_order(self.seed, epoch, len(self.split)) if order is None else order
 
     def micro_batches(self, epoch: int, step: int, batches: Sequence[np.ndarray] | None = None) -> list[Keys]:
-        """Return the keys of this process's micro-batches of one update; `batches` are those of the epoch, if at hand."""
+        """Return the keys of this process's micro-batches of one update; `batches` are those of the epoch, if known."""
         batch = (self._batches(epoch) if batches is None else batches)[step]
         parts = np.array_split(batch, self.accumulate * self.world)
         own = parts[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
@@ -253,7 +253,7 @@ def train_batches(
 ) -> Batches:
     """Return the batches from an update to the end of the last epoch as one stream: workers start once and prefetch.
 
-    `updates` ends the stream after so many updates of the whole run.
+    `updates` ends the stream after this number of updates of the whole run.
     """
     keys = order.stream(epoch=epoch, step=step, epochs=epochs)
     if updates is not None:

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Callbacks of the training loop; these do nothing. `on_step` is called after every update and must be cheap."""
+    """Callbacks of the training loop, which do nothing by default. `on_step` follows every update and must be cheap."""
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         """Training starts, or resumes after `done_steps`."""

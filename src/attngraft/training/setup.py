@@ -167,10 +167,10 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
 def _stage_context(
     recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder, *, epochs: int
 ) -> StageContext:
-    """Open a stage's data if its task differs from the run's; what the run's task fitted is used as it is.
+    """Open a stage's data if its task differs from the run's; objects fitted by the run's task are reused.
 
     Raises:
-        ConfigError: its model or its number of updates per epoch is not that of the run.
+        ConfigError: its model or its number of updates per epoch differs from the run's.
         DataError: its data cannot be used.
     """
     changed = stage_recipe(recipe, stage)
@@ -237,7 +237,7 @@ def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
         found = gather_object([json.dumps(data.facts, sort_keys=True, default=str)])
         if len(set(found)) > 1:
             raise DataError(
-                "the processes of this run found different data (perhaps one could not read what another could); run "
+                "the processes of this run found different data (perhaps one could not read some files); run "
                 "attngraft data check on each machine, and rerun the command"
             )
 
@@ -259,9 +259,9 @@ def _refuse_unshardable(recipe: Recipe, core: nn.Module) -> None:
     if recipe.train.ema is not None:
         raise ConfigError("train.ema: FSDP has no moving average of sharded weights; set it to null, or use DDP")
     if recipe.train.first is not None:
-        raise ConfigError("train.first: FSDP cannot freeze sharded weights for a while; set it to null, or use DDP")
+        raise ConfigError("train.first: FSDP cannot freeze sharded weights temporarily; set it to null, or use DDP")
     if recipe.stages:
-        raise ConfigError("stages: FSDP cannot freeze sharded weights for a while; remove them, or use DDP")
+        raise ConfigError("stages: FSDP cannot freeze sharded weights temporarily; remove them, or use DDP")
     if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
             f"graft {recipe.graft}: leaves rows of the host's weights unused, and FSDP cannot exempt rows of sharded "

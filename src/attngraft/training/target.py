@@ -31,7 +31,7 @@ class Target:
     labels: tuple[str, ...] = ()  #: names of its outputs, if `facts` are unknown
     input: Mapping[str, Any] | None = None  #: input configuration; None: that of the recipe's host
     split: Path | None = None  #: file of its random split
-    fitted: Path | None = None  #: folder of what the task fitted to the training data
+    fitted: Path | None = None  #: folder of the objects that the task fitted to the training data
 
     @property
     def is_run(self) -> bool:

@@ -1,4 +1,4 @@
-"""Distillation teachers: models that a run learns from besides its labels (the recipe's `distill`).
+"""Distillation teachers: models whose outputs are training targets in addition to labels (the recipe's `distill`).
 
 The teacher is not trained: it has no gradients, is not part of any checkpoint, moving average, parameter list or DDP
 wrapper, and every process has a copy. It receives each micro-batch as `Task.prepare` returns it, mixed images included, in
@@ -57,7 +57,7 @@ class Teacher(StepTeacher):
         return self.model(*args, **kwargs)
 
     def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
-        """Return the losses of a prepared batch and, beside `loss`, its two parts:
+        """Return the `loss` of a prepared batch, and its two parts:
 
             loss = label_loss + alpha * teacher_loss
 
@@ -155,7 +155,7 @@ def weights_hash(model: nn.Module) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A teacher's model, on the CPU, with what is known about it."""
+    """A teacher's model on the CPU, with facts about it."""
 
     model: nn.Module
     name: str
@@ -205,7 +205,7 @@ def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
         return start.origin
     classes = read_weights(start.path, host=host).outputs(model)
     if classes is None:
-        return f"{start.path} holds no head"
+        return f"{start.path} contains no head"
     return f"{start.path} is for {classes} classes, but the data have {getattr(model, 'num_classes', '?')}"
 
 

@@ -30,7 +30,7 @@ class LabelTask(LogitsTask):
         "macro_f1": Metric(label="macro F1", share=True),
         "loss": Metric(label="loss", higher_is_better=False),
     }
-    noun: ClassVar[str]  #: what an example is called in the report
+    noun: ClassVar[str]  #: name of an example in the report
 
     def __init__(self, config: Any, *, seed: int) -> None:
         super().__init__(config, seed=seed)

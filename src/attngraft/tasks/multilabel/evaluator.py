@@ -94,7 +94,7 @@ def decided(scores: np.ndarray, *, threshold: float) -> np.ndarray:
 
 
 def mean_of_known(values: list[float | None]) -> float:
-    """Return the mean of the values that are not None, of which there must be at least one."""
+    """Return the mean of the values that are not None; at least one must not be None."""
     return float(np.mean([value for value in values if value is not None]))
 
 

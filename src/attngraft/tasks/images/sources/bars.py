@@ -1,4 +1,4 @@
-"""Generated images for regression: 500 gray images of 16x16 pixels, each with one bar of some length and thickness."""
+"""Generated images for regression: 500 gray images of 16x16 pixels, each with one bar of random length and thickness."""
 
 import numpy as np
 
@@ -13,10 +13,10 @@ _IMAGES, _SIDE, _MARGIN, _NOISE = 500, 16, 2, 8.0
 
 
 def open_bars(config: DataConfig) -> ImageSource:
-    """Return the images with both numbers, or those that `label_column` or `label_columns` name.
+    """Return the images with both numbers, or with those named in `label_column` or `label_columns`.
 
     Raises:
-        ConfigError: one of them is unknown.
+        ConfigError: a number is unknown.
     """
     names = config.label_columns or ((config.label_column,) if config.label_column else NUMBERS)
     for name in names:
@@ -39,7 +39,7 @@ def open_bars(config: DataConfig) -> ImageSource:
 
 
 def _covered(begin: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return which fraction of each pixel lies between `begin` and `begin + size`, (N, pixels)."""
+    """Return the fraction of each pixel that lies between `begin` and `begin + size`, (N, pixels)."""
     pixels = np.arange(_SIDE)
     ends = np.minimum(pixels + 1, (begin + size)[:, None]) - np.maximum(pixels, begin[:, None])
     return np.clip(ends, 0, 1)

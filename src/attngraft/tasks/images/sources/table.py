@@ -128,7 +128,7 @@ def _parquet(path: Path) -> LabelTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Labels of all rows: (N,) int64, (N, K) uint8 if `multilabel`, or (N, K) float64 of `read_numbers`."""
+    """Labels of all rows: (N,) int64, (N, K) uint8 if `multilabel`, or (N, K) float64 from `read_numbers`."""
 
     classes: tuple[str, ...]
     values: np.ndarray
