@@ -75,7 +75,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on its own validation data or on other data, clean or under suites.
 
-    The model is a run, a folder of attngraft export, a host with weights, or a file of weights that names its host. For
+    The model is a run, a folder written by attngraft export, a host with weights, or a weights file that names its host. For
     the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
 
     Predictions and results of suites are written to RUN_DIR/evaluation, or to the folder --out. Finished conditions are not

@@ -26,7 +26,7 @@ def open_models(
     trust_code: bool = False,
     purpose: str = "analyses",
 ) -> tuple[ModelHandle, ...]:
-    """Open runs, exported folders, hosts and files of weights; the options `host` apply to the latter two only.
+    """Open runs, exported folders, hosts and weights files; the options `host` apply to the latter two only.
 
     `purpose` is the capability that the tasks of runs must have.
 

@@ -65,7 +65,7 @@ class StudyOfRun:
 
     @property
     def other_baseline(self) -> str:
-        """The baseline's host if the variant has another host, and so differs in more than its graft; otherwise empty."""
+        """The baseline's host if it differs from the variant's host; otherwise empty."""
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
 
     @property
@@ -188,7 +188,7 @@ def _teacher(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _without_paths(value: Any) -> Any:
-    """Reduce absolute paths in `value` to their last component, as a published card should not contain local folders."""
+    """Reduce absolute paths in `value` to their last component, to publish no local folders."""
     if isinstance(value, Mapping):
         return {name: _without_paths(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -99,7 +99,7 @@ def _accepted(
         if ours not in names and not (takes_any and ours == "num_classes"):
             given.pop(ours, None)
     if pretrained and "pretrained" not in names and not takes_any:
-        raise ConfigError(f"{shown} takes no argument `pretrained`; pass a file of weights instead (--weights FILE)")
+        raise ConfigError(f"{shown} takes no argument `pretrained`; pass a weights file instead (--weights FILE)")
     if "pretrained" in names or (takes_any and pretrained):
         given["pretrained"] = pretrained  # also False, to override the factory's default
     unknown = [] if takes_any else [name for name in given if name not in names]

@@ -2,8 +2,8 @@
 
     timm:NAME, NAME                a model registered with timm (ours included); also timm's `hf-hub:` and `local-dir:`
     attngraft:NAME                 a model of this package
-    torchvision:NAME               a model of torchvision
-    hf:FOLDER, hf:USER/NAME        a model of transformers, saved in a folder or on the Hugging Face Hub
+    torchvision:NAME               a torchvision model
+    hf:FOLDER, hf:USER/NAME        a transformers model, saved in a folder or on the Hugging Face Hub
     module:package.path:factory    a function of the user that returns an `nn.Module`
 
 Every host except timm's gets a `pretrained_cfg` like timm's models: its input (`input_size`, `mean`, `std`,
@@ -134,10 +134,10 @@ def unknown_host(name: str) -> UsageError:
         )
     if (path / "config.json").is_file():
         return UsageError(
-            f"{name}: its config.json is not from transformers (no model_type); for a folder of timm, type local-dir:{name}"
+            f"{name}: its config.json is not from transformers (no model_type); for a timm folder, type local-dir:{name}"
         )
     if path.is_dir():
-        return UsageError(f"{name}: no config.json in this folder, so it is not a saved model of transformers or timm")
+        return UsageError(f"{name}: no config.json in this folder, so it is not a saved transformers or timm model")
     if name in torchvision_models():
         return UsageError(f"{start}; torchvision has it: type torchvision:{name}")
     near = difflib.get_close_matches(name, list_models(), n=3, cutoff=0.5)
@@ -146,7 +146,7 @@ def unknown_host(name: str) -> UsageError:
             f"{start}, and no such folder; for the Hub, type hf:{name} (transformers) or hf-hub:{name} (timm)"
         )
     if os.sep in name or "/" in name:
-        return UsageError(f"{name}: no such folder, and no model of timm")
+        return UsageError(f"{name}: no such folder, and not a timm model")
     hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
     return UsageError(f"{start}; {hint}")
 

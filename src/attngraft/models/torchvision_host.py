@@ -62,9 +62,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     if not pretrained:
         return Started(model=model)
     if weights is None:
-        raise HostError(
-            f"torchvision {__version__} has no weights for {name}; train without, or pass a file of weights"
-        )
+        raise HostError(f"torchvision {__version__} has no weights for {name}; train without, or pass a weights file")
     file = _download(name, weights)
     if name.startswith("vit_"):
         resampled = interpolate_embeddings(model.image_size, model.patch_size, file.host)

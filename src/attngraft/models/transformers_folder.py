@@ -180,7 +180,7 @@ def checked_fields(transformers: Any, model_type: str, fields: Mapping[str, Any]
 
 
 def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Path, dict[str, Tensor]]:
-    """Return the file of weights, and the tensors under the names of the host that `auto_class` gives.
+    """Return the weights file, and the tensors under the names of the host that `auto_class` gives.
 
     transformers itself loads them, since names have changed between its releases. Missing tensors (a head) are not returned;
     unexpected ones (a pooler, a decoder) are logged.
@@ -241,7 +241,7 @@ def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tup
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' progress bars and its log of missing and unexpected weights, which attngraft reports itself."""
+    """Suppress transformers' progress bars and its reports on weights, which attngraft makes itself."""
     logging_of = transformers.utils.logging
     before, bars = logging_of.get_verbosity(), logging_of.is_progress_bar_enabled()
     logging_of.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""`hf:` hosts: models of transformers, from a folder or from the Hugging Face Hub. Remote code is never run.
+"""`hf:` hosts: transformers models, from a folder or from the Hugging Face Hub. Remote code is never run.
 
 A host is described by its arguments alone: `config` (the contents of config.json), for images `input` (the preprocessing),
 and the user's own arguments, which are fields of the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
@@ -122,7 +122,7 @@ def find_folder(source: str, *, weights: bool = False, download: bool = True) ->
         raise HostError(why_no_weights(f"hf:{source}", error) or f"hf:{source}: {error}") from error
     if transformers_folder(folder) is None:
         raise UsageError(
-            f"hf:{source}: this repository has no config.json of transformers; for a model of timm, type hf-hub:{source}"
+            f"hf:{source}: this repository has no config.json of transformers; for a timm model, type hf-hub:{source}"
         )
     return folder
 

@@ -41,7 +41,7 @@ _MAX_NAMES = 8  #: in a message
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """How a file's tensors fit a model."""
+    """Result of fitting a file's tensors to a model."""
 
     path: Path
     new: tuple[str, ...] = ()  #: tensors of the head that keep their initial values

@@ -110,7 +110,7 @@ class Manifest:
 
     @property
     def input_size(self) -> tuple[int, int, int]:
-        """Channels, height, width.
+        """Size of an input image: channels, height, width.
 
         Raises:
             UsageError: the model takes no images.

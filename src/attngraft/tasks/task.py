@@ -470,7 +470,7 @@ class Task(ABC):
 
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
-        """Return what is missing to evaluate a host with trained weights alone, such as a tokenizer; or an empty text.
+        """Return the part, such as a tokenizer, that a host with trained weights lacks for evaluation; or an empty text.
 
         Args:
             model_data_config: as in `load`.

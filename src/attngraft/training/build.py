@@ -87,7 +87,7 @@ class Start:
 
     origin: str = ""  #: description of the weights and of the loaded parts; empty for random values
     whole: bool = False  #: whether the head was loaded, too
-    path: Path | None = None  #: path of the file of weights
+    path: Path | None = None  #: path of the weights file
 
 
 def build_model(
@@ -100,10 +100,10 @@ def build_model(
     """Return the grafted host with untrained parameters frozen.
 
     Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
-    not depend on the graft. `weights=False` skips pretrained weights and a file of weights.
+    not depend on the graft. `weights=False` skips pretrained weights and a weights file.
 
     Raises:
-        UsageError: unknown host, missing file of weights, or invalid graft specification.
+        UsageError: unknown host, missing weights file, or invalid graft specification.
         HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
         ConfigError: no parameter would be trained.
     """

@@ -112,9 +112,10 @@ class SplitEvaluator:
         return evaluate_records(self._task, self._split, collector.table(), self._facts)
 
     def _merged(self, own: RecordCollector, merged: RecordCollector) -> RecordCollector:
-        """Add the records of all processes to `merged` and return it; outputs, which may be large, in the main process only.
+        """Add the records of all processes to `merged` and return it.
 
-        Each process writes its records to a file, which the others read.
+        Outputs, which may be large, are added in the main process only. Each process writes its records to a file,
+        which the others read.
         """
         accelerator, folder = self._accelerator, self._folder
         if folder is None:
@@ -256,7 +257,7 @@ class OpenedSplit:
 
 
 def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
-    """Open the split to evaluate a model on: the one that a run is judged on, or of other data.
+    """Open the split to evaluate a model on: that of the run's comparison, or a split of other data.
 
     Raises:
         DataError, UsageError: see `evaluate_target`.

@@ -81,7 +81,10 @@ def _shortened(texts: list[str]) -> str:
 
 
 class OutOfMemory(TrainingError):
-    """A batch does not fit into memory; `fits` maps fields of the recipe's `train` to values that fit, if any is known."""
+    """Error for a batch that does not fit into memory.
+
+    `fits` maps fields of the recipe's `train` to values that fit, if any is known.
+    """
 
     def __init__(self, message: str, fits: Mapping[str, int]) -> None:
         super().__init__(message)

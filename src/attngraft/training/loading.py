@@ -154,7 +154,7 @@ class TrainOrder:
 
 @dataclass(frozen=True)
 class _Failure:
-    """A data error that a loading process returns as an example; torch would pass on only its text, after a traceback."""
+    """A data error that a loading process returns as an example; torch would pass on only its text."""
 
     error: AttngraftError
 

@@ -174,12 +174,12 @@ class Trainer:
 
     @property
     def _judged_apart(self) -> bool:
-        """Whether the run is judged by another evaluation than that of the last epoch."""
+        """Whether the evaluation to compare differs from that of the last epoch."""
         run = self._run
         return run.recipe.train.judge == "best" or run.data.test is not None or run.task.has_light_inference
 
     def judge(self) -> Judged | None:
-        """Evaluate the finished run as a study compares it; return None if that is the last epoch's evaluation.
+        """Evaluate the finished run for comparison; return None if the last epoch's evaluation is compared.
 
         The weights of `train.judge` are evaluated with full inference, on the test split if there is one, and their records
         become the run's predictions.

@@ -150,7 +150,7 @@ class ScheduleConfig:
 
     @property
     def warmup(self) -> float:
-        """Epochs of warm-up, of a schedule that counts epochs."""
+        """Epochs of warm-up, for schedules in epochs."""
         return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
 
 
@@ -242,7 +242,7 @@ class TeacherConfig:
 
     name: str | None = None  #: timm model name; without `weights`, timm's weights are used (name.tag: of that tag)
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of its factory: img_size, ...; only with `name`
-    #: folder of a run (its best weights) or of an exported model, or, with `name`, a file of weights as in host.weights
+    #: folder of a run (its best weights) or of an exported model, or, with `name`, a weights file as in host.weights
     weights: str | None = None
     size: int | None = None  #: height and width in pixels of the teacher's inputs; null: its own size
 
@@ -358,7 +358,7 @@ class Recipe:
 
     @property
     def counts_updates(self) -> bool:
-        """Whether evaluations are numbered by updates: not all runs of this recipe have the same number of epochs."""
+        """Whether evaluations are numbered by updates, because runs may differ in their number of epochs."""
         if not self.schedule.trains:
             return False
         if self.schedule.steps is not None or self.train.eval_every is not None:
@@ -408,7 +408,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def changed_settings(recipe: Recipe, baseline: Recipe) -> dict[str, Any]:
-    """Return the values of the dotted fields in which the training of `recipe` differs from that of `baseline`.
+    """Return the training settings of `recipe` that differ from those of `baseline`, by dotted field.
 
     Host, graft and seed are left out, and so are fields that do not change the result or were chosen to fit into memory.
     """

@@ -1,4 +1,4 @@
-"""Models to evaluate, opened from a run, an exported folder, a host or a file of weights."""
+"""Models to evaluate, opened from a run, an exported folder, a host or a weights file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -127,7 +127,7 @@ class Update:
         return (epoch - self._begin) * order.steps + part
 
     def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
-        """Return the share of each micro-batch in the weight of the whole update, by loss, relative to an equal share.
+        """Return each micro-batch's share of the update's weight, by loss, relative to an equal share.
 
         Losses without a weight are missing, and so are all if there are none: all micro-batches then count equally.
 

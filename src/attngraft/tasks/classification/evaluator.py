@@ -1,4 +1,4 @@
-"""Evaluation of classification: metrics with each example counted once, and report sections from saved predictions."""
+"""Metrics of classification, and report sections from saved predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -26,8 +26,11 @@ Arrays = Mapping[str, np.ndarray]
 def records(
     logits: torch.Tensor, target: torch.Tensor, *, loss: LossConfig, stored: Literal["auto", "logits", "top5"]
 ) -> dict[str, torch.Tensor]:
-    """Return the columns of `Task.predict` from `logits` (B, classes): `target`, `predicted`, its `confidence`, and `loss`,
-    (B,) each, the `top5` best classes (B, up to 5), and `logits` if they are stored."""
+    """Return the columns of `Task.predict` from `logits` (B, classes).
+
+    These are `target`, `predicted`, its `confidence` and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
+    `logits` if they are stored.
+    """
     classes = logits.shape[1]
     top = logits.topk(min(TOP, classes), dim=-1).indices
     probabilities = logits.sigmoid() if loss.name == "bce" else logits.softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Calls of models with texts of several lengths: padded, or, where padding cannot be masked, one length after the other."""
+"""Model calls with texts of different lengths: padded, or one length at a time if padding cannot be masked."""
 
 import inspect
 from typing import Any, cast
@@ -46,5 +46,5 @@ def takes_padding(model: nn.Module) -> bool:
 
 
 def logits_of(outputs: Any) -> Any:
-    """Return the logits of an output of transformers; others unchanged."""
+    """Return the logits of a transformers output; other outputs unchanged."""
     return getattr(outputs, "logits", outputs)

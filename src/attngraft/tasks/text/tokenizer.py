@@ -87,7 +87,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -> Tokenizer:
-    """Return the tokenizer of a folder of transformers.
+    """Return the tokenizer of a transformers folder.
 
     Args:
         folder: the folder.

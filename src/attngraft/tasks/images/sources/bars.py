@@ -1,4 +1,4 @@
-"""Generated images for regression: 500 gray images of 16x16 pixels, each with one bar of random length and thickness."""
+"""Generated images for regression: 500 gray 16x16 images of a bar of random length and thickness."""
 
 import numpy as np
 

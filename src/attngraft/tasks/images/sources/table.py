@@ -34,7 +34,10 @@ _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1",
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTable:
-    """Table of columns; entries of a .csv file are strings, those of a .parquet file keep their type (None: missing)."""
+    """Table of columns.
+
+    Entries of a .csv file are strings; those of a .parquet file keep their type (None: missing).
+    """
 
     where: str
     columns: dict[str, list[Any]]
