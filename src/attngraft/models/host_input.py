@@ -1,4 +1,4 @@
-"""Input configuration of a host, from its scheme alone: no adapter is needed."""
+"""Input configuration of a host, determined without an adapter."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -77,7 +77,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save(run: RunFolder, state: TrainState) -> None:
-    """Write `last.pt` and keep the previous one as `previous.pt`. All processes take part, the main process writes.
+    """Write `last.pt` and keep the previous one as `previous.pt`. All processes must call this; the main process writes.
 
     Raises:
         TrainingError: a weight is not finite; nothing is written.

@@ -149,7 +149,7 @@ def trained_batch_norms(model: nn.Module) -> list[nn.Module]:
 def batch_norm_examples(model: nn.Module, recipe: Recipe, *, processes: int) -> int | None:
     """Return the number of examples in a batch norm's statistics if smaller than an update's batch, else None.
 
-    In training a batch norm takes mean and variance of one micro-batch in one process. Apart from random draws, this is
+    In training, a batch norm uses mean and variance of one micro-batch in one process. Apart from random draws, this is
     the only effect of cutting a batch into micro-batches.
     """
     norms, train = trained_batch_norms(model), recipe.train

@@ -36,7 +36,7 @@ Keys = list[tuple[int, int]]
 class TrainOrder:
     """Keys of every training batch of one process.
 
-    Update `step` of an epoch takes the next `batch_size` examples of the epoch's order; the process of `rank` takes its
+    Update `step` of an epoch uses the next `batch_size` examples of the epoch's order; the process of `rank` gets its
     contiguous share of them and cuts it into `accumulate` micro-batches. An incomplete last batch of an epoch is not used.
     If the split forms its own batches (`Split.batches`), their number may differ between epochs, and their parts by one
     example.

@@ -288,7 +288,7 @@ def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskDa
     seen = batch_norm_examples(update.core, recipe, processes=processes)
     if seen is not None:
         log.warning(
-            "%s: batch norms take mean and variance from %d of the %d examples of an update (train.accumulate=%d, "
+            "%s: batch norms compute mean and variance over %d of the %d examples of an update (train.accumulate=%d, "
             "%d process%s); the result differs from that of the whole batch at once",
             folder.path,
             seen,

@@ -7,7 +7,7 @@ from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import ArrayImages, ImageSource
 
-NUMBERS = ("length", "thickness")  #: in pixels, with fractions; shifts of up to two pixels and flips keep them
+NUMBERS = ("length", "thickness")  #: in pixels, with fractions; unchanged by flips and by shifts of up to two pixels
 
 _IMAGES, _SIDE, _MARGIN, _NOISE = 500, 16, 2, 8.0
 
