@@ -97,7 +97,7 @@ def by_family(found: Iterable[Covered]) -> list[FamilyCoverage]:
 
 
 def shares(rows: Iterable[FamilyCoverage]) -> dict[str, float]:
-    """Return, for each graft, the share of names of models with attention over tokens that accept it.
+    """Return, for each graft, the share of attention models, counted by name, that accept it.
 
     Raises:
         ValueError: no model attends over tokens.

@@ -257,7 +257,7 @@ class OpenedSplit:
 
 
 def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
-    """Open the split to evaluate a model on: that of the run's comparison, or a split of other data.
+    """Open the split to evaluate a model on: the split that its run is judged on, or a split of other data.
 
     Raises:
         DataError, UsageError: see `evaluate_target`.

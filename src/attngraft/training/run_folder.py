@@ -125,7 +125,7 @@ class RunFolder:
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the split and fitted objects of an earlier attempt with another recipe that saved no checkpoint."""
+        """Remove the split and fitted objects of an earlier attempt, with another recipe, that saved nothing else."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
             shutil.rmtree(self.fitted, ignore_errors=True)
