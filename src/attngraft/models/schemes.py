@@ -155,7 +155,7 @@ def refuse_others_model(name: str) -> None:
     """Check that `name` is a model of this package.
 
     Raises:
-        UsageError: it is not.
+        UsageError: this package has no such model.
     """
     bare = name.partition(".")[0]
     own = [each for each in list_models() if model_entrypoint(each).__module__.startswith("attngraft.")]

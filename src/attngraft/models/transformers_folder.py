@@ -326,7 +326,7 @@ def import_transformers(what: Path | str) -> Any:
     """Import transformers for the folder or host `what`.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: transformers is not installed.
     """
     try:
         import transformers  # optional and slow to import

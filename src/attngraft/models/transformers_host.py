@@ -156,7 +156,7 @@ def _check_auto_class(transformers: Any, host: str, kind: str, model_type: str) 
     """Check that the auto class `kind` exists, and creates models of this type.
 
     Raises:
-        UsageError: it does not.
+        UsageError: transformers has no such class, or the class creates other models.
     """
     names = [name for name in dir(transformers) if name.startswith("AutoModel")]
     if kind not in names:

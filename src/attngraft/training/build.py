@@ -59,7 +59,7 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
     """Check that the recipe's task can use its host; `host` is the host if it is built, possibly on the meta device.
 
     Raises:
-        UsageError: it cannot; the message names the hosts that it can use.
+        UsageError: the task cannot use the host; the message names the hosts that it can use.
     """
     task = load_task(recipe.task["name"])
     if not task.hosts:

@@ -267,7 +267,7 @@ class EvalOrder:
     """Indices of one process's evaluation batches.
 
     Every example is evaluated once. If the last batch cannot be shared evenly, its last example is repeated in other
-    processes, because all must take part; the evaluator ignores repeats.
+    processes, because all must participate; the evaluator ignores repeats.
     """
 
     length: int

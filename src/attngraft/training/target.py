@@ -39,7 +39,7 @@ class Target:
 
     @property
     def data_error(self) -> type[AttngraftError]:
-        """Class of errors about data that do not fit the model; for other models than runs, the user named the data."""
+        """Class of errors about data that do not fit the model: `DataError` for a run, else `UsageError`."""
         return DataError if self.is_run else UsageError
 
     def host_input(self) -> Mapping[str, Any]:
