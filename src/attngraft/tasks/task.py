@@ -387,15 +387,15 @@ class Task(ABC):
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the model's positional and keyword arguments for a batch."""
-        raise NotImplementedError(f"task {self.name}: its inference is not one forward pass")
+        raise NotImplementedError(f"task {self.name}: Task.to_model is missing")
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return scalars by name; `loss`, the mean over the batch, is differentiated."""
-        raise NotImplementedError(f"task {self.name}: its training step is not one forward pass")
+        raise NotImplementedError(f"task {self.name}: Task.loss is missing")
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return columns of statistics; the first axis is the batch."""
-        raise NotImplementedError(f"task {self.name}: its inference is not one forward pass")
+        raise NotImplementedError(f"task {self.name}: Task.predict is missing")
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return the report's sections for one variant, in addition to its metrics; none by default.
