@@ -394,8 +394,6 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
     if state is None:
         raise TrainingError(f"{run.path}: this run has no checkpoint yet")
     if state["ema" if weights == "ema" else "model"] is None:
-        raise TrainingError(
-            f"{run.path}: this run has no moving average (train.ema is null); use the weights last or best"
-        )
+        raise TrainingError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
     model.load_state_dict(state["ema" if weights == "ema" else "model"])
     load_detached(model, state)
