@@ -164,7 +164,7 @@ def _numbers(text: str, *, option: str) -> tuple[int, ...]:
     """Parse `196,784`.
 
     Raises:
-        UsageError: it is not a list of positive integers.
+        UsageError: `text` is not a list of positive integers.
     """
     words = [word.strip().replace("_", "") for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
