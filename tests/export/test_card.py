@@ -97,7 +97,7 @@ def test_a_model_set_against_another_host_says_that_the_baseline_is_another_mode
     variants = [replace(each, host=host if each.name == "cb_s" else None) for each in result.variants]
     save_result(replace(result, variants=variants), tmp_path)
     folder = {each.name: each.runs[0].folder for each in variants}
-    said = f"The baseline is another model, `{result.host['name']}`, trained by the same recipe"
+    said = f"The baseline is another model, `{result.host['name']}`, trained with the same recipe"
     other = card_of(make_run(tmp_path / folder["cb_s"], "cb_s"), tmp_path / "other")
     assert said in other
     assert said not in card_of(make_run(tmp_path / folder["cb"], "cb"), tmp_path / "same")

@@ -166,7 +166,7 @@ def test_a_model_of_transformers_is_refused_for_timm(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra hf")
     sizes = {"img_size": 16, "patch_size": 8, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3}
     run = make_run(tmp_path / "run", "cb_s", host={"name": "transformers_classifier", "args": sizes})
-    with pytest.raises(ExportError, match=r"transformers_classifier is a model of transformers.*use --to torch"):
+    with pytest.raises(ExportError, match=r"transformers_classifier is a transformers model.*use --to torch"):
         export_run(run, tmp_path / "out", to=["hf"])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     export_run(run, tmp_path / "out")

@@ -62,7 +62,7 @@ def test_a_plain_model_leaves_no_grafts_of_another_behind(tmp_path: Path) -> Non
     attngraft.ungraft(model)
     attngraft.save_pretrained(model, tmp_path)
     assert (tmp_path / "config.json").exists() and not (tmp_path / "grafts.safetensors").exists()
-    with pytest.raises(attngraft.GraftFileError, match="no grafts.safetensors beside config.json.*save_pretrained"):
+    with pytest.raises(attngraft.GraftFileError, match="no grafts.safetensors next to config.json.*save_pretrained"):
         attngraft.from_pretrained(tmp_path)
 
 
@@ -72,7 +72,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_of_transformers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(attngraft.AttngraftError, match="Linear is not a model of transformers.*save_grafts"):
+    with pytest.raises(attngraft.AttngraftError, match="Linear is not a transformers model.*save_grafts"):
         attngraft.save_pretrained(nn.Linear(2, 2), tmp_path)
 
 

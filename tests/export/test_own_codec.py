@@ -96,8 +96,8 @@ def recipe() -> dict[str, Any]:
 def test_export_load_and_predict(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     for arguments, reason in (
-        ({"to": ["onnx"]}, "only for models of images"),
-        ({"dtype": "bfloat16"}, "only for models of"),
+        ({"to": ["onnx"]}, "only for image models"),
+        ({"dtype": "bfloat16"}, "only for image and text models"),
     ):
         with pytest.raises(UsageError, match=reason):
             export_run(run, out, **arguments)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def test_pretrained_is_the_factorys_argument(trusted: None) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("fixed", {"num_classes": 10}, "returns logits of 3 classes, but the data have 10"),
+        ("fixed", {"num_classes": 10}, "returns logits for 3 classes, but the data have 10"),
         ("nothing", {}, "returned an object of type dict; it must return a torch.nn.Module"),
         ("number", {}, "is of type int; give a function"),
         ("mak", {}, "has no 'mak' (did you mean make"),

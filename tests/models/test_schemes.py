@@ -46,7 +46,7 @@ def test_schemes(name: str, expected: tuple[str, str]) -> None:
         ("./nowhere/at/all", "no such folder"),
         ("my.nets:make", "type module:my.nets:make"),
         ("module:my.nets.make", "did you mean module:my.nets:make?"),
-        ("s3://bucket", "known are timm:, attngraft:, torchvision:, hf:, module:"),
+        ("s3://bucket", "known schemes: timm:, attngraft:, torchvision:, hf:, module:"),
         ("attngraft:resnet18", "timm has it: type resnet18"),
         ("attngraft:bixt_ti_l64", "did you mean bixt_ti_l64_p16"),
         ("vit_tiny_patch16_225", "did you mean vit_tiny_patch16_224"),

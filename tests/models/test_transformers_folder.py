@@ -237,7 +237,7 @@ def test_a_grafted_folder_fills_the_grafts(tmp_path: Path) -> None:
         attngraft.create_model("transformers_classifier", "horizontal", weights=tmp_path)
     model.save_pretrained(tmp_path)  # which puts them among the host's weights
     (tmp_path / "grafts.safetensors").unlink()
-    with pytest.raises(attngraft.HostError, match=r"holds weights of grafts.*GraftCheckpoints"):
+    with pytest.raises(attngraft.HostError, match=r"contains weights of grafts.*GraftCheckpoints"):
         attngraft.create_model("transformers_classifier", "cb_s@layers.1", weights=tmp_path)
 
 

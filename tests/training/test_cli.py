@@ -62,7 +62,7 @@ def test_train_then_evaluate(tmp_path: Path, recipe: Path, capsys: pytest.Captur
     assert attngraft(*arguments, *extra) == 0  # finished: returns at once
     capsys.readouterr()
     assert attngraft(*arguments, "--no-resume") == 1
-    assert "this folder holds a run" in capsys.readouterr().err
+    assert "this folder contains a run" in capsys.readouterr().err
 
 
 def test_another_host_or_data_starts_from_its_own_defaults(tmp_path: Path, recipe: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_command_under_a_launcher_is_one_process(launcher: str, alone: Path,
         ({"train": {"ema": 0.9}}, "train.ema: FSDP has no moving average of sharded weights; set it to null"),
         (
             {"train": {"parameters": "all", "first": {"parameters": "head", "epochs": 1}}},
-            "train.first: FSDP cannot freeze sharded weights for a while",
+            "train.first: FSDP cannot freeze sharded weights temporarily",
         ),
         ({"graft": "uniform_heads"}, "graft uniform_heads: leaves rows .* set optimizer.weight_decay to 0, or use DDP"),
         ({"graft": "uniform_heads", "optimizer": {"weight_decay": 0.0}}, None),

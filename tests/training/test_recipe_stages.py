@@ -257,7 +257,7 @@ def test_a_run_without_patience_left_is_finished_and_a_study_says_so(tmp_path: P
         ({"stages": [{"name": "a", "batch_size": 9}], "train": {"accumulate": 2}}, "must be a multiple of train.accumulate"),
         ({"stages": [{"name": "a", "epochs": 1}]}, "together have 1 epochs and schedule.epochs is 2"),
         ({"stages": [{"name": "a"}, {"name": "b"}]}, "stages.a.epochs: is missing"),
-        ({"stages": [{"name": "a", "epochs": 1}, {"name": "a"}]}, "need different names"),
+        ({"stages": [{"name": "a", "epochs": 1}, {"name": "a"}]}, "must have different names"),
         ({"stages": [{"name": "a", "start": "best"}]}, "stages.a.start: is best, but no stage comes before"),
         ({"stages": [{"name": "a", "parameters": "all"}], "train": {"parameters": "head"}}, "must not be more than"),
         ({"stages": [{"name": "a"}], "train": {"first": {}}}, "stages: cannot be combined with train.first"),

@@ -1,4 +1,4 @@
-"""Command line. Each verb is a function in its own file, which imports the other layers when called: `--help` is fast."""
+"""Command line. Each verb has its own file and imports the other layers only when called, so that `--help` is fast."""
 
 from __future__ import annotations
 

@@ -65,10 +65,10 @@ def analyze(
     sites: Annotated[str, _models("--sites", help="Layers to analyze, as in a graft specification.")] = "all",
     data: Annotated[
         str | None,
-        _images("--data", help="Use the validation part of this source. Default: the run's data.", metavar="SOURCE"),
+        _images("--data", help="Use the validation split of this source. Default: the run's data.", metavar="SOURCE"),
     ] = None,
     split: Annotated[
-        str | None, _images("--split", help="Use another part of the data, by name.", metavar="NAME")
+        str | None, _images("--split", help="Use another split of the data, by name.", metavar="NAME")
     ] = None,
     image: Annotated[
         list[str] | None, _images("--image", help="Image files, folders or patterns; repeatable.", metavar="FILE")
@@ -80,7 +80,7 @@ def analyze(
         Path | None,
         _images(
             "--label-maps",
-            help="structure: folder of PNGs of class indices, named like the images, for boundaries.",
+            help="structure: folder of label maps (PNGs of class indices), named like the images, for boundaries.",
             metavar="FOLDER",
         ),
     ] = None,

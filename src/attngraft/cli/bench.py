@@ -91,7 +91,7 @@ def _row(cost: ModelCost) -> dict[str, str]:
 
 def bixt(
     out: Annotated[
-        Path, typer.Option(metavar="FILE.json", help="The result; plots are written next to it (.png, .svg, -dark).")
+        Path, typer.Option(metavar="FILE.json", help="Output file; plots are written next to it (.png, .svg, -dark).")
     ] = Path("bixt-scaling.json"),
     sizes: Annotated[
         str | None,
@@ -112,7 +112,7 @@ def bixt(
         bool, typer.Option("--cpu-time", help="Measure CPU time, for machines that are busy with other work too.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
+        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's default.")
     ] = None,
     time_limit: Annotated[
         float,
@@ -240,7 +240,7 @@ def _numbers(text: str, *, option: str) -> tuple[int, ...]:
     """Parse `196,784`.
 
     Raises:
-        UsageError: it is not a list of positive integers.
+        UsageError: `text` is not a list of positive integers.
     """
     words = [word.strip().replace("_", "") for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):

@@ -60,14 +60,14 @@ def compare(
     out: Annotated[str | None, _output("--out", metavar="FOLDER", help="Folder of runs and results.")] = None,
     seeds: Annotated[
         str | None,
-        _comparison("--seeds", metavar="N|A,B", help="3 means seeds 0, 1, 2; 5,7 means seeds 5 and 7. Default: 3."),
+        _comparison("--seeds", metavar="N|A,B", help="Number of seeds (3: 0, 1, 2), or a list (5,7). Default: 3."),
     ] = None,
     epochs: Annotated[
         int | None,
         _training(
             "--epochs",
             metavar="E",
-            help="Epochs of every run; 0 compares the models as they are. Default: the recipe's.",
+            help="Epochs of every run; 0 compares the models without training. Default: the recipe's.",
         ),
     ] = None,
     time_budget: Annotated[
@@ -122,7 +122,7 @@ def compare(
         _many_runs(
             "--gpus-per-run",
             metavar="N",
-            help="With --ray: GPUs of each run, may be a fraction. Default: 1 if the cluster has any.",
+            help="With --ray: GPUs of each run, possibly a fraction. Default: 1 if the cluster has any.",
         ),
     ] = None,
     retries: Annotated[
@@ -138,8 +138,8 @@ def compare(
         _many_runs(
             "--halving",
             metavar="N[,E]",
-            help="For many grafts: 3 continues the best third at each rung of epochs; 3,2 puts the first rung after "
-            "epoch 2; off continues variants that were stopped.",
+            help="Successive halving for many grafts: 3 continues the best third at each rung; 3,2 sets the first rung to "
+            "epoch 2; off resumes the stopped variants.",
         ),
     ] = None,
     auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def convert(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="A .pth.tar, .pth, .pt, .bin or .safetensors, or a .zip around one.", metavar="CHECKPOINT"),
+        typer.Argument(help="A .pth.tar, .pth, .pt, .bin or .safetensors, or a .zip of one.", metavar="CHECKPOINT"),
     ],
     out: Annotated[Path, typer.Argument(help="The file to write.", metavar="OUT.safetensors")],
     host: Annotated[
@@ -85,7 +85,7 @@ def _show(made: Converted) -> None:
     }
     if made.fitted is not None:
         checks = ["names and shapes match the model"]
-        checks += ["except the head, which is for other classes"] if made.fitted.new else []
+        checks += ["except those of the head, which has other classes"] if made.fitted.new else []
         checks += [f"after resizing {', '.join(made.fitted.resized)}"] if made.fitted.resized else []
         lines["checked"] = ", ".join(checks)
     typer.echo(str(found.path))

@@ -1,4 +1,4 @@
-"""`attngraft data check`."""
+"""`attngraft data check`: checks of a data set before training."""
 
 from __future__ import annotations
 

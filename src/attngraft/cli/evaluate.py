@@ -37,21 +37,21 @@ def evaluate(
         str | None,
         typer.Option(
             "--data",
-            help="Evaluate on other data of the same kind: on its validation part, or, with --suite, on all images of a "
-            "folder of class folders. Default: the run's data; other models need it.",
+            help="Evaluate on other data of the same kind: on its validation split, or, with --suite, on all images of a "
+            "folder of class folders. Default: the run's data; required for other models.",
             metavar="DATA",
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="Name of the part to use instead of validation.", metavar="NAME")
+        str | None, typer.Option("--split", help="Split to use instead of the validation split.", metavar="NAME")
     ] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = "last",
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
-            help="Folder for the results: predictions.npz and evaluation.json, or those of suites. Default: of suites "
-            "RUN_DIR/evaluation; of clean data none.",
+            help="Folder for predictions.npz and evaluation.json, or for results of suites. Default: RUN_DIR/evaluation for "
+            "suites, none for clean data.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -60,7 +60,7 @@ def evaluate(
         typer.Option(
             "--task",
             metavar="NAME",
-            help="Task of a host (attngraft list tasks). Default: classification; runs and exported folders name theirs.",
+            help="Task of a host (attngraft list tasks). Default: classification. Runs and exported folders need none.",
         ),
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of the host.")] = False,
@@ -75,7 +75,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on its own validation data or on other data, clean or under suites.
 
-    The model is a run, a folder of attngraft export, a host with weights, or a file of weights that names its host. For
+    The model is a run, a folder written by attngraft export, a host with weights, or a weights file that names its host. For
     the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
 
     Predictions and results of suites are written to RUN_DIR/evaluation, or to the folder --out. Finished conditions are not
@@ -107,7 +107,7 @@ def evaluate(
     from attngraft.targets.judged import open_target
 
     if limit is not None and not suite:
-        raise UsageError("--limit needs --suite; add a suite, or leave --limit out")
+        raise UsageError("--limit needs --suite; add a suite, or remove --limit")
     host = host_options(pretrained, host_weights, host_arg)
     opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
     if suite:

@@ -16,7 +16,7 @@ def explore(
         typer.Option(
             "--model",
             "--run",
-            help=f"{MODEL} A second one is shown beside it.",
+            help=f"{MODEL} A second model is shown beside the first.",
             metavar="RUN|FOLDER|HOST|FILE",
         ),
     ],

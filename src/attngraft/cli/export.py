@@ -1,4 +1,4 @@
-"""`attngraft export`."""
+"""`attngraft export`: a trained model in a folder, for use without the run."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def export(
 ) -> None:
     """Export a trained model to a folder, and check that its outputs match.
 
-    The folder holds the weights, everything needed to use them, and a model card with the study's numbers if the run is
+    The folder contains the weights, everything needed to use them, and a model card with the study's numbers if the run is
     part of a study. `attngraft.load(DIR)` and `attngraft predict DIR` read it.
 
     Examples:

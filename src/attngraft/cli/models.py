@@ -26,7 +26,7 @@ def open_models(
     trust_code: bool = False,
     purpose: str = "analyses",
 ) -> tuple[ModelHandle, ...]:
-    """Open runs, exported folders, hosts and files of weights; the options `host` apply to the latter two only.
+    """Open runs, exported folders, hosts and weights files; the options `host` apply to the latter two only.
 
     `purpose` is the capability that the tasks of runs must have.
 
@@ -98,7 +98,7 @@ def models_of_study(
     by name.
 
     Raises:
-        UsageError: the folder holds no study, the study has no such variant, or no run with this seed is finished.
+        UsageError: the folder contains no study, the study has no such variant, or no run with this seed is finished.
     """
     from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
     from attngraft.study.plan import finished_runs

@@ -27,7 +27,7 @@ def print_json(value: object) -> None:
 
 
 def command_line() -> str:
-    """Return the command that is running, for the shell."""
+    """Return the running command, quoted for a shell."""
     return shlex.join(["attngraft", *sys.argv[1:]])
 
 

@@ -1,4 +1,4 @@
-"""`attngraft predict`."""
+"""`attngraft predict`: predictions for images and texts."""
 
 import sys
 from collections.abc import Iterator
@@ -33,13 +33,13 @@ def predict(
     ] = None,
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", help="A text, for a model of texts; repeatable.", metavar="TEXT"),
+        typer.Option("--text", help="A text, for a text model; repeatable.", metavar="TEXT"),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Output file. Default: standard output.", metavar="FILE")
     ] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Default: by the output file's extension; csv on standard output.")
+        Format | None, typer.Option("--format", help="Default: that of the output file's name; csv on standard output.")
     ] = None,
     top: Annotated[
         int | None,
@@ -56,9 +56,9 @@ def predict(
         str | None, typer.Option("--device", help="cpu, cuda, ... Default: the accelerator, if any.", metavar="NAME")
     ] = None,
 ) -> None:
-    """Predict the classes of images or texts, or numbers (regression), preprocessed exactly as in the run's evaluation.
+    """Predict classes or numbers for images or texts, preprocessed exactly as in the run's evaluation.
 
-    Images that cannot be read are listed and do not stop the others; the exit code is then 1.
+    Unreadable images are listed and do not stop the command; the exit code is then 1.
 
     Examples:
 
@@ -78,7 +78,7 @@ def predict(
     chosen = form or _format_of(out)
     given = inputs or []
     if not given and not text:
-        raise UsageError("nothing to predict: give images, or for a model of texts a table or --text TEXT")
+        raise UsageError("nothing to predict: give images, or for a text model a table or --text TEXT")
     predictor = open_model(model, checkpoint=checkpoint, device=device, trust_code=trust_code)
     serving, stdin = predictor.serving, sys.stdin.buffer if "-" in given else None
     if serving.kind == "other":

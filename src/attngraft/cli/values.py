@@ -14,7 +14,7 @@ HOST = (
 )  #: help of --host
 PRETRAINED = "Start from the published weights of the host, or those in its folder."  #: help of --pretrained
 MODEL = (
-    "Run folder, exported folder, host (see attngraft compare --help), or file of weights that names its host "
+    "Run folder, exported folder, host (see attngraft compare --help), or weights file that names its host "
     "(attngraft convert)."
 )  #: help of a model to open
 HOST_ARG = "Argument of the host's factory; repeatable."  #: help of --host-arg
@@ -30,7 +30,7 @@ def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -
     """Check that every `module:` host is among the options `typed` on the command line.
 
     Raises:
-        UsageError: one was read from a file.
+        UsageError: a `module:` host was read from a file.
     """
     from attngraft.models.trust import SCHEME, refuse_untrusted
 

@@ -23,7 +23,7 @@ from attngraft.yaml_config import dump_yaml
 FILE = "README.md"
 _PIPELINES = {"images": "image-classification", "text": "text-classification", "other": None}  #: tasks of the Hub
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
-_COUNTED = 20  #: largest number of classes for which the card lists the number of images of each
+_COUNTED = 20  #: largest number of classes for which the card lists image counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +65,12 @@ class StudyOfRun:
 
     @property
     def other_baseline(self) -> str:
-        """The baseline's host if the variant has another host, and so differs in more than its graft; otherwise empty."""
+        """The baseline's host if it differs from the variant's host; otherwise empty."""
         return str(_without_paths(self.result.host["name"])) if self.variant.host is not None else ""
 
     @property
     def recipe(self) -> str:
-        """What the variant changes in the study's recipe, without local paths."""
+        """The variant's changes to the study's recipe, without local paths."""
         return str(_without_paths(wording.recipe_text(self.variant.recipe)))
 
     @property
@@ -188,7 +188,7 @@ def _teacher(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _without_paths(value: Any) -> Any:
-    """Reduce absolute paths in `value` to their last component, as a published card should not contain local folders."""
+    """Reduce absolute paths in `value` to their last component, to publish no local folders."""
     if isinstance(value, Mapping):
         return {name: _without_paths(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -16,7 +16,7 @@ Forward = Callable[[Tensor], Tensor]  #: function of normalized images (B, C, H,
 
 
 def example_inputs(manifest: Manifest, *, batch: int) -> Tensor:
-    """Return standard-normal images (B, C, H, W) in the model's precision, the same for every call; ids (B, L) for text."""
+    """Return fixed standard-normal images (B, C, H, W) in the model's precision, or fixed ids (B, L) for text."""
     with seeded("export", batch):
         (inputs,), _ = manifest.serving.example_inputs(batch)
     return in_precision(inputs, getattr(torch, manifest.dtype))

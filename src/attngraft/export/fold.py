@@ -59,8 +59,8 @@ def fold(model: nn.Module) -> Folded:
     """Fold in place everything that is exact up to rounding, and report on each graft.
 
     Outputs change by at most 1e-5. Folding cannot be undone (`ungraft` raises an error), and a folded model should not be
-    trained, because what was a single factor is now spread over the host's weights. A host without an adapter has no grafts
-    and is not changed, which is noted in the only entry.
+    trained, because single factors of a graft are then spread over the host's weights. A host without an adapter has no
+    grafts and is not changed, which is noted in the only entry.
     """
     try:
         host = find_host(model)

@@ -1,4 +1,4 @@
-"""Save and load model folders of transformers with an additional graft file.
+"""Save and load transformers models, with their grafts in an additional file.
 
 config.json, model.safetensors    the host as written by transformers, whose `from_pretrained` loads it without grafts
 grafts.safetensors                the grafts, in the format of `attngraft.save_grafts`; missing if there are none
@@ -27,7 +27,7 @@ _MISSING = (
 
 
 def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options: Any) -> Path:
-    """Save a model of transformers with its own `save_pretrained`, and its grafts, if any, to an additional file.
+    """Save a transformers model with its own `save_pretrained`, and its grafts, if any, to an additional file.
 
         attngraft.save_pretrained(model, "./flowers-vit")
         model = attngraft.from_pretrained("./flowers-vit")            # with grafts
@@ -42,7 +42,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
         options: passed to the model's own `save_pretrained` (`max_shard_size`, ...).
 
     Raises:
-        UsageError: the model is not a model of transformers.
+        UsageError: the model is not a transformers model.
         HostError: no adapter supports the model.
         ExportError: a graft was folded into the host's weights.
         StorageError: the grafts cannot be written.
@@ -50,7 +50,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
     whole: Any = model
     if not hasattr(whole, "save_pretrained"):
         raise UsageError(
-            f"{type(model).__name__} is not a model of transformers; use attngraft.save_grafts(model, file), which saves "
+            f"{type(model).__name__} is not a transformers model; use attngraft.save_grafts(model, file), which saves "
             "the grafts of any model"
         )
     host, path = find_host(model), Path(folder)
@@ -99,7 +99,7 @@ def from_pretrained(
         ) from None
     if found is None:
         raise GraftFileError(
-            f"{path}: no {GRAFTS} beside config.json; attngraft.save_pretrained(model, folder) writes it. Load a model "
+            f"{path}: no {GRAFTS} next to config.json; attngraft.save_pretrained(model, folder) writes it. Load a model "
             "without grafts with transformers' own from_pretrained"
         )
     kind: Any = _named_class(transformers, path, hub) if model_class is None else model_class

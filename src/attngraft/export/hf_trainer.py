@@ -14,7 +14,7 @@ from attngraft.models.transformers_folder import GRAFTS
 
 try:
     from transformers import TrainerCallback
-except ImportError:  # the class is also listed without transformers
+except ImportError:  # the class can be imported without transformers
     TrainerCallback = object
 
 

@@ -1,4 +1,4 @@
-"""Predictions of classes or numbers for image files or texts by a run, an exported folder or a program, as in evaluation.
+"""Predictions for images and texts by a run, an exported folder or a program, preprocessed as in evaluation.
 
 Writers save predictions as CSV, as JSON, or as one JSON object per line.
 """

@@ -1,4 +1,4 @@
-"""Export of a run to a folder, which is verified; nothing is left behind on failure."""
+"""Verified export of a run to a folder; a failed export leaves no files."""
 
 import copy
 import shutil
@@ -84,17 +84,17 @@ def export_run(
     source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
     if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
-        raise UsageError(f"--to {others[0]}: only for models of images; remove it to get a folder for attngraft.load")
+        raise UsageError(f"--to {others[0]}: only for image models; remove it to get a folder for attngraft.load")
     other = manifest.serving.kind == "other"
     if other and (fold or dtype != "float32"):
-        raise UsageError(f"{'--fold' if fold else '--dtype'}: only for models of images or texts; remove it")
+        raise UsageError(f"{'--fold' if fold else '--dtype'}: only for image and text models; remove it")
     if "hf" in to and manifest.around is not None:
         raise UsageError(
             f"--to hf: the task {manifest.task} has modules around the host, which plain timm lacks; remove it"
         )
     if "hf" in to and manifest.serving.numeric:
         raise UsageError(
-            "--to hf: plain timm and the hub would take the model's numbers for classes; remove --to hf, and use the folder "
+            "--to hf: plain timm and the hub would treat the model's numbers as classes; remove --to hf, and use the folder "
             "with attngraft.load or attngraft predict"
         )
     checks: list[Check] = []

@@ -20,11 +20,11 @@ def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:
     """Write config.json with the architecture, its arguments, the classes, and the preprocessing of evaluation.
 
     Raises:
-        ExportError: the host is not a registered model of timm, or is a model of transformers with timm's interface.
+        ExportError: the host is not a registered timm model, or is a transformers model with timm's interface.
     """
     if manifest.host.name == TRANSFORMERS:
         raise ExportError(
-            f"{TRANSFORMERS} is a model of transformers, whose weights timm cannot load; use --to torch. To get a folder "
+            f"{TRANSFORMERS} is a transformers model, whose weights timm cannot load; use --to torch. To get a folder "
             "for transformers, load that export with attngraft.load and call attngraft.save_pretrained(model.model, FOLDER)"
         )
     if split_scheme(manifest.host.name)[0] not in ("timm", "attngraft") or not getattr(model, "pretrained_cfg", None):

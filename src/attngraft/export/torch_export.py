@@ -11,7 +11,7 @@ from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.saved.manifest import MANIFEST, Check, Manifest, manifest_text
 
 FILE = "model.pt2"
-#: by precision of the model; a program computes in a different order than the model and rounds differently
+#: tolerance by precision of the model; a program computes in another order and therefore rounds differently
 TOLERANCE = {"float32": 1e-5, "bfloat16": 16 * torch.finfo(torch.bfloat16).eps}
 EXAMPLE = 2  #: batch size of the example, since a size of 1 would become a constant
 BUILT_IN = {"aten", "prim", "prims"}  #: namespaces of torch's built-in operations

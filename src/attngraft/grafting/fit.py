@@ -20,7 +20,7 @@ _DEFAULT_REASONS: Mapping[HookPoint, str] = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Sites of a host that can take a graft, and the reason for refusal of each of the others."""
+    """Sites of a host that accept a graft, and the reason why each of the others refuses it."""
 
     taken: tuple[str, ...]  #: paths of sites
     refused: dict[str, str]  #: path -> reason
@@ -35,7 +35,7 @@ class Fit:
         return next((reason for reason, _ in Counter(self.refused.values()).most_common(1)), None)
 
     def remedy(self) -> str:
-        """Return a list of the sites that take the graft, as a where-clause if that is short, for messages."""
+        """Return the sites that accept the graft as text for messages, as a where-clause if that is short."""
         if not self.taken:
             return "no site of this model takes it"
         patterns = covering(self.taken, tuple(self.refused)) if self.refused else ("all",)
@@ -45,7 +45,7 @@ class Fit:
 
 
 def fit(host: Host, term: Term) -> Fit:
-    """Return the sites that can take `term`, ignoring its where-clause.
+    """Return the sites that accept `term`, ignoring its where-clause.
 
     Raises:
         HostError: a module in the host has a form that its adapter does not support.

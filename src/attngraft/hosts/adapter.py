@@ -58,8 +58,8 @@ class Site:
 class HostFold:
     """Result of `HostAdapter.fold`."""
 
-    folded: str | None = None  #: what was folded into which layers; None if nothing was
-    stayed: str | None = None  #: what could not be folded, and why
+    folded: str | None = None  #: the folded parts and the layers that contain them now; None: nothing
+    stayed: str | None = None  #: the parts that could not be folded, and why
     arguments: Mapping[str, Any] = field(default_factory=dict)  #: factory arguments that create the folded host
 
 
@@ -112,7 +112,7 @@ class HostAdapter(ABC):
 
         Modules are replaced, so the factory cannot create the result. Replacements must depend on the structure alone:
         loading an exported folder repeats them on a fresh host and then loads the weights. Sites and geometries must remain
-        valid for the fused host. Returns a description of what was fused, or None.
+        valid for the fused host. Returns a description of the fused modules, or None.
         """
         return None
 

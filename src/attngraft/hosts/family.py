@@ -77,7 +77,7 @@ class ShapeProbe:
 
 
 def structure(model: nn.Module) -> object | None:
-    """Return a comparable key of everything that determines the shapes in a host: classes, sizes, settings; no grafts.
+    """Return a key of everything that determines the shapes in a host (classes, sizes, settings), without grafts.
 
     Returns None if a module's forward was replaced, because the key would then be incomplete.
     """

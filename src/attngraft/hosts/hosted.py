@@ -1,4 +1,4 @@
-"""A host with modules around it."""
+"""Models that consist of a host and modules around it."""
 
 from torch import nn
 

@@ -71,7 +71,9 @@ _adapters: dict[str, HostAdapter] = {}
 
 
 def register_host(adapter: HostAdapter) -> HostAdapter:
-    """Register `adapter`. Adapters registered later take precedence, so they can support models that built-in ones refuse.
+    """Register `adapter`.
+
+    Adapters registered later take precedence, so they can support models that built-in ones refuse.
 
     Raises:
         ValueError: another adapter has this name.

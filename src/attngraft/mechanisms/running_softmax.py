@@ -10,7 +10,7 @@ class RunningSoftmax:
     """Softmax over keys times the values, accumulated piece by piece, as in flash attention.
 
     Args:
-        masked: whether scores may be -inf; a row of which all scores are -inf has output 0.
+        masked: whether scores may be -inf; a row whose scores are all -inf has output 0.
     """
 
     def __init__(self, *, masked: bool = False) -> None:

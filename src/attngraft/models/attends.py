@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from attngraft.hosts.adapter import random_images
 
-#: timm's classes with a softmax that does not run over tokens -> what it runs over
+#: timm's classes with a softmax that does not run over tokens -> the softmax's axis
 NOT_OVER_TOKENS = {
     "timm.layers.selective_kernel.SelectiveKernelAttn": "paths of a convolution",
     "timm.layers.split_attn.RadixSoftmax": "splits of a convolution",
@@ -139,7 +139,7 @@ def _may_attend(kind: type[nn.Module]) -> bool:
 
 
 def _mentions(kind: type[nn.Module]) -> bool:
-    if kind.__module__.startswith("torch.nn."):  # one file holds ReLU and attention
+    if kind.__module__.startswith("torch.nn."):  # one file defines both ReLU and attention
         return bool(re.search("Softmax|Attention|Transformer", kind.__name__))
     return bool(re.search("softmax|scaled_dot_product_attention", _source(kind.__module__), re.IGNORECASE))
 

@@ -120,10 +120,10 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
 def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
     if average:
         raise UsageError(
-            f"{path}: a safetensors file has one set of weights, not marked as an average; leave out --ema (average=True)"
+            f"{path}: a safetensors file contains one set of weights and no average; remove --ema (average=True)"
         )
     with safetensors.safe_open(path, framework="pt") as file:
-        try:  # what `convert` wrote, if anything
+        try:  # the entry written by `convert`, if any
             facts = json.loads((file.metadata() or {}).get(KEY, "{}"))
         except ValueError:
             facts = {}

@@ -97,7 +97,7 @@ def by_family(found: Iterable[Covered]) -> list[FamilyCoverage]:
 
 
 def shares(rows: Iterable[FamilyCoverage]) -> dict[str, float]:
-    """Return graft -> share of the models that accept it, by name, among those that attend over tokens.
+    """Return, for each graft, the share of attention models, counted by name, that accept it.
 
     Raises:
         ValueError: no model attends over tokens.

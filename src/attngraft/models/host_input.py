@@ -1,4 +1,4 @@
-"""The input configuration of a host, from its scheme alone: no adapter is needed."""
+"""Input configuration of a host, determined without an adapter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from attngraft.models.schemes import split_scheme
 
 
 def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input configuration of a host, which is built without weights on the meta device.
+    """Build a host without weights on the meta device, and return its input configuration.
 
     For images it is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
     `img_size` and `in_chans`, which timm's configuration ignores, determine the input size. Other inputs have a `kind`:

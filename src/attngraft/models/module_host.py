@@ -1,7 +1,7 @@
 """`module:` hosts: modules returned by a function of the user, `module:package.path:factory`.
 
-The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. Its input and
-its head are read from attributes of the returned module:
+The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. The input
+and the head are described by attributes of the returned module:
 
     attngraft_input, or pretrained_cfg as in timm: input_size, mean, std, interpolation, crop_pct, classifier
 """
@@ -68,7 +68,7 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
         raise UsageError(
             f"{shown}: {error}; run the command in the folder that contains {top}, or install the package"
         ) from error
-    except Exception as error:  # any, from user code
+    except Exception as error:  # user code raises errors of any class
         raise UsageError(
             f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}; attngraft -v shows where"
         ) from error
@@ -87,10 +87,10 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
 def _accepted(
     shown: str, factory: Callable[..., Any], arguments: Mapping[str, Any], *, pretrained: bool
 ) -> dict[str, Any]:
-    """Return the arguments for the factory: those given, without what only attngraft uses."""
+    """Return the factory's arguments: those given, except the ones for attngraft only."""
     try:
         parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):  # of a function in C
+    except (TypeError, ValueError):  # functions in C have no signature
         return dict(arguments)
     names = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters)
@@ -99,9 +99,9 @@ def _accepted(
         if ours not in names and not (takes_any and ours == "num_classes"):
             given.pop(ours, None)
     if pretrained and "pretrained" not in names and not takes_any:
-        raise ConfigError(f"{shown} takes no argument `pretrained`; pass a file of weights instead (--weights FILE)")
+        raise ConfigError(f"{shown} takes no argument `pretrained`; pass a weights file instead (--weights FILE)")
     if "pretrained" in names or (takes_any and pretrained):
-        given["pretrained"] = pretrained  # also False, whatever the factory's default
+        given["pretrained"] = pretrained  # also False, to override the factory's default
     unknown = [] if takes_any else [name for name in given if name not in names]
     if unknown:
         raise ConfigError(
@@ -112,7 +112,7 @@ def _accepted(
 
 
 def _describe(model: Any, classes: int | None, overlay: Mapping[str, Any]) -> None:
-    """Set `pretrained_cfg` from the module's own attributes, with its `classifier` as far as it is known."""
+    """Set `pretrained_cfg` from the module's own attributes, with its `classifier` if known."""
     own = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     own = own if isinstance(own, Mapping) else own.to_dict()  # timm's PretrainedCfg
     cfg = {**own, **(getattr(model, "attngraft_input", None) or {})}
@@ -133,9 +133,9 @@ def _classifier(model: Any, classes: int | None) -> str | None:
 
 
 def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool) -> None:
-    """Run the module on two random inputs, and compare its outputs, if they are logits (B, classes), with the data.
+    """Run the module on two random inputs, and check that logits (B, classes) have the data's number of classes.
 
-    The check is left out if the input is unknown, or the module cannot be run here (on the meta device).
+    The check is skipped if the input is unknown, or the module cannot be run here (on the meta device).
     """
     size = model.pretrained_cfg.get("input_size")
     if size is None:
@@ -145,17 +145,17 @@ def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool
     if built is None or built == classes:
         return
     remedy = "its num_classes has no effect on its outputs" if accepts else "give the factory an argument num_classes"
-    raise ConfigError(f"{shown} returns logits of {built} classes, but the data have {classes}; {remedy}")
+    raise ConfigError(f"{shown} returns logits for {built} classes, but the data have {classes}; {remedy}")
 
 
 @torch.no_grad()
 def _outputs(model: Any, size: tuple[int, ...]) -> int | None:
-    """Return the number of columns of the module's outputs (2, columns) in evaluation; None for outputs of other forms."""
+    """Return the number of columns of the module's outputs (2, columns) in evaluation mode; None for other shapes."""
     like = next(model.parameters(), torch.zeros(()))
     states = {path: module.training for path, module in model.named_modules()}
     try:
         outputs = model.eval()(torch.zeros(2, *size, device=like.device, dtype=like.dtype))
-    except Exception:  # user code raises errors of any class; a real misfit fails again in training
+    except Exception:  # user code raises errors of any class; a real mismatch fails again in training
         return None
     finally:
         for path, module in model.named_modules():

@@ -2,8 +2,8 @@
 
     timm:NAME, NAME                a model registered with timm (ours included); also timm's `hf-hub:` and `local-dir:`
     attngraft:NAME                 a model of this package
-    torchvision:NAME               a model of torchvision
-    hf:FOLDER, hf:USER/NAME        a model of transformers, saved in a folder or on the Hugging Face Hub
+    torchvision:NAME               a torchvision model
+    hf:FOLDER, hf:USER/NAME        a transformers model, saved in a folder or on the Hugging Face Hub
     module:package.path:factory    a function of the user that returns an `nn.Module`
 
 Every host except timm's gets a `pretrained_cfg` like timm's models: its input (`input_size`, `mean`, `std`,
@@ -33,7 +33,7 @@ SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_PREFIX = re.compile(r"([\w.-]{2,}):")  # of two letters or more: no drive
+_PREFIX = re.compile(r"([\w.-]{2,}):")  # two letters or more, unlike a drive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,8 @@ class Started:
     """A host with its initial weights."""
 
     model: nn.Module
-    file: WeightsFile | None = None  #: the pretrained weights, where attngraft loaded them
-    fitted: Fitted | None = None  #: report on how these fit
+    file: WeightsFile | None = None  #: the pretrained weights, if attngraft loaded them
+    fitted: Fitted | None = None  #: how these weights fit the host
 
 
 def split_scheme(name: str) -> tuple[str, str]:
@@ -66,12 +66,12 @@ def split_scheme(name: str) -> tuple[str, str]:
     elif _DOTTED.fullmatch(scheme) and _DOTTED.fullmatch(rest):
         hint = f"for a function of your own, type module:{name}"
     else:
-        hint = f"known are {', '.join(f'{each}:' for each in SCHEMES)}"
+        hint = f"known schemes: {', '.join(f'{each}:' for each in SCHEMES)}"
     raise UsageError(f"{name}: unknown scheme {scheme!r}; {hint}")
 
 
 def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name with its scheme (`timm:` is left out), and the arguments that determine the host by themselves.
+    """Return the name with its scheme (omitted for timm), and arguments that fully determine the host.
 
     The arguments of an `hf:` host then include its configuration, so that later builds do not need its folder.
 
@@ -90,7 +90,7 @@ def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[
 
 
 def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
-    """Call `factory`; on the CPU, if it fails on the meta device (initialization that reads values)."""
+    """Call `factory`, again on the CPU if it fails on the meta device (initialization that reads values)."""
     if torch.empty(0).device.type != "meta":
         return factory()
     try:
@@ -123,7 +123,7 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
 
 
 def unknown_host(name: str) -> UsageError:
-    """Return the error for a name that timm does not have; it names the form that was probably meant."""
+    """Return the error for a name unknown to timm; it suggests the form that was probably meant."""
     from torchvision.models import list_models as torchvision_models
 
     path = Path(name).expanduser()
@@ -134,10 +134,10 @@ def unknown_host(name: str) -> UsageError:
         )
     if (path / "config.json").is_file():
         return UsageError(
-            f"{name}: its config.json is not from transformers (no model_type); for a folder of timm, type local-dir:{name}"
+            f"{name}: its config.json is not from transformers (no model_type); for a timm folder, type local-dir:{name}"
         )
     if path.is_dir():
-        return UsageError(f"{name}: no config.json in this folder, so it is not a saved model of transformers or timm")
+        return UsageError(f"{name}: no config.json in this folder, so it is not a saved transformers or timm model")
     if name in torchvision_models():
         return UsageError(f"{start}; torchvision has it: type torchvision:{name}")
     near = difflib.get_close_matches(name, list_models(), n=3, cutoff=0.5)
@@ -146,7 +146,7 @@ def unknown_host(name: str) -> UsageError:
             f"{start}, and no such folder; for the Hub, type hf:{name} (transformers) or hf-hub:{name} (timm)"
         )
     if os.sep in name or "/" in name:
-        return UsageError(f"{name}: no such folder, and no model of timm")
+        return UsageError(f"{name}: no such folder, and not a timm model")
     hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists all"
     return UsageError(f"{start}; {hint}")
 
@@ -155,7 +155,7 @@ def refuse_others_model(name: str) -> None:
     """Check that `name` is a model of this package.
 
     Raises:
-        UsageError: it is not.
+        UsageError: this package has no such model.
     """
     bare = name.partition(".")[0]
     own = [each for each in list_models() if model_entrypoint(each).__module__.startswith("attngraft.")]

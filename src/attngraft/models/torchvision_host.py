@@ -1,4 +1,4 @@
-"""`torchvision:` hosts: torchvision's models by name; their input is that of their default weights."""
+"""`torchvision:` hosts: torchvision's models by name, with the input of their default weights."""
 
 import inspect
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from attngraft.models.schemes import Started, build_anywhere, creation_errors, l
 from attngraft.models.weights import WeightsFile
 from attngraft.suggest import did_you_mean
 
-#: settings without which the default weights do not give their published results
+#: settings that the default weights require for their published results
 _SETTINGS = {name: {"transform_input": True, "init_weights": True} for name in ("googlenet", "inception_v3")}
 
 
@@ -46,7 +46,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
         shown["input_size"] = (3, *((size, size) if isinstance(size, int) else size))
     settings = {**_SETTINGS.get(name, {}), **_sized(name, shown), **given, "weights": None}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
-        settings.setdefault("weights_backbone", None)  # of a model for dense tasks, which would be downloaded
+        settings.setdefault("weights_backbone", None)  # models for dense tasks would download these
     with creation_errors(name, arguments, maker=f"torchvision {__version__}"):
         model: Any = build_anywhere(lambda: models.get_model(name, **settings))
     if drop_path is not None:
@@ -62,9 +62,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     if not pretrained:
         return Started(model=model)
     if weights is None:
-        raise HostError(
-            f"torchvision {__version__} has no weights for {name}; train without, or pass a file of weights"
-        )
+        raise HostError(f"torchvision {__version__} has no weights for {name}; train without, or pass a weights file")
     file = _download(name, weights)
     if name.startswith("vit_"):
         resampled = interpolate_embeddings(model.image_size, model.patch_size, file.host)
@@ -73,7 +71,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
 
 
 def _input(weights: Any) -> dict[str, Any]:
-    """Return the evaluation transform of `weights` as timm's data configuration; empty if it is of another kind."""
+    """Return the evaluation transform of `weights` as timm's data configuration; empty for other transforms."""
     transform: Any = None if weights is None else weights.transforms()
     if not all(hasattr(transform, name) for name in ("crop_size", "resize_size", "mean", "std", "interpolation")):
         return {}
@@ -89,7 +87,7 @@ def _input(weights: Any) -> dict[str, Any]:
 
 
 def _sized(name: str, shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the builder's argument for the size of images, for models with a fixed one."""
+    """Return the builder's argument for the image size, for models with a fixed input size."""
     size = shown.get("input_size", (3, 224, 224))[1:]
     if name.startswith("vit_"):
         if size[0] != size[1]:

@@ -27,7 +27,7 @@ default_cfgs = generate_default_cfgs(
 
 
 class TransformersClassifier(nn.Module):
-    """A model of transformers with the interface of timm's models: images to logits (B, classes).
+    """A transformers model with the interface of timm's models: images to logits (B, classes).
 
     `model` is the wrapped model, with the rest of transformers' interface (`output_attentions`, ...).
     """
@@ -79,7 +79,7 @@ def transformers_classifier(
     cache_dir: Any = None,
     **config: Any,
 ) -> TransformersClassifier:
-    """Create an untrained image classifier of transformers from its configuration.
+    """Create an untrained transformers image classifier from its configuration.
 
         attngraft compare --host transformers_classifier --host-arg model_type=dinov2 --host-arg hidden_size=192 ...
 

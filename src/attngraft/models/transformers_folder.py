@@ -141,7 +141,7 @@ def _read_config(folder: Path) -> Any:
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    """Return the fields that the package knows; files of older releases have others."""
+    """Return the fields of the installed release; files of older releases have others."""
     known = {*type(config)().to_dict(), *config.attribute_map} - _IGNORED
     return _plain({name: value for name, value in config.to_diff_dict().items() if name in known})
 
@@ -180,7 +180,7 @@ def checked_fields(transformers: Any, model_type: str, fields: Mapping[str, Any]
 
 
 def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Path, dict[str, Tensor]]:
-    """Return the file of weights, and the tensors under the names of the host that `auto_class` gives.
+    """Return the weights file, and the tensors under the names of the host that `auto_class` gives.
 
     transformers itself loads them, since names have changed between its releases. Missing tensors (a head) are not returned;
     unexpected ones (a pooler, a decoder) are logged.
@@ -202,7 +202,7 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
         load_grafts(model, folder / GRAFTS)
     elif any(is_graft(name) for name in unexpected):
         raise HostError(
-            f"{file} holds weights of grafts, but there is no {GRAFTS} next to it that describes them; save the model with "
+            f"{file} contains weights of grafts, but there is no {GRAFTS} next to it to describe them; save the model with "
             "attngraft.save_pretrained, or train it with attngraft.GraftCheckpoints"
         )
     if ignored := sorted(name for name in unexpected if not is_graft(name)):
@@ -241,7 +241,7 @@ def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tup
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' progress bars and its log of missing and unexpected weights, which attngraft reports itself."""
+    """Suppress transformers' progress bars and its reports on weights, which attngraft makes itself."""
     logging_of = transformers.utils.logging
     before, bars = logging_of.get_verbosity(), logging_of.is_progress_bar_enabled()
     logging_of.set_verbosity_error()
@@ -326,7 +326,7 @@ def import_transformers(what: Path | str) -> Any:
     """Import transformers for the folder or host `what`.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: transformers is not installed.
     """
     try:
         import transformers  # optional and slow to import

@@ -1,4 +1,4 @@
-"""`hf:` hosts: models of transformers, from a folder or from the Hugging Face Hub. Remote code is never run.
+"""`hf:` hosts: transformers models, from a folder or from the Hugging Face Hub. Remote code is never run.
 
 A host is described by its arguments alone: `config` (the contents of config.json), for images `input` (the preprocessing),
 and the user's own arguments, which are fields of the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
@@ -33,7 +33,7 @@ _FILES = ["*.json", "*.txt", "*.model"]
 _WEIGHTS = ["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"]
 _TOKENIZER = "tokenizer_config.json"
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
-_LIMIT = 10**6  #: of a sensible number of tokens; tokenizers without a limit have 10**30
+_LIMIT = 10**6  #: largest plausible limit of tokens; tokenizers without a limit have 10**30
 
 
 def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def find_folder(source: str, *, weights: bool = False, download: bool = True) ->
     Args:
         source: a folder, or NAME or USER/NAME.
         weights: also download the weights.
-        download: download what is not in the cache.
+        download: download files that are not in the cache.
 
     Raises:
         UsageError: no such folder, or one without a configuration.
@@ -122,7 +122,7 @@ def find_folder(source: str, *, weights: bool = False, download: bool = True) ->
         raise HostError(why_no_weights(f"hf:{source}", error) or f"hf:{source}: {error}") from error
     if transformers_folder(folder) is None:
         raise UsageError(
-            f"hf:{source}: this repository has no config.json of transformers; for a model of timm, type hf-hub:{source}"
+            f"hf:{source}: this repository has no config.json of transformers; for a timm model, type hf-hub:{source}"
         )
     return folder
 
@@ -143,7 +143,7 @@ def auto_class(transformers: Any, model_type: str, architectures: list[str]) -> 
         name for name, kind in vars(auto).items() if name.startswith("AutoModelFor") and hasattr(kind, "_model_mapping")
     ]
     first = (IMAGE_CLASSIFIER, "AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM")
-    last = "AutoModelForPreTraining"  # of all heads of the others, too
+    last = "AutoModelForPreTraining"  # it also creates all architectures of the other classes
     names = sorted(known, key=lambda name: (name == last, name not in first))
     found = next((name for name in names if creates(name)), "AutoModel")
     pretraining = ("AutoModel", "AutoModelForMaskedImageModeling", last)
@@ -156,7 +156,7 @@ def _check_auto_class(transformers: Any, host: str, kind: str, model_type: str) 
     """Check that the auto class `kind` exists, and creates models of this type.
 
     Raises:
-        UsageError: it does not.
+        UsageError: transformers has no such class, or the class creates other models.
     """
     names = [name for name in dir(transformers) if name.startswith("AutoModel")]
     if kind not in names:
@@ -183,7 +183,7 @@ def _plain(transformers: Any, kind: str, fields: Mapping[str, Any], classes: int
 
 
 def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown: dict[str, Any]) -> None:
-    """Set `pretrained_cfg`, and `attngraft_input` where the input is no image."""
+    """Set `pretrained_cfg`, and `attngraft_input` if the input is not an image."""
     if kind == IMAGE_CLASSIFIER:
         if not {"mean", "std"} <= shown.keys():  # the defaults of ViT may be wrong
             unknown = ("input_size", "mean", "std")
@@ -206,11 +206,11 @@ def _head(model: Any) -> tuple[str, ...]:
 
 
 def _text_input(model: Any, source: str) -> dict[str, Any]:
-    """Return tokenizer, largest number of tokens, and size of the vocabulary."""
+    """Return the tokenizer, the maximum number of tokens, and the vocabulary size."""
     try:
         folder: Path | None = find_folder(source, download=False)
     except (UsageError, HostError):
-        folder = None  # deleted since, or elsewhere
+        folder = None  # deleted since, or on another machine
     if folder is not None and not any((folder / name).is_file() for name in (_TOKENIZER, *_VOCABULARIES)):
         folder = None
     limits = [_positions(model)]

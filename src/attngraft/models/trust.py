@@ -29,7 +29,7 @@ def refuse_untrusted(name: str) -> None:
     """Check that the `module:` host `name` is permitted here.
 
     Raises:
-        UsageError: it is not.
+        UsageError: the host is not permitted.
     """
     if not _trusted.get() & {name, _EVERY}:
         raise UsageError(

@@ -41,7 +41,7 @@ _MAX_NAMES = 8  #: in a message
 
 @dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """How a file's tensors fit a model."""
+    """Result of fitting a file's tensors to a model."""
 
     path: Path
     new: tuple[str, ...] = ()  #: tensors of the head that keep their initial values
@@ -336,7 +336,7 @@ def _in_folder(folder: Path) -> Path:
             return folder / name
     files = sorted(path.name for path in folder.iterdir() if path.suffix in SUFFIXES)
     hint = f"; it contains {', '.join(files[:3])}: pass one of them" if files else ""
-    raise UsageError(f"{folder} has no {' or '.join(IN_FOLDERS)}, so it is no run or exported model{hint}")
+    raise UsageError(f"{folder} has no {' or '.join(IN_FOLDERS)}, so it is not a run or an exported model{hint}")
 
 
 def _refuse_folded(file: Path) -> None:

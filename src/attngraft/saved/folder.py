@@ -3,7 +3,7 @@
 attngraft.json               the manifest
 model.safetensors            the host's weights under the host's own names, as timm loads them
 grafts/grafts.safetensors    the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
-fitted/                      what the task fitted to its data, such as a tokenizer; missing for most tasks
+fitted/                      objects that the task fitted to its data, such as a tokenizer; missing for most tasks
 README.md                    the model card
 model.onnx, model.pt2, config.json    other formats, optional
 """
@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", tr
 
 
 def open_task(manifest: Manifest, folder: Path) -> Task:
-    """Return the task of a model of format 2, with what it fitted to its data."""
+    """Return the task of a model of format 2, including the objects that it fitted to its data."""
     entry = manifest.around
     if entry is None:
         raise TypeError(f"{folder}: describes no task")

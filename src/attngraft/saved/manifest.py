@@ -67,7 +67,7 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """What a task needs to build the model around the host and its codec, without the data."""
+    """Section and facts from which a task builds the model around the host, and its codec, without the data."""
 
     section: Mapping[str, Any]  #: of the recipe
     facts: Mapping[str, Any]  #: as `Task.load` returned them
@@ -110,7 +110,7 @@ class Manifest:
 
     @property
     def input_size(self) -> tuple[int, int, int]:
-        """Channels, height, width.
+        """Size of an input image: channels, height, width.
 
         Raises:
             UsageError: the model takes no images.

@@ -84,7 +84,7 @@ Shares = list[float | None]
 def recall_precision_f1(
     correct: np.ndarray, predicted: np.ndarray, positives: np.ndarray
 ) -> tuple[Shares, Shares, Shares]:
-    """Return recall, precision and F1 of each class from counts of examples; None where one is undefined.
+    """Return recall, precision and F1 of each class from counts of examples; None where undefined.
 
     F1 is also None for classes without positives.
     """

@@ -21,10 +21,10 @@ CAPABILITIES = {
 
 
 def require(task: Task | type[Task], *capabilities: str) -> None:
-    """Check that a task has capabilities; a task that declares none is not checked, and its methods raise errors.
+    """Check that a task has capabilities; a task without declared capabilities is not checked.
 
     Raises:
-        ConfigError: it lacks one; the message lists those that it has.
+        ConfigError: the task lacks a capability; the message lists those that it has.
     """
     declared = task.capabilities
     for name in capabilities:

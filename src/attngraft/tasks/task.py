@@ -143,9 +143,9 @@ class Evaluation:
 class Loss:
     """One loss of a micro-batch. The engine minimizes the sum over the trained losses of factor * mean.
 
-    Over micro-batches and processes means are weighted by `Task.weights`, so that an update is that of the whole batch:
-    sum of factor * mean * w / W, with W the sum of all w. A loss without a weight counts each micro-batch alike: the choice
-    for weights that only the forward pass determines. A mean with weight zero must be zero and have a graph.
+    Over micro-batches and processes means are weighted by `Task.weights`, so that an update equals that of the whole batch:
+    sum of factor * mean * w / W, with W the sum of all w. A loss without a weight counts all micro-batches equally: use
+    this if only the forward pass determines the weights. A mean with weight zero must be zero and have a graph.
     """
 
     mean: Tensor  #: scalar, over examples, tokens, pixels or boxes
@@ -162,7 +162,7 @@ class StepTeacher(ABC):
 
     @abstractmethod
     def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
-        """Return `loss`, of labels and teacher together, and its parts.
+        """Return the `loss` from labels and teacher, and its parts.
 
         Args:
             outputs: the student's outputs.
@@ -214,7 +214,7 @@ class Task(ABC):
     default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
     #: transformers' class that creates an `hf:` host; None: the one that its configuration names
     auto_class: ClassVar[str | None] = None
-    #: what the task supports, as names in `capabilities.CAPABILITIES`; anything else is refused in advance. None: not
+    #: supported capabilities, by name in `capabilities.CAPABILITIES`; others are refused in advance. None: not
     #: declared, and missing methods raise errors
     capabilities: ClassVar[Collection[str] | None] = None
     hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
@@ -234,7 +234,7 @@ class Task(ABC):
 
     @classmethod
     def refusal(cls, host: nn.Module, name: str) -> str:
-        """Return why the task cannot use a host, or an empty text; by default, whether `hosts` lists its name.
+        """Return why the task cannot use a host, or an empty text; by default, check its name against `hosts`.
 
         Args:
             host: the host, without weights and with the head of its factory.
@@ -288,11 +288,11 @@ class Task(ABC):
         return False
 
     def load_files(self, folder: Path) -> None:
-        """Use the files that `save_files` wrote to `folder`, if they exist, instead of fitting anew; before `load`."""
+        """Use the files that `save_files` wrote to `folder`, if any, instead of fitting anew; called before `load`."""
         return None
 
     def save_files(self, folder: Path) -> None:
-        """Write what the task fitted to the training data, such as a tokenizer, to `folder`.
+        """Write the objects fitted to the training data, such as a tokenizer, to `folder`.
 
         Called after `load`, or, to copy the files, after `load_files`.
 
@@ -302,7 +302,7 @@ class Task(ABC):
         return None
 
     def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
-        """Return the model that is trained: the grafted host, by default alone.
+        """Return the model to train; by default, the grafted host alone.
 
         A task that puts a neck, a decoder or a head around the host returns a `hosts.HostedModel`. New parameters are drawn
         from a separate random stream, so that all variants of a seed share them.
@@ -347,7 +347,7 @@ class Task(ABC):
     def step(self, model: nn.Module, batch: Batch, at: StepContext) -> Mapping[str, Loss]:
         """Return the losses of a micro-batch; calls `model` exactly once.
 
-        By default the model is called with `to_model`, and its outputs go to `loss`, the teacher's too.
+        By default, call the model with `to_model` and pass its outputs to `loss`, or to the teacher's `losses`.
 
         Args:
             model: the trained model, with the wrappers of distributed training.
@@ -363,12 +363,12 @@ class Task(ABC):
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
         """Return the records of a batch: statistics for the metrics, and outputs for users, at their original size.
 
-        By default the model is called with `to_model`, and its outputs go to `predict`, whose rows are statistics.
+        By default, call the model with `to_model` and pass its outputs to `predict`, whose rows are statistics.
 
         Args:
             model: the model in evaluation mode, without gradients.
             batch: on the device.
-            full: True: the inference that a run is judged by. False: a cheaper one during training (greedy decoding, one
+            full: True: the inference for a run's final results. False: a cheaper one during training (greedy decoding, one
                 scale), only with `has_light_inference`.
         """
         args, kwargs = self.to_model(batch)
@@ -385,15 +385,15 @@ class Task(ABC):
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the model's positional and keyword arguments for a batch."""
-        raise NotImplementedError(f"task {self.name}: its inference is not one forward pass")
+        raise NotImplementedError(f"task {self.name}: Task.to_model is missing")
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return scalars, among them `loss`, the mean over the batch, which is differentiated."""
-        raise NotImplementedError(f"task {self.name}: its training step is not one forward pass")
+        """Return scalars by name; `loss`, the mean over the batch, is differentiated."""
+        raise NotImplementedError(f"task {self.name}: Task.loss is missing")
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return columns of statistics; the first axis is the batch."""
-        raise NotImplementedError(f"task {self.name}: its inference is not one forward pass")
+        raise NotImplementedError(f"task {self.name}: Task.predict is missing")
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return the report's sections for one variant, in addition to its metrics; none by default.
@@ -468,7 +468,7 @@ class Task(ABC):
 
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
-        """Return what is missing to evaluate a host with trained weights alone, such as a tokenizer; or an empty text.
+        """Return the part, such as a tokenizer, that a host with trained weights lacks for evaluation; or an empty text.
 
         Args:
             model_data_config: as in `load`.

@@ -56,10 +56,10 @@ def recipe_for_task(task: str, recipe: str | None) -> str:
 
 
 def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
-    """Check that the recipe's task can use its host; `host` is the host if it was built, also on the meta device.
+    """Check that the recipe's task can use its host; `host` is the host if it is built, possibly on the meta device.
 
     Raises:
-        UsageError: it cannot; the message names the hosts that it can use.
+        UsageError: the task cannot use the host; the message names the hosts that it can use.
     """
     task = load_task(recipe.task["name"])
     if not task.hosts:
@@ -85,9 +85,9 @@ def model_data_config(recipe: Recipe) -> dict[str, Any]:
 class Start:
     """Initial weights of a model."""
 
-    origin: str = ""  #: description of the weights and what was loaded of them; empty for random values
+    origin: str = ""  #: description of the weights and of the loaded parts; empty for random values
     whole: bool = False  #: whether the head was loaded, too
-    path: Path | None = None  #: path of the file of weights
+    path: Path | None = None  #: path of the weights file
 
 
 def build_model(
@@ -100,10 +100,10 @@ def build_model(
     """Return the grafted host with untrained parameters frozen.
 
     Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
-    not depend on the graft. `load_weights=False` skips pretrained weights and a file of weights.
+    not depend on the graft. `load_weights=False` skips pretrained weights and a weights file.
 
     Raises:
-        UsageError: unknown host, missing file of weights, or invalid graft specification.
+        UsageError: unknown host, missing weights file, or invalid graft specification.
         HostError: the host does not accept its arguments, weights or graft; or weights cannot be fetched.
         ConfigError: no parameter would be trained.
     """
@@ -146,18 +146,18 @@ def check_as_is(recipe: Recipe, start: Start) -> None:
     """Check that a model that is evaluated without training has no random weights, except in grafts.
 
     Raises:
-        ConfigError: its host, its head or what the task puts around it has random values.
+        ConfigError: its host, its head or modules that the task adds have random values.
     """
     if recipe.schedule.trains:
         return
-    host, zero = recipe.host, "schedule.epochs is 0, which evaluates the model as it is"
+    host, zero = recipe.host, "schedule.epochs is 0, which evaluates the model without training"
     own = host.name.startswith("module:") and not start.origin  # may load its weights itself
     if not (start.origin or own):
         raise ConfigError(
             f"{zero}, and {host.name} has random weights; use --pretrained or --weights FILE, or train for 1 epoch or more"
         )
     if not (start.whole or own) or load_task(recipe.task["name"]).build is not Task.build:
-        new = start.origin if not start.whole else f"what the task {recipe.task['name']} puts around the host is new"
+        new = start.origin if not start.whole else f"modules added by the task {recipe.task['name']} are new"
         raise ConfigError(
             f"{zero}, and {host.name} would have a new head with random values ({new}); use weights that were trained on "
             "the classes of the data, or train for 1 epoch or more"

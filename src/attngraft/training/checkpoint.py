@@ -77,7 +77,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save(run: RunFolder, state: TrainState) -> None:
-    """Write `last.pt` and keep the one before as `previous.pt`. All processes take part, the main process writes.
+    """Write `last.pt` and keep the previous one as `previous.pt`. All processes must call this; the main process writes.
 
     Raises:
         TrainingError: a weight is not finite; nothing is written.
@@ -171,7 +171,7 @@ def restore(run: RunFolder, state: TrainState) -> bool:
 
 
 def _read_and_repair(run: RunFolder) -> dict[str, Any] | None:
-    """Read the newest checkpoint that is whole, and make it `last.pt`."""
+    """Read the newest intact checkpoint, and make it `last.pt`."""
     path, content = _newest(run)
     if path == run.previous:
         if run.last.exists():

@@ -93,7 +93,7 @@ class SplitEvaluator:
             infer: used instead of `Task.infer`.
             change: maps a batch on the device, and the indices of its examples, to the batch that is evaluated.
             epoch: part of the keys of the examples.
-            full: as judged; False: as during training (`Task.infer`).
+            full: use full inference; False: as during training (`Task.infer`).
         """
         self._order.epoch = epoch
         names = [self._split.name(index) for index in range(len(self._split))]
@@ -112,9 +112,10 @@ class SplitEvaluator:
         return evaluate_records(self._task, self._split, collector.table(), self._facts)
 
     def _merged(self, own: RecordCollector, merged: RecordCollector) -> RecordCollector:
-        """Add the records of all processes to `merged` and return it; outputs, which may be large, in the main process only.
+        """Add the records of all processes to `merged` and return it.
 
-        Each process writes its records to a file, which the others read.
+        Outputs, which may be large, are added in the main process only. Each process writes its records to a file,
+        which the others read.
         """
         accelerator, folder = self._accelerator, self._folder
         if folder is None:
@@ -195,7 +196,7 @@ def evaluate_run(
     Args:
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
-        split: another part of the data (`task.data.val_split`); None: the part that the run is judged on.
+        split: another split of the data (`task.data.val_split`); None: the split that the run is judged on.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         trust_code: import a `module:` host that the folder names, which runs its code.
 
@@ -256,7 +257,7 @@ class OpenedSplit:
 
 
 def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
-    """Open the split to evaluate a model on: the one that a run is judged on, or of other data.
+    """Open the split to evaluate a model on: the split that its run is judged on, or a split of other data.
 
     Raises:
         DataError, UsageError: see `evaluate_target`.
@@ -283,10 +284,10 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
 
 
 def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
-    """Check that the data require no other model.
+    """Check that the data require the arguments with which the model was built.
 
     Raises:
-        DataError, UsageError: they require another one.
+        DataError, UsageError: they require other arguments.
     """
     if target.is_run:
         if dict(required) != target.model_args:
@@ -340,7 +341,7 @@ def _few(names: list[object]) -> str:
 
 
 def weights_file(folder: Path, weights: Weights) -> Path:
-    """Return the file of a run that holds these weights."""
+    """Return the path of a run's file with these weights."""
     run = RunFolder(folder)
     if weights in ("best", "best-ema"):
         return run.best(weights.partition("-")[2])
@@ -393,6 +394,6 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
     if state is None:
         raise TrainingError(f"{run.path}: this run has no checkpoint yet")
     if state["ema" if weights == "ema" else "model"] is None:
-        raise TrainingError(f"{run.path}: this run keeps no moving average (train.ema is null)")
+        raise TrainingError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
     model.load_state_dict(state["ema" if weights == "ema" else "model"])
     load_detached(model, state)

@@ -1,4 +1,4 @@
-"""Errors of a training run, explained: losses that are not finite, memory that runs out, loading processes that die.
+"""Explanations of failures in training: losses that are not finite, exhausted memory, dead loading processes.
 
 If a batch does not fit into memory, smaller ones are tried, and the error (or `train.auto_batch`) names the largest that
 fits. An update's batch can be cut into more micro-batches (`train.accumulate`), which does not change the update: same
@@ -71,8 +71,8 @@ def raise_not_finite(run: RunContext, losses: dict[str, float]) -> NoReturn:
         f"  batch: {_shortened(examples)}\n"
         f"  gradient norms: {_shortened([f'{name} {norm:.3g}' for name, norm in worst])}\n"
         f"  full report: {path}\n"
-        "The last checkpoint is from before and intact. A lower optimizer.lr, train.clip_grad=1, a longer warm-up or "
-        f"another train.amp (now {run.recipe.train.amp}) may help; if the named examples are broken, remove them."
+        "The last checkpoint is from before this step and intact. A lower optimizer.lr, train.clip_grad=1, a longer warm-up "
+        f"or another train.amp (now {run.recipe.train.amp}) may help; if the named examples are broken, remove them."
     )
 
 
@@ -82,7 +82,10 @@ def _shortened(texts: list[str]) -> str:
 
 
 class OutOfMemory(TrainingError):
-    """A batch does not fit into memory; `fits` maps fields of the recipe's `train` to values that fit, if any is known."""
+    """Error for a batch that does not fit into memory.
+
+    `fits` maps fields of the recipe's `train` to values that fit, if any is known.
+    """
 
     def __init__(self, message: str, fits: Mapping[str, int]) -> None:
         super().__init__(message)
@@ -107,7 +110,7 @@ def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # the frames hold the tensors that fill the memory
+        traceback.clear_frames(error.__traceback__)  # the frames keep the tensors that fill the memory
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         run.state.optimizer.zero_grad()
         alone = run.accelerator.num_processes == 1 and not (phase == "update" and run.update.order.own_batches)

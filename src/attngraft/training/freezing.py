@@ -68,7 +68,7 @@ def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
 class FreezingSchedule:
     """The trained parameters of each stage of a run.
 
-    The optimizer holds the parameters of all stages from the start. Those that a stage does not train have no gradient, so
+    The optimizer has the parameters of all stages from the start. Those that a stage does not train have no gradient, so
     optimizers skip them: their values and optimizer states do not change, not even by weight decay, and no time is spent on
     them. Does nothing if all stages train the same.
 
@@ -136,7 +136,7 @@ def trained_batch_norms(model: nn.Module) -> list[nn.Module]:
 def batch_norm_examples(model: nn.Module, recipe: Recipe, *, processes: int) -> int | None:
     """Return the number of examples in a batch norm's statistics if smaller than an update's batch, else None.
 
-    In training a batch norm takes mean and variance of one micro-batch in one process. Apart from random draws, this is
+    In training, a batch norm uses mean and variance of one micro-batch in one process. Apart from random draws, this is
     the only effect of cutting a batch into micro-batches.
     """
     norms, train = trained_batch_norms(model), recipe.train

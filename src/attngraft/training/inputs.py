@@ -23,7 +23,7 @@ def in_memory_format(model: nn.Module, *, channels_last: bool) -> nn.Module:
 
 
 class _ChannelsLast:
-    """A model that is called with channels-last inputs; attributes are the model's. Not a module: it is never saved."""
+    """Wrapper that calls a model with channels-last inputs; not a module, so that it is never saved."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -1,7 +1,7 @@
 """Records of a run besides its checkpoints: metrics.jsonl, TensorBoard events, and the scores before training.
 
-Metrics and events hold what the checkpoint holds. A resumed run rewrites both, so nothing has to be removed from a file,
-and no order depends on a clock, which may have been set back.
+Metrics and events have the same content as the checkpoint. A resumed run rewrites both, so nothing has to be removed from
+a file, and no order depends on a clock, which may have been set back.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ class Journal:
     """metrics.jsonl and TensorBoard events of a run, rewritten with the finished epochs `rows` at the start.
 
     TensorBoard reads the event files of a folder in the order of their names. Instead of the time, names have a number:
-    each start takes the next one, writes all rows so far and deletes older files, which an open viewer shows as a restart.
+    each start uses the next one, writes all rows so far and deletes older files, which an open viewer shows as a restart.
     torch's SummaryWriter is not used: it writes from a thread, where a full disk raises no error in the run.
     """
 

@@ -37,7 +37,7 @@ Keys = list[tuple[int, int]]
 class TrainOrder:
     """Keys of every training batch of one process.
 
-    Update `step` of an epoch takes the next `batch_size` examples of the epoch's order; the process of `rank` takes its
+    Update `step` of an epoch uses the next `batch_size` examples of the epoch's order; the process of `rank` gets its
     contiguous share of them and cuts it into `accumulate` micro-batches. An incomplete last batch of an epoch is not used.
     If the split forms its own batches (`Split.batches`), their number may differ between epochs, and their parts by one
     example.
@@ -96,7 +96,7 @@ class TrainOrder:
         return (epoch - begin) * self.steps
 
     def epochs_of(self, updates: int) -> int:
-        """Return the number of epochs that so many updates begin."""
+        """Return the number of epochs that begin within this number of updates."""
         epochs = 0 if self.own_batches else updates // self.steps
         while self.updates_before(epochs) < updates:
             epochs += 1
@@ -116,7 +116,7 @@ class TrainOrder:
         return epoch_order(self.seed, epoch, len(self.split)) if order is None else order
 
     def micro_batches(self, epoch: int, step: int, batches: Sequence[np.ndarray] | None = None) -> list[Keys]:
-        """Return the keys of this process's micro-batches of one update; `batches` are those of the epoch, if at hand."""
+        """Return the keys of this process's micro-batches of one update; `batches` are those of the epoch, if known."""
         batch = (self._batches(epoch) if batches is None else batches)[step]
         parts = np.array_split(batch, self.accumulate * self.world)
         own = parts[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
@@ -169,7 +169,7 @@ def train_order(recipe: Recipe, split: Split, *, rank: int = 0, world: int = 1) 
 
 @dataclass(frozen=True)
 class _Failure:
-    """A data error that a loading process returns as an example; torch would pass on only its text, after a traceback."""
+    """A data error that a loading process returns as an example; torch would pass on only its text."""
 
     error: AttngraftError
 
@@ -268,7 +268,7 @@ def train_batches(
 ) -> Batches:
     """Return the batches from an update to the end of the last epoch as one stream: workers start once and prefetch.
 
-    `updates` ends the stream after so many updates of the whole run.
+    `updates` ends the stream after this number of updates of the whole run.
     """
     keys = order.stream(epoch=epoch, step=step, epochs=epochs)
     if updates is not None:
@@ -282,7 +282,7 @@ class EvalOrder:
     """Indices of one process's evaluation batches.
 
     Every example is evaluated once. If the last batch cannot be shared evenly, its last example is repeated in other
-    processes, because all must take part; the evaluator ignores repeats.
+    processes, because all must participate; the evaluator ignores repeats.
     """
 
     length: int

@@ -1,6 +1,7 @@
-"""Lock that allows one process per run folder. The operating system releases it when its holder dies, for any reason.
+"""Lock that allows one process per run folder.
 
-Some network file systems have no locks. There the note in the lock file, which names process and host, decides.
+The operating system releases the lock when its holder dies, for any reason. On network file systems without locks, the
+note in the lock file, which names process and host, is used instead.
 """
 
 import errno

@@ -56,9 +56,9 @@ def train(
     """Train the run in `folder`: start it, resume it, or return at once if it is finished.
 
     Args:
-        recipe: what to train and how.
+        recipe: settings of the run.
         folder: the run's folder; created if missing.
-        resume: resume an existing run; False raises an error if the folder holds one.
+        resume: resume an existing run; False raises an error if the folder contains one.
         progress: callbacks; None logs plain lines.
         stop_after_epoch: leave the run unfinished after this epoch (from 1), its schedule unchanged; the same call with
             a later epoch, or without one, resumes it.
@@ -67,7 +67,7 @@ def train(
     Raises:
         ConfigError: the recipe cannot be used; nothing was written.
         DataError: the data cannot be used; nothing was written.
-        TrainingError: the folder holds a run of another recipe, another process is using it, or the training failed.
+        TrainingError: the folder contains a run of another recipe, another process is using it, or the training failed.
         StorageError: a file could not be written; the last checkpoint is intact.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
     """
@@ -96,7 +96,7 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
     if not run.recipe.exists():
         return recipe
     if not resume:
-        raise TrainingError(f"{run.path}: this folder holds a run; resume it, or choose another folder")
+        raise TrainingError(f"{run.path}: this folder contains a run; resume it, or choose another folder")
     run.refuse_other_recipe(recipe)
     run.drop_split_of_other(recipe)
     return run.with_chosen(recipe)
@@ -184,12 +184,12 @@ class Trainer:
 
     @property
     def _judged_apart(self) -> bool:
-        """Whether the run is judged by another evaluation than that of the last epoch."""
+        """Whether the evaluation to compare differs from that of the last epoch."""
         run = self._run
         return run.recipe.train.judge == "best" or run.data.test is not None or run.task.has_light_inference
 
     def judge(self) -> Judged | None:
-        """Evaluate the finished run as a study compares it; return None if that is the last epoch's evaluation.
+        """Evaluate the finished run for comparison; return None if the last epoch's evaluation is compared.
 
         The weights of `train.judge` are evaluated with full inference, on the test split if there is one, and their records
         become the run's predictions.
@@ -210,7 +210,7 @@ class Trainer:
         return Judged(weights=weights, epoch=epoch, split=split, metrics=metrics)
 
     def stop_workers(self) -> None:
-        """End the loading processes now, whatever they are doing."""
+        """End the loading processes now, without waiting for their batches."""
         if self._loader is not None:
             self._loader.stop_workers()
         self._evaluate.stop_workers()
@@ -303,7 +303,7 @@ class Trainer:
         train_mode(self._state.model)
 
     def _start_stage(self) -> None:
-        """Load the weights that the stage starts from, and clear the optimizer if it begins afresh."""
+        """Load the initial weights of the stage, and reset the optimizer if the stage requires it."""
         stage, folder = self._run.stages[self._number].stage, self._run.folder
         if stage.start == "best":
             before = folder.best(f"stage{self._number}")
@@ -406,7 +406,7 @@ class Trainer:
     def _stop_before_judging(self) -> NoReturn:
         self._progress.on_end(finished=False)
         raise Interrupted(
-            "all epochs are trained and saved, but the evaluation that the run is judged by is not complete; rerun the same "
+            "all epochs are trained and saved, but the final evaluation is not complete; rerun the same "
             f"command to finish it ({self._run.folder.path})"
         )
 

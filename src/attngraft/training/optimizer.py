@@ -27,7 +27,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
     Rows of a host's parameters that a graft leaves unused are pinned, so that weight decay does not change them.
 
     Raises:
-        ConfigError: an optimizer or an argument that timm does not know.
+        ConfigError: an optimizer or an argument that timm does not have.
     """
     config = recipe.optimizer
     known = timm.optim.list_optimizers()

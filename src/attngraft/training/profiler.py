@@ -28,7 +28,7 @@ class BenchmarkBatch:
     """Task, data, teacher, a training micro-batch and an evaluation batch, shared by all variants.
 
     The data are opened as in a run; `folder` is that of a run or study with an earlier random split (`Task.save_split`) and
-    what was fitted (`Task.save_files`; used if `fitted`).
+    fitted objects (`Task.save_files`; used if `fitted`).
 
     Raises:
         DataError, ConfigError: as in a run.
@@ -102,7 +102,7 @@ class Profiler:
 
     @torch.inference_mode()
     def evaluate_batch(self) -> None:
-        """Run inference on a batch: one forward pass, unless the task's inference is another (generation, tiling)."""
+        """Run inference on a batch: one forward pass, unless the task infers differently (generation, tiling)."""
         state, train, task = self._update.state, self.recipe.train, self.benchmark.task
         state.model.eval()
         model = in_memory_format(state.model, channels_last=train.channels_last)
@@ -129,7 +129,7 @@ class Profiler:
         return tensors
 
     def peak_memory(self) -> int:
-        """Return the bytes at the peak of an update: parameters, optimizer state, gradients, activations and batch."""
+        """Return the peak memory of an update in bytes: parameters, optimizer state, gradients, activations and batch."""
         self.train_step()  # creates the optimizer's state, which exists in all later steps
         return peak_bytes(self.train_step, self.device, kept=self._state())
 

@@ -15,19 +15,22 @@ log = logging.getLogger(__name__)
 
 
 class Progress:
-    """Callbacks of the training loop; these do nothing. `on_step` is called after every update and must be cheap."""
+    """Callbacks of the training loop, which do nothing by default.
+
+    `on_step` is called after every update and must be cheap.
+    """
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
-        """Training starts, or resumes after `done_steps`."""
+        """Called when training starts, or resumes after `done_steps`."""
 
     def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
-        """Update `step` (from 1, over the whole run) of `epoch` (from 1) is done."""
+        """Called after update `step` (from 1, over the whole run), in `epoch` (from 1)."""
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
-        """An epoch, or `train.eval_every` updates, are trained and evaluated: their row of metrics.jsonl."""
+        """Called with a row of metrics.jsonl after the evaluation of an epoch, or of `train.eval_every` updates."""
 
     def on_end(self, *, finished: bool) -> None:
-        """Training ends; `finished` is False if it was stopped."""
+        """Called when training ends; `finished` is False if it was stopped."""
 
 
 Silent = Progress

@@ -84,7 +84,7 @@ class OptimizerConfig:
     weight_decay: float = 0.05  #: except for biases, norms and other parameters with one axis
     layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its site's layer
     graft_lr_scale: float = 1.0  #: factor on lr for parameters of grafts
-    new_lr_scale: float = 1.0  #: factor on lr for what the task puts around the host (neck, decoder, head)
+    new_lr_scale: float = 1.0  #: factor on lr for modules that the task adds to the host (neck, decoder, head)
     graft_weight_decay: float | None = None  #: for parameters of grafts; null: weight_decay
     betas: tuple[float, ...] | None = None  #: null: the optimizer's default
     eps: float | None = None  #: null: the optimizer's default
@@ -107,7 +107,7 @@ class ScheduleConfig:
     """Learning rate over `epochs` or `steps`, updated at every step; linear warm-up from `warmup_lr` first."""
 
     name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: shape
-    epochs: int = 30  #: including warm-up and cool-down; 0: the model is evaluated as it is
+    epochs: int = 30  #: including warm-up and cool-down; 0: evaluate the model without training
     steps: int | None = None  #: updates of the run, instead of epochs; other fields still count epochs
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
     warmup_steps: int | None = None  #: updates of warm-up, instead of warmup_epochs; only with steps
@@ -150,7 +150,7 @@ class ScheduleConfig:
 
     @property
     def warmup(self) -> float:
-        """Epochs of warm-up, of a schedule that counts epochs."""
+        """Epochs of warm-up, for schedules in epochs."""
         return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
 
 
@@ -243,7 +243,7 @@ class TeacherConfig:
 
     name: str | None = None  #: timm model name; without `weights`, timm's weights are used (name.tag: of that tag)
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of its factory: img_size, ...; only with `name`
-    #: folder of a run (its best weights) or of an exported model, or, with `name`, a file of weights as in host.weights
+    #: folder of a run (its best weights) or of an exported model, or, with `name`, a weights file as in host.weights
     weights: str | None = None
     size: int | None = None  #: height and width in pixels of the teacher's inputs; null: its own size
 
@@ -296,7 +296,7 @@ class Recipe:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     stages: tuple[Stage, ...] = ()  #: parts of the run with other settings; together they have schedule.epochs
-    distill: DistillConfig | None = None  #: also learn from a teacher: {teacher: {name: ...}}
+    distill: DistillConfig | None = None  #: also train on the outputs of a teacher: {teacher: {name: ...}}
     seed: int = 0  #: seed of initialization, order and augmentation
 
     def __post_init__(self) -> None:
@@ -323,7 +323,7 @@ class Recipe:
             raise FieldError("stages", "count epochs, so schedule.steps and train.eval_every must be null")
         names = [stage.name for stage in self.stages]
         if len(set(names)) < len(names) or not all(names):
-            raise FieldError("stages", f"need different names; got {', '.join(names)}")
+            raise FieldError("stages", f"must have different names; got {', '.join(names)}")
         for stage in self.stages:
             chosen = stage.parameters
             if chosen is not None and not TRAINED[chosen] <= TRAINED[self.train.parameters]:
@@ -362,7 +362,7 @@ class Recipe:
 
     @property
     def counts_updates(self) -> bool:
-        """Whether evaluations are numbered by updates: not all runs of this recipe have the same number of epochs."""
+        """Whether evaluations are numbered by updates, because runs may differ in their number of epochs."""
         if not self.schedule.trains:
             return False
         if self.schedule.steps is not None or self.train.eval_every is not None:
@@ -412,9 +412,9 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def changed_settings(recipe: Recipe, baseline: Recipe) -> dict[str, Any]:
-    """Return the values of the dotted fields in which the training of `recipe` differs from that of `baseline`.
+    """Return the training settings of `recipe` that differ from those of `baseline`, by dotted field.
 
-    Host, graft and seed are left out, and so are fields that do not change the result or were chosen for the memory.
+    Host, graft and seed are left out, and so are fields that do not change the result or were chosen to fit into memory.
     """
     chosen = recipe.train.auto_batch and baseline.train.auto_batch
     ignored = {"host", "graft", "seed", *HARMLESS, *(CHOSEN_BY_MEMORY if chosen else ())}

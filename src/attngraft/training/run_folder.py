@@ -4,7 +4,7 @@ recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
 data.json           facts about the data, and the host arguments that they require
 split.csv           validation examples (only if they were drawn at random)
-fitted/             what the task fitted to the training data, such as a tokenizer (few tasks)
+fitted/             objects that the task fitted to the training data, such as a tokenizer (few tasks)
 teacher.json        distillation teacher and the hash of its weights (only with distill)
 start.json          initial weights and their scores (absent for random values)
 metrics.jsonl       one line per finished epoch
@@ -88,7 +88,7 @@ class RunFolder:
         write_json(self.teacher, dict(facts))
 
     def write_metrics(self, rows: list[Metrics]) -> None:
-        """Write all rows, so that the file holds exactly what the checkpoint holds."""
+        """Write all rows, so that the file matches the checkpoint."""
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_predictions(self, predictions: Predictions) -> None:
@@ -103,7 +103,7 @@ class RunFolder:
         write_records(self.predictions, table)
 
     def refuse_other_recipe(self, recipe: Recipe) -> None:
-        """Check that the run in this folder has this `recipe`, except for fields that change no result.
+        """Check that the run in this folder has this `recipe`, except for fields that do not change results.
 
         A run that has saved nothing may change its recipe: the change may fix the failure.
 
@@ -117,7 +117,7 @@ class RunFolder:
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the random split, and what was fitted, of an earlier attempt with another recipe that saved nothing."""
+        """Remove the split and fitted objects of an earlier attempt, with another recipe, that saved nothing else."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
             shutil.rmtree(self.fitted, ignore_errors=True)

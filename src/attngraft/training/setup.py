@@ -154,7 +154,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
 
 
 def _most_updates(stages: Sequence[StageContext]) -> int:
-    """Return the number of updates of stages that all take their most epochs."""
+    """Return the number of updates if every stage runs for its maximum number of epochs."""
     updates = begin = 0
     for context in stages:
         end = begin + (context.stage.epochs or 0)
@@ -163,12 +163,12 @@ def _most_updates(stages: Sequence[StageContext]) -> int:
 
 
 def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder) -> StageContext:
-    """Return a stage with its batches, from data of its own if its task differs from the run's.
+    """Return a stage with its batches, from its own data if its task differs from the run's.
 
-    What the run's task fitted is used as it is.
+    Files that the run's task fitted are reused.
 
     Raises:
-        ConfigError: it needs another model than the run, or its batches cannot be formed.
+        ConfigError: the stage requires another model than the run, or its batches cannot be formed.
         DataError: its data cannot be used.
     """
     changed = stage_recipe(recipe, stage)
@@ -236,7 +236,7 @@ def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
         found = gather_object([json.dumps(data.facts, sort_keys=True, default=str)])
         if len(set(found)) > 1:
             raise DataError(
-                "the processes of this run found different data (perhaps one could not read what another could); run "
+                "the processes of this run found different data (perhaps one could not read some files); run "
                 "attngraft data check on each machine, and rerun the command"
             )
 
@@ -263,9 +263,9 @@ def _refuse_unshardable(recipe: Recipe, task: Task, core: nn.Module) -> None:
     if recipe.train.ema is not None:
         raise ConfigError("train.ema: FSDP has no moving average of sharded weights; set it to null, or use DDP")
     if recipe.train.first is not None:
-        raise ConfigError("train.first: FSDP cannot freeze sharded weights for a while; set it to null, or use DDP")
+        raise ConfigError("train.first: FSDP cannot freeze sharded weights temporarily; set it to null, or use DDP")
     if recipe.stages:
-        raise ConfigError("stages: FSDP cannot freeze sharded weights for a while; remove them, or use DDP")
+        raise ConfigError("stages: FSDP cannot freeze sharded weights temporarily; remove them, or use DDP")
     if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
             f"graft {recipe.graft}: leaves rows of the host's weights unused, and FSDP cannot exempt rows of sharded "
@@ -292,7 +292,7 @@ def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskDa
     seen = batch_norm_examples(update.core, recipe, processes=processes)
     if seen is not None:
         log.warning(
-            "%s: batch norms take mean and variance from %d of the %d examples of an update (train.accumulate=%d, "
+            "%s: batch norms compute mean and variance over %d of the %d examples of an update (train.accumulate=%d, "
             "%d process%s); the result differs from that of the whole batch at once",
             folder.path,
             seen,

@@ -1,4 +1,4 @@
-"""Stages of a run: which one trains an epoch, and the settings of each.
+"""Stages of a run: the stage of an epoch, and the settings of each.
 
 The stage of an epoch follows from the rows of metrics before it, so a resumed run needs no further state.
 """
@@ -33,7 +33,7 @@ class StagePlan:
 
     Args:
         recipe: the run's.
-        task: names the metric of a stage's patience, and its direction.
+        task: defines the default metric for a stage's patience, and its direction.
     """
 
     def __init__(self, recipe: Recipe, task: Task | None = None) -> None:
@@ -64,10 +64,10 @@ class StagePlan:
         return len(values) - 1 - values.index(max(values)) >= stage.patience if values else False
 
     def refuse_unknown_metrics(self, metrics: Sequence[str]) -> None:
-        """Check the metrics that stages watch against those of the first evaluation.
+        """Check that the metrics for the stages' patience are among those of the first evaluation.
 
         Raises:
-            ConfigError: a stage watches another one.
+            ConfigError: a stage has an unknown metric.
         """
         for stage in self.stages:
             if stage.metric is not None and stage.metric not in metrics:

@@ -19,7 +19,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted and has saved a checkpoint. The message says how to resume."""
+    """The run was interrupted and has saved a checkpoint. The message explains how to resume."""
 
 
 class StoppedWaiting(BaseException):  # not an Exception: a loader may mistake that for a bad image

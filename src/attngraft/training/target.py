@@ -1,4 +1,4 @@
-"""Models to evaluate, opened from a run, an exported folder, a host or a file of weights."""
+"""Models to evaluate, opened from a run, an exported folder, a host or a weights file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Target:
     labels: tuple[str, ...] = ()  #: names of its outputs, if `facts` are unknown
     input: Mapping[str, Any] | None = None  #: input configuration; None: that of the recipe's host
     split: Path | None = None  #: file of its random split
-    fitted: Path | None = None  #: folder of what the task fitted to the training data
+    fitted: Path | None = None  #: folder of the objects that the task fitted to the training data
 
     @property
     def is_run(self) -> bool:
@@ -39,7 +39,7 @@ class Target:
 
     @property
     def data_error(self) -> type[AttngraftError]:
-        """Class of errors about data that do not fit the model; for other models than runs, the user named the data."""
+        """Class of errors about data that do not fit the model: `DataError` for a run, else `UsageError`."""
         return DataError if self.is_run else UsageError
 
     def host_input(self) -> Mapping[str, Any]:

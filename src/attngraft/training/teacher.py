@@ -1,4 +1,4 @@
-"""Distillation teachers: models that a run learns from besides its labels (the recipe's `distill`).
+"""Distillation teachers (the recipe's `distill`): models whose outputs are additional training targets.
 
 The teacher is not trained: it has no gradients, is not part of any checkpoint, moving average, parameter list or DDP
 wrapper, and every process has a copy. It receives each micro-batch as `Task.prepare` returns it, mixed images included, in
@@ -57,7 +57,7 @@ class Teacher(StepTeacher):
         return self.model(*args, **kwargs)
 
     def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
-        """Return the losses of a prepared batch and, beside `loss`, its two parts:
+        """Return the `loss` of a prepared batch, and its two parts:
 
             loss = label_loss + alpha * teacher_loss
 
@@ -155,7 +155,7 @@ def weights_hash(model: nn.Module) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A teacher's model, on the CPU, with what is known about it."""
+    """A teacher's model on the CPU, with facts about it."""
 
     model: nn.Module
     name: str
@@ -170,7 +170,7 @@ def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) 
     if teacher.name is None and teacher.weights is None:
         raise ConfigError(
             f"{FIELD}: no teacher is given; use --set {FIELD}.name=NAME for timm's weights of that name, "
-            f"--set {FIELD}.weights=FOLDER for one of your runs or exported models, or both for a file of weights"
+            f"--set {FIELD}.weights=FOLDER for one of your runs or exported models, or both for a weights file"
         )
     try:
         with seeded("teacher", 0):
@@ -200,12 +200,12 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
 
 
 def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
-    """Return the reason why the head in a file of weights was not loaded."""
+    """Return the reason why the head in a weights file was not loaded."""
     if start.path is None:
         return start.origin
     classes = read_weights(start.path, host=host).outputs(model)
     if classes is None:
-        return f"{start.path} holds no head"
+        return f"{start.path} contains no head"
     return f"{start.path} is for {classes} classes, but the data have {getattr(model, 'num_classes', '?')}"
 
 
@@ -225,13 +225,13 @@ def _trained(path: Path) -> _Source:
     if not run.recipe.is_file():
         raise ConfigError(
             f"{FIELD}.weights: {path} is neither a run's folder nor that of an exported model"
-            + (f"; for a file of weights also give its model: {FIELD}.name" if path.is_file() else "")
+            + (f"; for a weights file also give its model: {FIELD}.name" if path.is_file() else "")
         )
     record = read_run(run.path)
     if path.is_dir() and not record.finished:
         raise ConfigError(
             f"{FIELD}.weights: the run in {path} is not finished, and its best weights may change; finish it, or give a "
-            "file of weights (a copy of its checkpoints/best.safetensors, with name and args of its host)"
+            "weights file (a copy of its checkpoints/best.safetensors, with name and args of its host)"
         )
     weights = run.best() if path.is_dir() else path
     model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)

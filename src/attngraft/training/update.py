@@ -87,7 +87,7 @@ class Update:
     def losses(
         self, batch: Batch, *, epoch: int, step: int, shares: Mapping[str, float] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the part of the update's loss that a micro-batch has, to be differentiated, and the loss and its parts.
+        """Return a micro-batch's part of the update's loss, to be differentiated, and its losses by name.
 
         Args:
             batch: as loaded.
@@ -128,9 +128,9 @@ class Update:
         return (epoch - self._schedule_begin) * order.steps + part
 
     def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
-        """Return the share of each micro-batch in the weight of the whole update, by loss, relative to an equal share.
+        """Return each micro-batch's share of the update's weight, by loss, relative to an equal share.
 
-        Losses without a weight are missing, and so are all if there are none: all micro-batches then count alike.
+        Losses without a weight are missing, and so are all if there are none: all micro-batches then count equally.
 
         Args:
             batches: this process's micro-batches.

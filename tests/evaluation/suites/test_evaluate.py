@@ -327,7 +327,7 @@ def test_a_suite_that_fails_leaves_the_others(tmp_path: Path) -> None:
 
 
 def test_an_error_that_suites_share_is_told_once(tmp_path: Path) -> None:
-    with pytest.raises(SuitesFailed, match="^suites clean, fgsm failed: .*keeps no moving average[^\n]*$"):
+    with pytest.raises(SuitesFailed, match="^suites clean, fgsm failed: .*has no moving average[^\n]*$"):
         under(run_with_images(tmp_path / "run"), "clean", "fgsm", weights="ema")
 
 

@@ -103,7 +103,7 @@ class SequenceFamily(TextFamily):
             ids = ids.masked_fill(ids == end, other)
             ids[:, -1] = end
         decodes = any(path.endswith("decoder") for path, _ in model.named_modules())
-        if not decodes or hasattr(model, "classification_head"):  # which derives the decoder's input from the text
+        if not decodes or hasattr(model, "classification_head"):  # it derives the decoder's input from the text
             return (ids,)
         vocabulary = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
         return ids, torch.ones_like(ids), ids[:, :-2].clamp(max=vocabulary - 1)

@@ -60,7 +60,7 @@ def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | Non
 
 
 def missing_in_chunks(module: Any) -> Mapping[HookPoint, str]:
-    """Return MLP hook point -> reason why it is missing if `module` runs its MLP on chunks of the sequence, else nothing."""
+    """Return the reasons for missing MLP hook points if `module` runs its MLP on chunks of the sequence; else nothing."""
     size = module.chunk_size_feed_forward
     if not size:
         return {}

@@ -59,7 +59,7 @@ class ModernBertAttention(RotarySite):
 
 
 class ModernBertMlp(MlpEnds):
-    """`ModernBertMLP`: gated."""
+    """`ModernBertMLP`, a gated MLP."""
 
     Wo: nn.Module
 

@@ -115,7 +115,7 @@ class HeadwiseQkv(NoDropout):
     attention_bias_idxs: Tensor
 
     def get_attention_biases(self, device: torch.device) -> Tensor:
-        """Return the biases (H, Nq, Nk) without the host's evaluation cache, which may hold stale values and graphs."""
+        """Return the biases (H, Nq, Nk) without the host's evaluation cache, which may contain stale values and graphs."""
         return self.attention_biases[:, self.attention_bias_idxs]
 
     def split(self, projection: nn.Module, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:

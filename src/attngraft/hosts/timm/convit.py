@@ -26,7 +26,7 @@ class GraftedMHSA(ScaledProducts, FusedQkv, MHSA):
 
 
 class GraftedGPSA(ScaledProducts, GPSA):
-    """`timm.models.convit.GPSA`: the map at `weights` is the mixture."""
+    """`timm.models.convit.GPSA`: the map at `weights` is the mixture of softmax and positions."""
 
     fused_attn = False
     rel_indices: Tensor

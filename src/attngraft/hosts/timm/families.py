@@ -61,7 +61,7 @@ def _mixer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _mobilevit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Yield the sites of a MobileViT block; each sequence holds the pixels at one position of all patches."""
+    """Yield the sites of a MobileViT block; each sequence contains the pixels at one position of all patches."""
     for name, inner in block.transformer.named_children():
         inner_path = f"{path}.transformer.{name}"
         sequences, tokens, dim = shapes.input_shape(inner_path)

@@ -49,7 +49,7 @@ class TimmFamily(BlockFamily):
     def forget(self, model: nn.Module) -> None:
         """Clear attention biases cached in evaluation mode.
 
-        They may hold an autograd graph, which cannot be copied. Older timm (1.0.26) updates them only after training, so
+        They may contain an autograd graph, which cannot be copied. Older timm (1.0.26) updates them only after training, so
         averaged weights would be evaluated with stale biases.
         """
         for module in cast(Iterable[Any], model.modules()):

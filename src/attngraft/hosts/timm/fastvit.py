@@ -12,7 +12,7 @@ from attngraft.hosts.timm.mlp import MapMlpSite, step_mlp_site
 
 
 class GraftedAttention(FusedQkv, Attention):
-    """`timm.models.fastvit.Attention`: maps outside, tokens inside."""
+    """`timm.models.fastvit.Attention`: inputs and outputs are maps, and grafts get tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         return tokens_to_map(super().forward(map_to_tokens(x)), x.shape[-2:])

@@ -48,7 +48,7 @@ class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
         return Projected(q, k, v, queries, keys=keys, rest=units)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """Run the kernel in the host's layout (with a units axis, or contiguous without one), which selects it."""
+        """Run the kernel in the host's layout: with a units axis, or contiguous without one."""
         if not self.use_mask_unit_attn:
             q, k, v = (each.contiguous() for each in projected[:3])
             return super(WindowAxisSite, self).kernel(projected._replace(q=q, k=k, v=v))

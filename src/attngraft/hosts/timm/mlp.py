@@ -1,4 +1,4 @@
-"""timm's MLPs."""
+"""Patched classes and sites of timm's MLPs."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

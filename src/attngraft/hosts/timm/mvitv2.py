@@ -1,4 +1,4 @@
-"""timm's MViTv2: pooled queries, keys and values; positions depend on the query; queries are added to the heads."""
+"""timm's MViTv2: pooled q, k and v, query-dependent positions, and queries that are added to the heads."""
 
 from typing import Any, ClassVar, NamedTuple, cast
 

@@ -38,7 +38,7 @@ class GraftedAttention(SelfAttention, sam.Attention):
         return Projected(q, k, v, x, bias=bias, present=present)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """Merge batch and heads as the host does: the kernel for this layout rounds differently."""
+        """Run the kernel with merged batch and heads, as the host does; other layouts round differently."""
         bias = None if projected.bias is None else projected.bias.flatten(0, 1)
         q, k, v = (each.flatten(0, 1) for each in projected[:3])
         heads = super().kernel(projected._replace(q=q, k=k, v=v, bias=bias))

@@ -75,7 +75,7 @@ class GraftedSwinV2CrBlock(ShiftedWindowBlock, SwinTransformerV2CrBlock):
 
 
 _TABLE = ("relative_position_bias_table",)
-#: attention class -> parameters (not q and k) that only the scores use; those with heads first; those with heads last
+#: attention class -> parameters (except q and k) used by the scores only: all, those with heads first, and last
 _POSITIONS: Mapping[type[nn.Module], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     WindowAttention: (_TABLE, (), _TABLE),
     WindowAttentionV2: (("logit_scale", "cpb_mlp"), ("logit_scale", "cpb_mlp.2"), ()),

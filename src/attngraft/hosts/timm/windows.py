@@ -127,7 +127,7 @@ class WindowAxisSite(SelfAttention):
     ends: tuple[HookPoint, ...] = ("attn.window",)
 
     def kernel(self, projected: Projected) -> Tensor:
-        """Add the windows axis: the kernel for this layout rounds differently."""
+        """Run the kernel with a windows axis, as the host does; other layouts round differently."""
         q, k, v = (each.unflatten(0, (-1, projected.rest)) for each in projected[:3])
         return super().kernel(projected._replace(q=q, k=k, v=v)).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""`torch.nn.MultiheadAttention`: one projection or three, three kinds of masks, weights on request."""
+"""`torch.nn.MultiheadAttention`: one or three input projections, three kinds of masks, weights on request."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def may_use_fast_path(module: nn.Module, *inputs: Tensor) -> bool:
-    """Return whether torch may run its fused inference kernels, which round differently: no gradients, no training."""
+    """Return whether torch may run its fused inference kernels (no gradients, no training), which round differently."""
     if module.training:
         return False
     tensors = (*inputs, *module.parameters())

@@ -149,7 +149,7 @@ class GraftedEncoder(GraftedModule, nn.TransformerEncoder):
 
     @property
     def use_nested_tensor(self) -> bool:  # type: ignore[override]
-        """Override the host's attribute, which is kept for when the grafts are removed."""
+        """Override the host's attribute, which is stored until the grafts are removed."""
         return False
 
     @property

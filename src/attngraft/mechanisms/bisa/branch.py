@@ -1,6 +1,6 @@
-"""The inverse branch beside a score matrix: its projections, and the transform of a query by a value.
+"""The inverse branch of bi-directional attention: its projections, and the transform of a query by a value.
 
-`projection` and `init` describe the host's own linear maps; `factory` holds device and dtype, as for `torch.nn.Linear`.
+`projection` and `init` describe the host's own linear maps; `factory` is device and dtype, as for `torch.nn.Linear`.
 """
 
 import math

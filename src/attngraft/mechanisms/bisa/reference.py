@@ -35,7 +35,7 @@ def scores(
 
 
 def masked_softmax(scores: Tensor, dim: int) -> Tensor:
-    """Return the softmax along `dim`; zeros, and no gradient, where all of it is -inf."""
+    """Return the softmax along `dim`; zeros, and no gradient, where all scores are -inf."""
     empty = (scores == float("-inf")).all(dim, keepdim=True)
     return torch.softmax(scores.masked_fill(empty, 0), dim).masked_fill(empty, 0)
 

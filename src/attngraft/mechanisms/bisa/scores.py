@@ -62,10 +62,11 @@ class Group(NamedTuple):
 
 
 class Scores:
-    """S = scale q k^T + bias, computed in parts; `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) as in reference.py.
+    """The scores S = scale q k^T + bias, computed in parts.
 
-    A group is processed in steps over the keys, or in a single step if its matrices fit. A tile contains all queries and
-    the keys of a step, so the softmax over queries is complete within it.
+    `bias` (b, H or 1, Nq, Nk) and `visible` (B, H, Nq, Nk) are as in reference.py. A group is processed in steps over
+    the keys, or in a single step if its matrices fit. A tile contains all queries and the keys of a step, so the
+    softmax over queries is complete within it.
 
     Args:
         tiled: allow several steps.

@@ -6,7 +6,7 @@ fused attention, once for each direction. With dropout the reference runs, becau
 backward and are as large as the maps.
 
 `projected_attention` folds the tokens' projections into the latents (folded.py) if that takes less work or if there are very
-many tokens: in plain operations if the maps are small, otherwise piece by piece. A single image with few tokens takes a path
+many tokens: in plain operations if the maps are small, otherwise piece by piece. A single image with few tokens uses a path
 with fewer calls.
 """
 

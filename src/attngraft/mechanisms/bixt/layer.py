@@ -175,7 +175,7 @@ class OneSidedCrossAttention(_CrossAttention):
 class TokensAttend(OneSidedCrossAttention):
     """`OneSidedCrossAttention` with swapped roles: tokens attend to latents.
 
-    Arguments and parameters named "latents" hold the tokens.
+    Arguments and parameters named "latents" refer to the tokens.
     """
 
     map_name = "tokens_to_latents"

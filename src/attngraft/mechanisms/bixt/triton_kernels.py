@@ -14,7 +14,7 @@ and each part of the tokens writes its share of dr_latents and dv_latents to its
 sum never changes. No exponent is positive, so nothing overflows.
 
 Operands are as in `triton_rows`. `sizes` is (heads, M, N). BLOCK_M is M rounded up to a power of two; A is -inf for latents
-and tokens out of range, which gives them no weight. The latents' operands are held whole if they fit (PIECE = 0), otherwise
+and tokens out of range, which gives them no weight. The latents' operands are kept whole if they fit (PIECE = 0), otherwise
 they are read again for each tile, PIECE channels at a time. A, P, Q and sums are float32; for half precision operands, P, Q
 and dA are rounded to half precision before the products.
 """

@@ -21,7 +21,7 @@ class HorizontalAttention(Recordable, nn.Module):
         dim: C, width of the tokens x.
         head_width: dv, width of one head's values.
         identity: weight by H alpha with W^B = 0: a new module then leaves the heads unchanged (exactly, up to 40 heads),
-            and every parameter learns from the second step on. Otherwise the paper's form, which divides the
+            and every parameter has a gradient from the second step on. Otherwise the paper's form, which divides the
             concatenated heads by about H.
         init: the host's rule for weight matrices.
     """

@@ -42,7 +42,7 @@ class Stack:
 
     @classmethod
     def of(cls, values: Tensor, heads: int, neighborhood: Neighborhood) -> Stack:
-        """Stack values (B, Y, X, C), with a block of positions (`Strip`) more between images than neighborhoods reach."""
+        """Stack values (B, Y, X, C), with gaps as large as a neighborhood's radius and one block of positions (`Strip`)."""
         batch, height, columns, channels = values.shape
         gap = neighborhood.radius + -(-BLOCK // (heads * (columns + neighborhood.reach)))
         most = STACKED_NUMBERS // ((height + gap) * columns * channels) if neighborhood.stride == 1 else 1

@@ -100,7 +100,7 @@ class DynamicConvolution(_Filtered):
         self.record("local_filters", filters.view(batch, channels, size**2))
         if torch.compiler.is_exporting():  # an exported program cannot have as many groups as its batch
             return _by_offset(values, filters.view(batch, channels, size, size))
-        joined = values.reshape(1, batch * channels, *values.shape[2:])  # an image's channels beside the next one's
+        joined = values.reshape(1, batch * channels, *values.shape[2:])  # all images' channels on one axis
         return F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels).view(values.shape)
 
 

@@ -12,7 +12,7 @@ from attngraft.errors import UsageError
 
 @dataclass(frozen=True)
 class Neighborhood:
-    """A pixel's `size` x `size` neighbors, `dilation` apart; every `stride`-th pixel has one.
+    """A pixel's `size` x `size` neighbors, `dilation` apart, for every `stride`-th pixel.
 
     Raises:
         UsageError: the size is even, or dilation or stride are not positive.

@@ -7,8 +7,8 @@ its own share of the head's values. The matrices depend only on the position of 
 columns.
 
 Source: ELSA, Eq. 8 and Table 11. The text has c mod H; contiguous blocks are the published code's choice for
-neighborhoods, and equivalent up to the order of channels. For whole grids, `parts` is known to be 2; lam and gamma are not
-known.
+neighborhoods, and equivalent up to the order of channels. For whole grids, `parts` is 2, but lam and gamma are
+unknown.
 """
 
 import torch

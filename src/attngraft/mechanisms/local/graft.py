@@ -1,4 +1,4 @@
-"""ELSA and its counterparts as grafts that replace a block's attention, and the ghost head as a graft on attention maps."""
+"""The grafts of local attention: replacements of a block's attention, and the ghost head on attention maps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -89,7 +89,7 @@ class StaticPositions(DynamicPositions):
 
 
 class NoPositions(nn.Module):
-    """No position codes."""
+    """Placeholder for models without position codes."""
 
     def forward(self, grid: tuple[int, int]) -> float:
         """Return 0, which is added to the tokens."""

@@ -1,4 +1,4 @@
-"""Names of the paper's models.
+"""Names of the ELSA paper's models.
 
 | name | width | blocks | heads | group width | parameters |
 |---|---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""Evaluation of classification: metrics with each example counted once, and report sections from saved predictions."""
+"""Metrics of classification, and report sections from saved predictions."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -26,8 +26,11 @@ Arrays = Mapping[str, np.ndarray]
 def records(
     logits: torch.Tensor, target: torch.Tensor, *, loss: LossConfig, stored: Literal["auto", "logits", "top5"]
 ) -> dict[str, torch.Tensor]:
-    """Return the columns of `Task.predict` from `logits` (B, classes): `target`, `predicted`, its `confidence`, and `loss`,
-    (B,) each, the `top5` best classes (B, up to 5), and `logits` if they are stored."""
+    """Return the columns of `Task.predict` from `logits` (B, classes).
+
+    These are `target`, `predicted`, its `confidence` and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
+    `logits` if they are stored.
+    """
     classes = logits.shape[1]
     top = logits.topk(min(TOP, classes), dim=-1).indices
     probabilities = logits.sigmoid() if loss.name == "bce" else logits.softmax(dim=-1)
@@ -105,7 +108,7 @@ def sections(
     """Return the report sections for each seed's predictions: `target`, `predicted` and `confidence`, (N,) each.
 
     Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training examples.
-    `noun` is what an example is called.
+    `noun` is the name of an example (image, text).
     """
     arrays = [{name: each[name] for name in ("target", "predicted", "confidence")} for each in predictions]
     result = [_by_class(arrays, classes, counts, noun), _confusion(arrays, classes, noun)]
@@ -115,8 +118,8 @@ def sections(
                 [each["confidence"] for each in arrays],
                 [each["predicted"] == each["target"] for each in arrays],
                 title="Calibration",
-                definition=f"Probability of the predicted class against the share of such {noun}s that are of that class. "
-                "On the diagonal a model is correct as often as its confidence states; below it is overconfident.",
+                definition=f"Probability of the predicted class against the share of such {noun}s that belong to it. On the "
+                "diagonal, the accuracy equals the confidence; below it, the model is overconfident.",
             )
         )
     return result
@@ -143,8 +146,8 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Map
     return Section(
         name="classes",
         title="Class by class",
-        note=f"Means over seeds, on the validation {noun}s. Recall: share of the class's {noun}s that are predicted as it. "
-        f"Precision: share of the {noun}s predicted as the class that are of it; empty for classes that no seed predicts. "
+        note=f"Means over seeds, on the validation {noun}s. Recall: share of the class's {noun}s that are predicted as the "
+        f"class. Precision: share of the {noun}s predicted as the class that belong to it; empty if no seed predicts it. "
         f"F1: their harmonic mean. For comparison: always predicting {largest}, the class with the most training {noun}s, "
         f"is correct for {100 * share:.2f} % of the {noun}s.",
         table=Table(columns=columns, rows=rows),

@@ -30,7 +30,7 @@ class LabelTask(LogitsTask):
         "macro_f1": Metric(label="macro F1", share=True),
         "loss": Metric(label="loss", higher_is_better=False),
     }
-    noun: ClassVar[str]  #: what an example is called in the report
+    noun: ClassVar[str]  #: name of an example in the report
 
     def __init__(self, config: Any, *, seed: int) -> None:
         super().__init__(config, seed=seed)
@@ -49,8 +49,7 @@ class LabelTask(LogitsTask):
         self._loss = training_loss(self.config.loss, class_weights(self.config.loss, counts, classes))
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return `target`, `predicted`, its `confidence`, and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
-        `logits` (B, classes) if they are stored."""
+        """Return the columns of `evaluator.records`: `target`, `predicted`, `confidence`, `loss`, ..."""
         logits = mean_logits(outputs, classes=self._classes)
         return records(logits, batch["target"], loss=self.config.loss, stored=self.config.metrics.predictions)
 

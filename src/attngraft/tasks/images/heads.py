@@ -9,7 +9,7 @@ from attngraft.errors import TrainingError
 def heads_of(outputs: object, *, classes: int) -> tuple[Tensor, ...]:
     """Return the logits (B, classes) of each head: one, or two for a distilled host in training mode.
 
-    The outputs are tensors, or an output of transformers with `logits`. Half precision is converted to float32 for the loss.
+    The outputs are tensors, or a transformers output with `logits`. Half precision is converted to float32 for the loss.
 
     Raises:
         TrainingError: an output is not a tensor, or has another shape.

@@ -235,7 +235,7 @@ def _tile(images: Images, index: int) -> Image.Image:
 
 
 def _short(pen: ImageDraw.ImageDraw, text: str, font: ImageFont.ImageFont | ImageFont.FreeTypeFont) -> str:
-    """Shorten `text` to the width available beside the images."""
+    """Shorten `text` to the width available next to the images."""
     if pen.textlength(text, font=font) <= _LABEL - 2 * _GAP:
         return text
     while text and pen.textlength(f"{text}…", font=font) > _LABEL - 2 * _GAP:

@@ -28,7 +28,7 @@ class Mixing:
         )
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return mixed images (B, C, H, W) and smoothed soft targets (B, classes); the inputs from `mix_off_epoch` on.
+        """Return mixed images (B, C, H, W) and smoothed soft targets (B, classes); unmixed from `mix_off_epoch` on.
 
         timm requires an even batch, so the last image of an odd batch is not mixed.
         """
@@ -49,7 +49,7 @@ class MultiLabelMixing:
         self.config, self.seed = config, seed
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1; the inputs from `mix_off_epoch` on."""
+        """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1; unmixed from `mix_off_epoch` on."""
         size = len(images)
         mixing = Mixing(self.config, classes=size, smoothing=0.0, seed=self.seed)
         identity = torch.arange(size, device=target.device)  # a class per image, so soft targets are mixing ratios

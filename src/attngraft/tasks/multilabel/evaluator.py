@@ -1,4 +1,4 @@
-"""Evaluation of multi-label models: metrics with each example counted once, and report sections from saved predictions."""
+"""Metrics of multi-label models, and report sections from saved predictions."""
 
 from collections.abc import Mapping, Sequence
 
@@ -78,9 +78,9 @@ def class_average_precision(scores: np.ndarray, labels: np.ndarray) -> list[floa
 
 
 def label_counts(scores: np.ndarray, labels: np.ndarray, *, threshold: float) -> Mapping[str, np.ndarray]:
-    """Count the images of each class that have the label (`positives`), are predicted to (`predicted`), or both (`correct`).
+    """Return the numbers of images of each class: `positives`, `predicted` and `correct`.
 
-    `scores` are logits.
+    These have the label, are predicted to have it, or both. `scores` are logits.
     """
     predicted = decided(scores, threshold=threshold)
     present = labels.astype(bool)
@@ -94,7 +94,7 @@ def decided(scores: np.ndarray, *, threshold: float) -> np.ndarray:
 
 
 def mean_of_known(values: list[float | None]) -> float:
-    """Return the mean of the values that are not None, of which there must be at least one."""
+    """Return the mean of the values that are not None; at least one must not be None."""
     return float(np.mean([value for value in values if value is not None]))
 
 

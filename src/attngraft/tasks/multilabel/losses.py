@@ -19,7 +19,7 @@ LARGEST_WEIGHT = 100.0  #: upper limit of `balanced`, so that a class with one i
 
 
 def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
-    """Return a function that computes the mean loss over images and classes; `weights` (classes,) are of positive labels."""
+    """Return a function for the mean loss over images and classes; `weights` (classes,) apply to positive labels."""
     return _Bce(config, weights) if config.name == "bce" else _Asymmetric(config)
 
 
@@ -36,7 +36,7 @@ def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bo
 
 
 def example_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the plain binary cross entropy of each example, averaged over classes, (B,); used with every training loss."""
+    """Return the binary cross entropy of each example (B,), averaged over classes; used with every training loss."""
     losses = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
     return losses.mean(-1)
 

@@ -1,4 +1,4 @@
-"""Calls of models with texts of several lengths: padded, or, where padding cannot be masked, one length after the other."""
+"""Model calls with texts of different lengths: padded, or one length at a time if padding cannot be masked."""
 
 import inspect
 from typing import Any, cast
@@ -14,8 +14,8 @@ def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> T
     """Return the logits (B, classes) of padded texts (B, L).
 
     A model that cannot mask padding is called once for every length, with the texts of that length. Only the first of
-    these calls goes through the wrappers of distributed training, because all processes must make equally many: DDP
-    exchanges buffers in each. Gradients are exchanged for the parameters, whichever call they come from.
+    these calls goes through the wrappers of distributed training: DDP synchronizes buffers in each call, so all processes
+    must make the same number of calls. Gradients are synchronized whichever call they come from.
     """
     lengths = attention_mask.sum(1)
     if int(lengths.min()) == input_ids.shape[1]:
@@ -32,7 +32,7 @@ def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> T
 
 
 def takes_padding(model: nn.Module) -> bool:
-    """Return whether a model and its grafts can leave out padding (`attention_mask`)."""
+    """Return whether a model and its grafts can mask padding (`attention_mask`)."""
     plain = unwrapped(model)
     grafts = [
         cast(Graft, graft)
@@ -40,11 +40,11 @@ def takes_padding(model: nn.Module) -> bool:
         if isinstance(each, GraftedModule)
         for graft in each.grafts.values()
     ]
-    # attention masks the padding of grafts on its weights by itself
+    # grafts on attention weights need no support: attention itself masks padding
     refused = any("padded" in graft.refuses and graft.hook_point != "mix" for graft in grafts)
     return not refused and "attention_mask" in inspect.signature(plain.forward).parameters
 
 
 def logits_of(outputs: Any) -> Any:
-    """Return the logits of an output of transformers; others unchanged."""
+    """Return the logits of a transformers output; other outputs unchanged."""
     return getattr(outputs, "logits", outputs)

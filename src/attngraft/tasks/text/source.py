@@ -41,7 +41,7 @@ class Texts:
         return Texts(names=names, texts=texts, labels=self.labels[indices])
 
     def digest(self) -> str:
-        """Return an identifier of the set of texts, whatever their order."""
+        """Return an identifier of the set of texts, independent of their order."""
         return hashlib.sha256("\n".join(sorted(self.names)).encode()).hexdigest()[:16]
 
 
@@ -59,7 +59,7 @@ class TextSource:
     notes: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return the number of texts of each class, by part."""
+        """Return the number of texts of each class, by split."""
         return {
             part: dict(zip(self.classes, np.bincount(texts.labels, minlength=len(self.classes)).tolist(), strict=True))
             for part, texts in (("train", self.train), ("val", self.val))
@@ -169,7 +169,7 @@ def text_names(texts: Sequence[str]) -> list[str]:
 
 
 def save_split(path: Path, train: Texts, val: Texts) -> None:
-    """Write the names of both parts to `path`, in the form of split files of images.
+    """Write the names of both splits to `path`, in the format of split files of images.
 
     Raises:
         StorageError: the file cannot be written.
@@ -182,7 +182,7 @@ def save_split(path: Path, train: Texts, val: Texts) -> None:
 
 
 def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, str]:
-    """Return all rows; each row's part, 0 for training, 1 for validation, -1 for neither; and a description."""
+    """Return all rows; each row's split (0: training, 1: validation, -1: neither); and a description."""
     settings = config.as_table()
     if path.is_dir():
         tables = {each.stem: each for each in sorted(path.iterdir(), reverse=True) if each.suffix.lower() in KINDS}
@@ -191,7 +191,8 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
             return _read(next(iter(tables.values())), config)
         if train is None:
             raise DataError(
-                f"{path}: no train.csv, train.tsv or train.parquet; name the training table so, or give one table for both"
+                f"{path}: no train.csv, train.tsv or train.parquet; rename the training table to one of these, or give one "
+                "table for both"
             )
         val = find_val(list(tables), settings, train=train, where=str(path))
         return _together([read_table(tables[name]) for name in (train, val) if name is not None], path)

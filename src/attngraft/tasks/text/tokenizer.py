@@ -46,7 +46,7 @@ class Tokenizer:
         return pad(ids, value=self.pad)
 
     def cut_at(self, max_length: int) -> "Tokenizer":
-        """Return the tokenizer that cuts texts to this number of tokens."""
+        """Return a tokenizer that truncates texts to this number of tokens."""
         if max_length == self.max_length:
             return self
         inner = _package().Tokenizer.from_str(self.text)
@@ -63,7 +63,7 @@ class Tokenizer:
 
 
 def pad(ids: Sequence[np.ndarray], *, value: int) -> dict[str, Tensor]:
-    """Return `input_ids`, filled up to the longest, and `attention_mask`, 1 for tokens; (B, L) int64 each."""
+    """Return `input_ids`, padded to the longest, and `attention_mask`, 1 for tokens; (B, L) int64 each."""
     shape = len(ids), max(map(len, ids))
     tokens, mask = torch.full(shape, value), torch.zeros(shape, dtype=torch.int64)
     for row, each in enumerate(ids):
@@ -87,7 +87,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -> Tokenizer:
-    """Return the tokenizer of a folder of transformers.
+    """Return the tokenizer of a transformers folder.
 
     Args:
         folder: the folder.
@@ -125,7 +125,7 @@ def train_tokenizer(
     Args:
         texts: the training texts.
         vocab_size: largest number of tokens; at most half of them are characters, the most frequent ones.
-        lower_case: lower case letters without accents.
+        lower_case: convert letters to lower case and remove accents.
         pad: id of padding in the host, if it is one of the first five.
         max_length: longer texts are cut.
     """

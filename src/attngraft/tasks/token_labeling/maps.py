@@ -87,8 +87,8 @@ class LabelMaps:
 def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
     """Save an image's label map: the `best` highest of the scores (classes, Y, X), before softmax, at each location.
 
-    Readers assume a score of 0 for all other classes, so the scores of each location are shifted to make the highest score
-    that is not saved 0. The file is float32 if class numbers exceed 2,048, which float16 cannot represent.
+    Readers assume a score of 0 for all other classes, so the scores of each location are shifted such that the highest
+    unsaved score is 0. The file is float32 if class numbers exceed 2,048, which float16 cannot represent.
     """
     exact = scores.detach().float().cpu()
     values, classes = exact.topk(min(best + 1, len(exact)), dim=0)

@@ -192,7 +192,7 @@ def test_class_folders_outweigh_a_table_beside_them(tmp_path: Path) -> None:
         ("path,path\na,b\n", "must name every column once"),
         ("path,label\nimages/0.png,a,b\n", "row 2 has 3 entries, the header 2"),
         ("path,label\nimages/0.png,\n", "row 2: column 'label' contains no label"),
-        ("path,label\n,a\n", "row 2: column 'path' holds nothing"),
+        ("path,label\n,a\n", "row 2: column 'path' contains nothing"),
         ("path,label\nhttp://x/0.png,a\n", "is a URL; download the images"),
         ("path,label\nelsewhere/0.png,a\n", r"none of the first 1 images of the table exists .*task\.data\.root"),
         ('path,labels\nimages/0.png,"[""a"", 1 2]"\n', "row 2: column 'labels' does not contain a JSON list"),

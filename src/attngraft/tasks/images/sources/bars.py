@@ -1,4 +1,4 @@
-"""Generated images for regression: 500 gray images of 16x16 pixels, each with one bar of some length and thickness."""
+"""Generated images for regression: 500 gray 16x16 images of a bar of random length and thickness."""
 
 import numpy as np
 
@@ -7,16 +7,16 @@ from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import ArrayImages, ImageSource
 
-NUMBERS = ("length", "thickness")  #: in pixels, with fractions; shifts of up to two pixels and flips keep them
+NUMBERS = ("length", "thickness")  #: in pixels, with fractions; unchanged by flips and by shifts of up to two pixels
 
 _IMAGES, _SIDE, _MARGIN, _NOISE = 500, 16, 2, 8.0
 
 
 def open_bars(config: DataConfig) -> ImageSource:
-    """Return the images with both numbers, or those that `label_column` or `label_columns` name.
+    """Return the images with both numbers, or with those named in `label_column` or `label_columns`.
 
     Raises:
-        ConfigError: one of them is unknown.
+        ConfigError: a number is unknown.
     """
     names = config.label_columns or ((config.label_column,) if config.label_column else NUMBERS)
     for name in names:
@@ -39,7 +39,7 @@ def open_bars(config: DataConfig) -> ImageSource:
 
 
 def _covered(begin: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """Return which fraction of each pixel lies between `begin` and `begin + size`, (N, pixels)."""
+    """Return the fraction of each pixel that lies between `begin` and `begin + size`, (N, pixels)."""
     pixels = np.arange(_SIDE)
     ends = np.minimum(pixels + 1, (begin + size)[:, None]) - np.maximum(pixels, begin[:, None])
     return np.clip(ends, 0, 1)

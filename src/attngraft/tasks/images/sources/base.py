@@ -151,7 +151,7 @@ class ImageSource:
     origin: str  #: description of the splits, for the report
     mirrored: bool = True  #: whether mirrored images keep their class
     multilabel: bool = False  #: whether labels are (N, K) uint8, see `Images`
-    numeric: bool = False  #: whether labels are numbers (N, K) float64, of which `classes` are the names
+    numeric: bool = False  #: whether labels are numbers (N, K) float64, named by `classes`
     notes: tuple[str, ...] = ()  #: notes on how the source was read, for the report
 
 
@@ -168,7 +168,7 @@ def configured_root(config: DataConfig) -> Path | None:
 
 
 def split_name(stem: str) -> str:
-    """Return the split of a file: the last word of its name if it is a split's (`birds-train`), else the whole name."""
+    """Return the split of a file: the last word of its name if that is a split (`birds-train`), else the whole name."""
     last = re.split(r"[-_.]", stem)[-1]
     return last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else stem
 

@@ -51,7 +51,7 @@ _NUMBER = re.compile(r"[-_.]\d{4,5}[-_]of[-_]\d{4,5}([-_][0-9a-f]{16})?$")
 
 
 class ArrowImages(FileImages):
-    """Rows of Arrow tables whose `column` holds encoded images: bytes, or a struct of `bytes` and `path`.
+    """Rows of Arrow tables whose `column` contains encoded images: bytes, or a struct of `bytes` and `path`.
 
     Args:
         files: the original files, for messages.
@@ -369,7 +369,7 @@ def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: Da
 
 
 def _is_plain(kind: Any) -> bool:
-    """Return whether a column may hold labels: text, integers, or lists of them."""
+    """Return whether a column may contain labels: text, integers, or lists of them."""
     import pyarrow.types as kinds  # optional dependency
 
     inner = kind.value_type if kinds.is_list(kind) or kinds.is_large_list(kind) else kind

@@ -161,7 +161,7 @@ def _paths(table: LabelTable, entries: Sequence[Any], column: str) -> list[str]:
         if not isinstance(entry, str) or not entry or "\0" in entry:
             what = "nothing" if entry in (None, "") else f"{type(entry).__name__}, not a path"
             raise DataError(
-                f"{table.line(row)}: column {column!r} holds {what}; name the column of paths with task.data.path_column"
+                f"{table.line(row)}: column {column!r} contains {what}; name the column of paths with task.data.path_column"
             )
         if entry.startswith(("http://", "https://", "s3://", "gs://")):
             raise DataError(f"{table.line(row)}: {entry} is a URL; download the images and use their paths")

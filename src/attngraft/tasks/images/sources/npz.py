@@ -1,4 +1,7 @@
-"""Images in an .npz file: `x_train`, `y_train`, the same for `val` or `test`; optionally `classes` and file names `f_*`."""
+"""Images in an .npz file.
+
+Its arrays are `x_train`, `y_train`, the same for `val` or `test`, and optionally `classes` and file names `f_*`.
+"""
 
 import zipfile
 from pathlib import Path

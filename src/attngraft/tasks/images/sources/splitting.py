@@ -28,7 +28,7 @@ def with_validation(
 
     A random split takes the same fraction of every class, but at least one image, and leaves at least one for training. It
     depends only on the order of the images, the fraction and `split_seed`. Multi-label images are split by iterative
-    stratification, those with numbers without regard to them.
+    stratification, images with numbers without stratification.
 
     With `split_file`, that file assigns the images of the training split. `saved_split` is a file of the same format that
     is used instead of a random split.

@@ -34,7 +34,10 @@ _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1",
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTable:
-    """Table of columns; entries of a .csv file are strings, those of a .parquet file keep their type (None: missing)."""
+    """Table of columns.
+
+    Entries of a .csv file are strings; those of a .parquet file keep their type (None: missing).
+    """
 
     where: str
     columns: dict[str, list[Any]]
@@ -128,7 +131,7 @@ def _parquet(path: Path) -> LabelTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels:
-    """Labels of all rows: (N,) int64, (N, K) uint8 if `multilabel`, or (N, K) float64 of `read_numbers`."""
+    """Labels of all rows: (N,) int64, (N, K) uint8 if `multilabel`, or (N, K) float64 from `read_numbers`."""
 
     classes: tuple[str, ...]
     values: np.ndarray
