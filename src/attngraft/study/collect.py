@@ -63,6 +63,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         for name, of_variant in records.items()
     }
     differences, incomparable = _differences(config, task, statistics, stopped=len(stopped))
+    judged_split = "val" if first.judged is None else first.judged.split
     counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
     settings = {
@@ -91,7 +92,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     ]
     return StudyResult(
         judged_weights=first.recipe.train.judge,
-        judged_split="val" if first.judged is None else first.judged.split,
+        judged_split=judged_split,
         light_curves=task.has_light_inference,
         title=config.title or _title(config, first),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -110,7 +111,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         steps=first.recipe.schedule.steps,
         variants=variants,
         notes=[
-            *([] if halving is None else halving_notes(halving)),
+            *([] if halving is None else halving_notes(halving, judged_split=judged_split)),
             *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
             *judged_notes(records, task.primary),

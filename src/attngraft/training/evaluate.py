@@ -170,7 +170,8 @@ def evaluate_run(
     Args:
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
-        split: another part of the data (`task.data.val_split`); None: the part that the run is judged on.
+        split: another part of the data (`task.data.val_split`); None: the part that the run is judged on, and of other data
+            the test split where there is one, else validation.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         trust_code: import a `module:` host that the folder names, which runs its code.
 
@@ -218,6 +219,7 @@ def run_target(record: RunRecord, weights: Weights) -> Target:
         model_args=record.model_args,
         split=run.split,
         fitted=run.fitted,
+        judged_split=record.judged_split,
     )
 
 
@@ -227,11 +229,12 @@ class OpenedSplit:
 
     task: Task
     split: Split
+    part: str  #: "val" or "test"
     facts: Mapping[str, Any]  #: the model's, and those of the data that it does not have
 
 
 def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
-    """Open the split to evaluate a model on: the one that a run is judged on, or of other data.
+    """Open the split to evaluate a model on: the one that a run is judged on, or of other data; else `split`.
 
     Raises:
         DataError, UsageError: see `evaluate_target`.
@@ -249,12 +252,16 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
     _check_facts(task, target, found.facts, where=data or "the data")
-    judged = found.test is not None and data is None and split is None
-    return OpenedSplit(
-        task=task,
-        split=found.test if judged and found.test is not None else found.val,
-        facts={**found.facts, **target.facts},
-    )
+    part = "val" if split is not None or found.test is None else "test"
+    if data is None and split is None and target.judged_split is not None:
+        part = target.judged_split
+    examples = found.val if part == "val" else found.test
+    if examples is None:
+        raise target.data_error(
+            f"{target.name}: is judged on a test split, which its data no longer have; restore it, or name another part "
+            "with --split"
+        )
+    return OpenedSplit(task=task, split=examples, part=part, facts={**found.facts, **target.facts})
 
 
 def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
@@ -355,6 +362,7 @@ def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
         section["source"] = data
     if split is not None:
         section |= {"val_split": split, "val_fraction": None}
+        section.pop("test_split", None)
     return replace(recipe, task={**recipe.task, "data": section}) if section else recipe
 
 

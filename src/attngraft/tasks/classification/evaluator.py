@@ -143,7 +143,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Map
     return Section(
         name="classes",
         title="Class by class",
-        note=f"Means over seeds, on the validation {noun}s. Recall: share of the class's {noun}s that are predicted as it. "
+        note=f"Means over seeds, on the evaluated {noun}s. Recall: share of the class's {noun}s that are predicted as it. "
         f"Precision: share of the {noun}s predicted as the class that are of it; empty for classes that no seed predicts. "
         f"F1: their harmonic mean. For comparison: always predicting {largest}, the class with the most training {noun}s, "
         f"is correct for {100 * share:.2f} % of the {noun}s.",

@@ -52,7 +52,7 @@ def test_class_folders_are_divided_class_by_class(tmp_path: Path) -> None:
 def test_a_share_of_the_training_part_replaces_the_validation_part(tmp_path: Path) -> None:
     make_folder(tmp_path, {"train": {"a": 4, "b": 4}, "test": {"a": 9, "b": 9}})
     data = load(tmp_path, data={"val_fraction": 0.25})
-    assert data.facts["sizes"] == {"train": 6, "val": 2}
+    assert data.facts["sizes"] == {"train": 6, "val": 2, "test": 18}
     assert data.val.name(0).startswith("train/a/")
 
 
