@@ -70,7 +70,7 @@ class SplitEvaluator:
         self._loader = eval_batches(
             split if examples is None else examples, self._order, workers=config.workers, pin=pin
         )
-        self._channels_last = config.channels_last
+        self._channels_last, self._keep_outputs = config.channels_last, config.outputs
 
     def __call__(
         self,
@@ -131,7 +131,7 @@ class SplitEvaluator:
                 batch = change(batch, indices)
             with self._accelerator.autocast():
                 records = infer(called, batch)
-            yield records, indices.numpy()
+            yield records if self._keep_outputs else replace(records, outputs={}), indices.numpy()
 
 
 def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mapping[str, Any]) -> Evaluation:
@@ -200,7 +200,7 @@ def evaluate_target(
     evaluation = evaluate(model)
     if evaluation is None:
         raise TrainingError(f"{target.name}: the evaluation was stopped")
-    return evaluation
+    return replace(evaluation, split=split or opened.part)
 
 
 def run_target(record: RunRecord, weights: Weights) -> Target:

@@ -57,7 +57,7 @@ def measure(table: RecordTable, *, classes: int) -> Measured:
         top = table.array("top5") if "top5" in table else best_classes(table.array("logits"))
         among = (top == target[:, None]).any(axis=1)
         statistics["top5"], values["top5"] = MeanScore(among, binary=True), float(among.mean())
-    statistics["balanced_accuracy"] = MeanScore(hit * class_shares(target))
+    statistics["balanced_accuracy"] = MeanScore(hit * class_shares(target), held_fixed="the weight of each class")
     values["balanced_accuracy"] = balanced_accuracy(predicted, target, classes=classes)
     statistics["macro_f1"] = resampled_macro_f1(predicted, target, classes=classes)
     values["macro_f1"] = macro_f1(predicted, target, classes=classes)
