@@ -37,8 +37,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--data",
-            help="Evaluate on other data of the same kind: on its test or validation part, or, with --suite, on all images of "
-            "a folder of class folders. Default: the run's data; other models need it.",
+            help="Evaluate on other data of the same kind: on its test or validation part, or, with --suite, on all images "
+            "of a folder of class folders. Default: the run's data; other models need it.",
             metavar="DATA",
         ),
     ] = None,
@@ -46,8 +46,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--split",
-            help="Name of the part to use. Default: test if there is one, else validation; of a run's own data, the part that "
-            "it is judged on.",
+            help="Name of the part to use. Default: test if there is one, else validation; of a run's own data, the part "
+            "that it is judged on.",
             metavar="NAME",
         ),
     ] = None,
