@@ -91,7 +91,7 @@ class TaskContract:
             "task": self.section(folder),
             "optimizer": {"lr": 3e-3},
             "schedule": {"epochs": 2, "warmup_epochs": 0},
-            "train": {"batch_size": 8, "eval_batch_size": 40, "threads": 1},
+            "train": {"batch_size": 8, "eval_batch_size": 40, "threads": 1, "outputs": True},
         }
         return recipe_from_dict({**base, **{name: {**base.get(name, {}), **each} for name, each in sections.items()}})
 
@@ -174,7 +174,8 @@ class TaskContract:
         repeated = [task.measure(taken(table, row), facts) for row in drawn]
         for name, statistic in measured.statistics.items():
             assert statistic.point == pytest.approx(measured.values[name], rel=1e-5, nan_ok=True), name
-            if name in self.held_fixed:
+            assert bool(statistic.held_fixed) == (name in self.held_fixed), name
+            if statistic.held_fixed:
                 continue
             expected = [each.values[name] for each in repeated]
             assert statistic.value(counts) == pytest.approx(expected, rel=1e-5, abs=1e-9, nan_ok=True), name

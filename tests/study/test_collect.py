@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import html
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from attngraft.errors import ConfigError, DataError, TrainingError
+from attngraft.report import write_report
+from attngraft.report.tables import study_table
 from attngraft.results.measured import MeanScore, SpearmanCorrelation, macro_f1
 from attngraft.results.storage import save_result
 from attngraft.results.study import StudyResult
@@ -148,10 +153,64 @@ def test_all_metrics_are_compared_each_in_its_direction(tmp_path: Path, monkeypa
     assert f1.p_value is not None and f1.p_holm is not None
     assert f1.p_value < f1.p_holm <= 2 * f1.p_value + 1e-12
     assert any("intervals of macro_f1 are from 300 resamples, not 2,000" in note for note in result.notes)
-    assert "constant of cb_s is not compared: it is undefined for a seed, here or for the baseline." in result.notes
-    assert "other of cb_s is not compared: its unit differs from the baseline's." in result.notes
+    assert "constant of cb_s or of the baseline is undefined for a seed; it is not compared." in result.notes
+    assert (
+        "other of cb_s is measured in other units than the baseline's (cb_s, not none); it is not compared."
+        in result.notes
+    )
     save_result(result, tmp_path)
     assert load_result(tmp_path) == result
+
+
+def test_a_primary_metric_in_other_units_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `--metric perplexity` of hosts with other tokenizers: one sentence, in the report and on the terminal."""
+    conducted(tmp_path, FakeTrainer({"cb_s": 0.2}), seeds=2)
+    read = collecting.read_statistics
+
+    def by_tokenizer(run: RunRecord, task: Task) -> RunStatistics:
+        units = {"top1": "per token of BERT's" if run.recipe.graft == "cb_s" else "per token of GPT-2's"}
+        return dataclasses.replace(read(run, task), comparable=units)
+
+    monkeypatch.setattr(collecting, "read_statistics", by_tokenizer)
+    result = collect(study(tmp_path, seeds=2))
+    _, other, same = result.variants
+    reason = (
+        "top1 of cb_s is measured in other units than the baseline's (per token of BERT's, not per token of GPT-2's): not "
+        "compared."
+    )
+    assert (other.difference, other.epochs_to_baseline, other.not_compared) == (None, None, reason)
+    assert same.difference is not None
+    assert same.not_compared == ""
+    assert reason in result.notes
+    page = html.unescape(write_report(result, tmp_path).read_text())
+    assert page.count(reason) == 2
+    assert "shares a seed" not in page
+    text = io.StringIO()
+    Console(width=100, file=text).print(study_table(result))
+    assert "not compared" in text.getvalue()
+
+
+def test_what_the_bootstrap_holds_fixed_stands_beside_the_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conducted(tmp_path, FakeTrainer({"cb_s": 0.2}), seeds=2)
+    read = collecting.read_statistics
+
+    def weighted(run: RunRecord, task: Task) -> RunStatistics:
+        found = read(run, task)
+        score = found.statistics["top1"]
+        assert isinstance(score, MeanScore)
+        fixed = dataclasses.replace(score, held_fixed="the weight of each class")
+        return dataclasses.replace(
+            found, statistics={"top1": score, "balanced_accuracy": fixed.take(np.arange(EXAMPLES))}
+        )
+
+    monkeypatch.setattr(collecting, "read_statistics", weighted)
+    result = collect(study(tmp_path, seeds=2))
+    difference = result.variants[1].other_differences["balanced_accuracy"]
+    assert difference.held_fixed == "the weight of each class"
+    page = write_report(result, tmp_path).read_text()
+    assert page.count("The bootstrap interval of balanced accuracy holds the weight of each class fixed.") == 1
 
 
 def test_other_examples_are_refused(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_result_is_of_the_model_that_was_judged(tmp_path: Path) -> None:
     run = run_with_images(tmp_path / "run")
     target = open_target(HOST, host=options(run))
     evaluation = evaluate_target(target, data=str(tmp_path / "images"))
-    save_evaluation(evaluation, target, tmp_path / "out", data=str(tmp_path / "images"), split=None)
+    save_evaluation(evaluation, target, tmp_path / "out", data=str(tmp_path / "images"))
     result = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert result["checkpoint"] == target.digest()
     assert result["weights"] == str(run / "checkpoints" / "best.safetensors")

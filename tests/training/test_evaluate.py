@@ -1,18 +1,39 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
 
 from attngraft.errors import DataError, TrainingError
+from attngraft.results.records import open_records
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import SplitEvaluator, evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
+from attngraft.training.recipe import recipe_from_dict, recipe_to_dict
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StopSignal
+from tests.contract.task_contract import tiny_vit
 from tests.training.toys import toy_recipe
+
+
+def test_outputs_are_kept_only_where_asked_for(tmp_path: Path) -> None:
+    recipe = recipe_from_dict(
+        {
+            "host": tiny_vit(),
+            "task": {"name": "toy_bars", "size": 16},
+            "schedule": {"epochs": 1, "warmup_epochs": 0},
+            "train": {"batch_size": 8},
+        }
+    )
+    for name, outputs in (("with", True), ("without", False)):
+        train(replace(recipe, train=replace(recipe.train, outputs=outputs)), tmp_path / name, progress=Silent())
+        with open_records(tmp_path / name / "predictions.npz") as table:
+            assert set(table) == {"correct", "predicted", "actual", *(["columns"] if outputs else [])}
+    old = {name: value for name, value in recipe_to_dict(recipe)["train"].items() if name != "outputs"}
+    assert not recipe_from_dict({**recipe_to_dict(recipe), "train": old}).train.outputs, "of an earlier version"
 
 
 class AfterBatches(StopSignal):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from attngraft.errors import DataError
 from attngraft.results.records import Records
 from attngraft.results.storage import load_result
 from attngraft.study import compare
@@ -18,8 +20,9 @@ from attngraft.tasks.task import Batch
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.progress import Silent
-from attngraft.training.recipe import recipe_to_yaml
+from attngraft.training.recipe import recipe_from_dict, recipe_to_yaml
 from attngraft.training.stopping import Interrupted
+from tests.tasks.images.datasets import make_folder
 from tests.training.toys import Toy, assert_same_outcome, toy_recipe
 
 #: the first epoch is the best one: afterwards the learning rate ruins the weights
@@ -41,6 +44,70 @@ def test_the_best_weights_are_judged_where_asked_for(tmp_path: Path) -> None:
     assert record.judged.epoch == values.index(max(values)) + 1
     assert record.judged.compared() == pytest.approx(dict(best))
     assert predicted(tmp_path)[1] == pytest.approx(max(values))
+
+
+def image_recipe(data: Path) -> dict[str, Any]:
+    size = {"img_size": 16, "patch_size": 8, "embed_dim": 24, "depth": 1, "num_heads": 2}
+    return {
+        "host": {"name": "vit_tiny_patch16_224", "args": size},
+        "task": {"name": "classification", "data": {"source": str(data)}},
+        "schedule": {"epochs": 1, "warmup_epochs": 0},
+        "train": {"batch_size": 4, "judge": "best"},
+    }
+
+
+def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> None:
+    parts = {"train": {"a": 4, "b": 4}, "val": {"a": 2, "b": 2}, "test": {"a": 3, "b": 3}}
+    recipe = recipe_from_dict(image_recipe(make_folder(tmp_path / "data", parts)))
+    (tmp_path / "r.yaml").write_text(recipe_to_yaml(recipe))
+    plain = {"recipe": str(tmp_path / "r.yaml"), "grafts": ["cb_s"], "out": str(tmp_path / "study")}
+    result = compare(study_from_dict({**plain, "seeds": [0, 1]}), costs=False)
+    assert (result.judged_weights, result.judged_split) == ("best", "test")
+    assert result.data["sizes"] == {"train": 8, "val": 4, "test": 6}
+    assert (
+        "Runs are judged on the test split, which nothing was chosen on; curves are of the validation split."
+        in result.notes
+    )
+    page = (tmp_path / "study" / "report.html").read_text()
+    assert "best weights on the validation split, judged on the test split" in page
+    run = tmp_path / "study" / "runs" / "cb_s" / "seed1"
+    judged = evaluate_run(run, weights="best")
+    assert (judged.split, len(judged.predictions.names)) == ("test", 6)
+    assert judged.metrics["top1"] == pytest.approx(result.variants[1].runs[1].last["top1"])
+    assert evaluate_run(run, split="val").split == "val"
+    assert len(evaluate_run(run, split="val").predictions.names) == 4
+    assert evaluate_run(run, data=str(tmp_path / "data")).split == "test"
+
+    shutil.rmtree(tmp_path / "data" / "test")
+    with pytest.raises(DataError, match="is judged on a test split, which its data no longer have"):
+        evaluate_run(run)
+    without = {**plain, "out": str(tmp_path / "without"), "seeds": [0]}
+    assert compare(study_from_dict(without), costs=False).judged_split == "val"
+    page = (tmp_path / "without" / "report.html").read_text()
+    assert page.count("chosen and judged on the same validation examples") >= 2
+
+    # what an earlier version began is judged on validation, also where further seeds are added
+    make_folder(tmp_path / "data", {"test": parts["test"]})
+    for path in (tmp_path / "without").glob("runs/*/seed0/data.json"):
+        found = json.loads(path.read_text())
+        del found["judged_split"]
+        path.write_text(json.dumps(found))
+    assert evaluate_run(tmp_path / "without/runs/cb_s/seed0").split == "val"
+    more = compare(study_from_dict({**without, "seeds": [0, 1]}), costs=False)
+    assert more.judged_split == "val"
+    assert not any("not all judged" in note for note in more.notes)
+    assert evaluate_run(tmp_path / "without/runs/cb_s/seed1").split == "val"
+
+
+def test_an_interrupted_run_of_an_earlier_version_is_judged_on_validation(tmp_path: Path) -> None:
+    recipe = toy_recipe(task={"test": 7})
+    train(recipe, tmp_path, progress=Silent(), stop_after_epoch=1)
+    path = tmp_path / "data.json"
+    found = json.loads(path.read_text())
+    assert found.pop("judged_split") == "test"
+    path.write_text(json.dumps(found))
+    assert train(recipe, tmp_path, progress=Silent()).judged is None
+    assert evaluate_run(tmp_path).split == "val"
 
 
 def test_a_test_split_is_judged_once_at_the_end(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
     if split is not None:
         save_split(split, source.train, source.val)
         typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
-    counts, sizes = source.counts(), {"train": len(source.train), "val": len(source.val)}
+    counts, sizes = source.counts(), {name: len(texts) for name, texts in source.parts().items()}
     if as_json:
         found = {
             "task": "text_classification",

@@ -37,13 +37,19 @@ def evaluate(
         str | None,
         typer.Option(
             "--data",
-            help="Evaluate on other data of the same kind: on its validation split, or, with --suite, on all images of a "
-            "folder of class folders. Default: the run's data; required for other models.",
+            help="Evaluate on other data of the same kind: on its test or validation split, or, with --suite, on all images "
+            "of a folder of class folders. Default: the run's data; required for other models.",
             metavar="DATA",
         ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="Split to use instead of the validation split.", metavar="NAME")
+        str | None,
+        typer.Option(
+            "--split",
+            help="Split to use. Default: test if there is one, else validation; for a run's own data, the split that "
+            "the run is judged on.",
+            metavar="NAME",
+        ),
     ] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of the run to use.")] = "last",
     out: Annotated[
@@ -73,7 +79,7 @@ def evaluate(
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Evaluate a model on its own validation data or on other data, clean or under suites.
+    """Evaluate a model on its own test or validation data or on other data, clean or under suites.
 
     The model is a run, a folder written by attngraft export, a host with weights, or a weights file that names its host. For
     the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
@@ -119,20 +125,23 @@ def evaluate(
     _evaluate(opened, out, as_json=as_json, data=data, split=split, trust_code=trust_code)
 
 
-def _evaluate(target: Target, out: Path | None, *, as_json: bool, trust_code: bool, **where: Any) -> None:
+def _evaluate(
+    target: Target, out: Path | None, *, as_json: bool, data: str | None, split: str | None, trust_code: bool
+) -> None:
     from attngraft.targets.judged import save_evaluation
     from attngraft.training.evaluate import evaluate_target
 
-    evaluation = evaluate_target(target, trust_code=trust_code, **where)
+    evaluation = evaluate_target(target, data=data, split=split, trust_code=trust_code)
     if out is not None and is_first_process():
-        save_evaluation(evaluation, target, out, **where)
+        save_evaluation(evaluation, target, out, data=data)
     examples = len(evaluation.predictions.names)
     if as_json:
         name = {"run": target.name} if target.is_run else {"model": target.name}
-        facts = {**name, "weights": target.weights, "examples": examples, "metrics": dict(evaluation.metrics)}
-        print_json(facts)
+        where = {"split": evaluation.split, "examples": examples}
+        print_json({**name, "weights": target.weights, **where, "metrics": dict(evaluation.metrics)})
         return
-    table = Table(title=f"{target.name} ({target.weights} weights, {examples} examples)")
+    where_text = {"val": "validation", "test": "test"}.get(evaluation.split, evaluation.split)
+    table = Table(title=f"{target.name} ({target.weights} weights, {examples} {where_text} examples)")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for metric, value in evaluation.metrics.items():

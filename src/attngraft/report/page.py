@@ -59,6 +59,8 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         suites_not_corrected=NOT_CORRECTED,
         spread=wording.spread_text,
         judged=wording.judged_text(result),
+        held_fixed=wording.held_fixed_text(result),
+        others_held_fixed=wording.held_fixed_text(result, other=True),
         plural=wording.plural,
         sentence=wording.difference_sentence,
         reason=wording.reason,

@@ -25,7 +25,7 @@ def study_table(result: StudyResult) -> Table:
     if any(variant.difference for variant in result.variants):
         rest += "p: after Holm's correction over the variants. Level at epoch: when each seed first"
         rest += " reaches the baseline's best mean."
-    caption.append(rest, style="dim")
+    caption.append(f"{rest} {wording.held_fixed_text(result)}".strip(), style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("variant", max_width=24, overflow="fold")
     table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.judged_column(result)}", justify="right")

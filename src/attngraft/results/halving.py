@@ -60,8 +60,8 @@ def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
     return 1 + sum(other > score if halving.higher_is_better else other < score for other in numbers), len(scores)
 
 
-def halving_notes(halving: HalvingResult) -> list[str]:
-    """Return the notes on halving for the report."""
+def halving_notes(halving: HalvingResult, *, judged_split: str = "val") -> list[str]:
+    """Return the notes on halving for the report of runs that are judged on this split."""
     notes = [
         f"Asynchronous successive halving was used: after epoch {listed([str(rung) for rung in halving.rungs])} of "
         f"{halving.epochs}, only about one in {halving.eta} variants was continued, by the mean of {halving.metric} over "
@@ -81,8 +81,9 @@ def halving_notes(halving: HalvingResult) -> list[str]:
             "including the stopped ones, which might have caught up. Rerun the same command with --halving off to "
             "continue them."
         )
-    notes.append(
-        "Halving selected variants on the validation examples that they are compared on, which favors the selected ones: "
-        "confirm a difference with other seeds."
-    )
+    if judged_split == "val":
+        notes.append(
+            "Halving selected variants on the validation examples that they are compared on, which favors the selected "
+            "ones: confirm a difference with other seeds."
+        )
     return notes

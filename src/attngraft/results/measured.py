@@ -8,7 +8,7 @@ The plain metric is its value with all counts 1.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,8 @@ class Statistic(ABC):
 
     #: each example's score is 0 or 1 and the metric is their mean, so that McNemar's test applies
     binary: bool = False
+    #: what a resample does not compute anew, for the report ("the weight of each class"); empty: nothing
+    held_fixed: str = ""
 
     @property
     @abstractmethod
@@ -88,6 +90,7 @@ class MeanScore(Statistic):
 
     score: np.ndarray  #: (N,)
     binary: bool = False
+    held_fixed: str = ""
 
     @property
     def examples(self) -> int:
@@ -97,7 +100,7 @@ class MeanScore(Statistic):
         return _divide(counts @ self.score.astype(float), counts.sum(axis=1))[:, None]
 
     def take(self, order: np.ndarray) -> "MeanScore":
-        return MeanScore(self.score[order], self.binary)
+        return replace(self, score=self.score[order])
 
     def leave_one_out(self) -> np.ndarray:
         score = self.score.astype(float)
@@ -116,6 +119,7 @@ class ClosedForm(Statistic):
 
     summands: Any  #: (N, K), dense or a scipy.sparse array
     formula: Sums  #: (R, K) -> (R,) or (R, C)
+    held_fixed: str = ""
 
     @property
     def examples(self) -> int:
@@ -129,7 +133,7 @@ class ClosedForm(Statistic):
         return self._formula(np.asarray(counts @ self.summands, dtype=float))
 
     def take(self, order: np.ndarray) -> "ClosedForm":
-        return ClosedForm(self.summands[order], self.formula)
+        return replace(self, summands=self.summands[order])
 
     def leave_one_out(self) -> np.ndarray:
         """As in `Statistic`; from the sums, so that N may be large."""

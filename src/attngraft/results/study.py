@@ -67,6 +67,7 @@ class Difference:
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
     resamples: int = 2000  #: of the bootstrap; fewer if 2,000 would take over a minute for this metric
+    held_fixed: str = ""  #: quantities that are not recomputed for each resample (`Statistic.held_fixed`)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,7 @@ class VariantResult:
     cost: Cost | None
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
+    not_compared: str = ""  #: why there is no difference, although both have runs with the same seed
     sections: list[Section] = field(default_factory=list)  #: the task's results in addition to metrics
     #: differences of the other metrics that can be resampled; p_holm is corrected for the variants, not for the metrics
     other_differences: dict[str, Difference] = field(default_factory=dict)

@@ -101,7 +101,20 @@ def judged_text(result: StudyResult) -> str:
 def judged_column(result: StudyResult) -> str:
     """Return a short form of `judged_text` for a column heading: `epoch 30`, `best epoch, test`."""
     weights = last_epoch(result) if result.judged_weights == "last" else "best epoch"
-    return weights if result.judged_split == "val" else f"{weights}, test"
+    if result.judged_split == "val":
+        return weights if result.judged_weights == "last" else f"{weights},\nchosen on these"
+    return f"{weights}, test"
+
+
+def held_fixed_text(result: StudyResult, *, other: bool = False) -> str:
+    """Return what the bootstrap intervals hold fixed, of the primary metric or of the others; empty if nothing."""
+    fixed: dict[str, str] = {}
+    for variant in result.variants:
+        primary = {} if variant.difference is None else {result.metric: variant.difference}
+        for name, difference in (variant.other_differences if other else primary).items():
+            if difference.held_fixed:
+                fixed[metric_format(result, name).label] = difference.held_fixed
+    return " ".join(f"The bootstrap interval of {label} holds {what} fixed." for label, what in fixed.items())
 
 
 def metric_names(result: StudyResult) -> list[str]:

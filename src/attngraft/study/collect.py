@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,7 +63,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         name: {seed: read_statistics(run, task) for seed, run in of_variant.items()}
         for name, of_variant in records.items()
     }
-    differences, incomparable = _differences(config, task, statistics, stopped=len(stopped))
+    differences, not_compared = _differences(config, task, statistics, stopped=len(stopped))
+    judged_split: Literal["val", "test"] = "val" if first.judged is None else first.judged.split
     counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
     settings = {
@@ -83,15 +85,16 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             difference=by_metric.get(task.primary),
             other_differences={name: each for name, each in by_metric.items() if name != task.primary},
             epochs_to_baseline=None
-            if counted or not first.recipe.schedule.trains
+            if counted or not first.recipe.schedule.trains or task.primary in reasons
             else epochs_to_baseline(runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better),
+            not_compared=reasons.get(task.primary, ""),
             sections=variant_sections(task, list(records[variant.name].values())),
         )
-        for variant, by_metric in zip(config.variants, differences, strict=True)
+        for variant, by_metric, reasons in zip(config.variants, differences, not_compared, strict=True)
     ]
     return StudyResult(
         judged_weights=first.recipe.train.judge,
-        judged_split="val" if first.judged is None else first.judged.split,
+        judged_split=judged_split,
         light_curves=task.has_light_inference,
         title=config.title or _title(config, first),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -110,7 +113,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         steps=first.recipe.schedule.steps,
         variants=variants,
         notes=[
-            *([] if halving is None else halving_notes(halving)),
+            *([] if halving is None else halving_notes(halving, judged_split=judged_split)),
             *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
             *judged_notes(records, task.primary),
@@ -120,7 +123,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *run_notes(config, records, runs, task.primary, statistics=statistics, stopped=stopped),
             *([] if costs is not None else ["Costs were not measured."]),
             *suite_notes(config),
-            *incomparable,
+            *(reason for reasons in not_compared for reason in reasons.values()),
+            *_resample_notes(differences),
             *notes,
         ],
         halving=halving,
@@ -171,25 +175,32 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 
 def _differences(
     config: StudyConfig, task: Task, statistics: Mapping[str, Mapping[int, RunStatistics]], *, stopped: int
-) -> tuple[list[dict[str, Difference]], list[str]]:
-    """Return the differences of each variant by metric, empty for the baseline and without common seeds; and notes.
+) -> tuple[list[dict[str, Difference]], list[dict[str, str]]]:
+    """Return the differences of each variant by metric, empty for the baseline and without common seeds; and the reasons
+    why others are missing.
 
     Holm's correction is applied per metric over all variants, including those that were `stopped` early.
     """
     found: list[dict[str, Difference]] = []
-    notes: list[str] = []
+    missing: list[dict[str, str]] = []
     for variant in config.variants:
         before, after = paired(statistics[config.baseline.name], statistics[variant.name])
         runs = [*before.values(), *after.values()]
         differences: dict[str, Difference] = {}
+        reasons: dict[str, str] = {}
         found.append(differences)
+        missing.append(reasons)
         if variant.is_baseline or not runs:
             continue
         for metric in dict.fromkeys([task.primary, *runs[0].statistics]):
             if any(metric not in run.statistics for run in runs):
                 continue
-            if len({run.comparable.get(metric, "") for run in runs}) > 1:
-                notes.append(f"{metric} of {variant.name} is not compared: its unit differs from the baseline's.")
+            units = list(dict.fromkeys(run.comparable.get(metric, "") for run in runs))
+            if len(units) > 1:
+                which = f" ({units[-1]}, not {units[0]})" if all(units) else ""
+                reasons[metric] = (
+                    f"{metric} of {variant.name} is measured in other units than the baseline's{which}; it is not compared."
+                )
                 continue
             difference = compare_statistics(
                 {seed: run.statistics[metric] for seed, run in before.items()},
@@ -197,23 +208,30 @@ def _differences(
                 higher_is_better=task.is_higher_better(metric),
             )
             if difference is None:
-                notes.append(
-                    f"{metric} of {variant.name} is not compared: it is undefined for a seed, here or for the baseline."
+                reasons[metric] = (
+                    f"{metric} of {variant.name} or of the baseline is undefined for a seed; it is not compared."
                 )
                 continue
-            differences[metric] = difference
+            differences[metric] = replace(difference, held_fixed=runs[0].statistics[metric].held_fixed)
     for metric in dict.fromkeys(name for each in found for name in each):
         fixed = corrected([each.get(metric) for each in found], untested=stopped)
         for each, difference in zip(found, fixed, strict=True):
             if difference is not None:
                 each[metric] = difference
-        resamples = min((each.resamples for each in fixed if each is not None), default=RESAMPLES)
+    return found, missing
+
+
+def _resample_notes(differences: Sequence[Mapping[str, Difference]]) -> list[str]:
+    """Return notes on metrics with fewer resamples than usual."""
+    notes = []
+    for metric in dict.fromkeys(name for each in differences for name in each):
+        resamples = min(each[metric].resamples for each in differences if metric in each)
         if resamples < RESAMPLES:
             notes.append(
                 f"The bootstrap intervals of {metric} are from {resamples:,} resamples, not {RESAMPLES:,}, which would take "
                 "over a minute per variant."
             )
-    return found, notes
+    return notes
 
 
 def _title(config: StudyConfig, record: RunRecord) -> str:

@@ -88,6 +88,14 @@ class Study(StudyConfig):
             if not folder.has_saved:
                 share(path, folder.split)
 
+    def keep_judged_split(self) -> None:
+        """Make new runs of a study that began without a test split be judged on validation, like its earlier runs."""
+        folders = [RunFolder(run.folder) for run in self.runs]
+        if any(folder.has_saved and folder.judged_on_val for folder in folders):
+            for folder in folders:
+                if not folder.has_saved:
+                    folder.write_data(model_args={}, facts={}, judged_split="val")
+
     def save_files(self, task: Task) -> None:
         """Write the files that `task` fitted to the training data, for all runs whose host has the baseline's input.
 

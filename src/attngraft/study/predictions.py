@@ -38,7 +38,8 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
             measured = task.measure(table, record.facts)
             statistics, comparable = dict(measured.statistics), measured.comparable
         if table.score is not None:  # saved for all tasks, also those without other statistics
-            statistics[task.primary] = MeanScore(table.score.astype(float), table.binary)
+            fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
+            statistics[task.primary] = MeanScore(table.score.astype(float), table.binary, fixed)
         return RunStatistics(folder=record.folder, names=table.names, statistics=statistics, comparable=comparable)
 
 

@@ -126,6 +126,8 @@ def compare(
             if study.benchmark is not None:
                 study.save_split(study.benchmark.task)
                 study.save_files(study.benchmark.task)
+                if study.benchmark.data.test is not None:
+                    study.keep_judged_split()
             notes = train_runs(study, executor=executor, train_run=tools.train, progress=progress)
             if not any(finished_runs(study).values()):
                 first = f"; the first: {notes[0]}" if notes else ""

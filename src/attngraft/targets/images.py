@@ -114,6 +114,7 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         section["source"] = data
     if split is not None:
         section |= {"val_split": split, "val_fraction": None}
+        section.pop("test_split", None)
     config = read(data_config(record.recipe.task["name"]), section, where="task.data")
     return _open(
         config,

@@ -161,9 +161,7 @@ def host_config(name: str, options: HostOptions) -> tuple[HostConfig, bool]:
     return replace(host, args={**host.args, "num_classes": outputs}), True
 
 
-def save_evaluation(
-    evaluation: Evaluation, target: Target, folder: Path, *, data: str | None, split: str | None
-) -> None:
+def save_evaluation(evaluation: Evaluation, target: Target, folder: Path, *, data: str | None) -> None:
     """Write predictions.npz and evaluation.json to `folder`.
 
     Raises:
@@ -182,7 +180,7 @@ def save_evaluation(
             "checkpoint": target.digest(),
             "task": task.name,
             "data": data or target.recipe.task.get("data", {}).get("source"),
-            "split": split,
+            "split": evaluation.split,
             "examples": len(evaluation.predictions.names),
             "metrics": dict(evaluation.metrics),
             "version": __version__,

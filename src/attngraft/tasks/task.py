@@ -137,6 +137,7 @@ class Evaluation:
 
     metrics: Mapping[str, float]
     predictions: Predictions
+    split: str = ""  #: val, test, or a name that was asked for; empty: unknown
 
 
 @dataclass(frozen=True, kw_only=True)

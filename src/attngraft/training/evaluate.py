@@ -73,7 +73,7 @@ class SplitEvaluator:
         self._loader = eval_batches(
             split if examples is None else examples, self._order, workers=config.workers, pin=pin
         )
-        self._channels_last = config.channels_last
+        self._channels_last, self._keep_outputs = config.channels_last, config.outputs
 
     def __call__(
         self,
@@ -157,7 +157,7 @@ class SplitEvaluator:
                 batch = change(batch, indices)
             with self._accelerator.autocast():
                 records = infer(called, batch)
-            yield records, indices.numpy()
+            yield records if self._keep_outputs else replace(records, outputs={}), indices.numpy()
 
 
 def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mapping[str, Any]) -> Evaluation:
@@ -196,7 +196,8 @@ def evaluate_run(
     Args:
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
-        split: another split of the data (`task.data.val_split`); None: the split that the run is judged on.
+        split: another split of the data (`task.data.val_split`); None: the split that the run is judged on or, for other
+            data, the test split if there is one, else the validation split.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         trust_code: import a `module:` host that the folder names, which runs its code.
 
@@ -225,7 +226,7 @@ def evaluate_target(
     evaluation = evaluate(model)
     if evaluation is None:
         raise TrainingError(f"{target.name}: the evaluation was stopped")
-    return evaluation
+    return replace(evaluation, split=split or opened.part)
 
 
 def run_target(record: RunRecord, weights: Weights) -> Target:
@@ -244,6 +245,7 @@ def run_target(record: RunRecord, weights: Weights) -> Target:
         model_args=record.model_args,
         split=run.split,
         fitted=run.fitted,
+        judged_split=record.judged_split,
     )
 
 
@@ -253,11 +255,12 @@ class OpenedSplit:
 
     task: Task
     split: Split
+    part: str  #: "val" or "test"
     facts: Mapping[str, Any]  #: the model's, and those of the data that it does not have
 
 
 def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
-    """Open the split to evaluate a model on: the split that its run is judged on, or a split of other data.
+    """Open the split to evaluate a model on: `split`, the split that its run is judged on, or a split of other data.
 
     Raises:
         DataError, UsageError: see `evaluate_target`.
@@ -275,12 +278,16 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
     _check_facts(task, target, found.facts, where=data or "the data")
-    judged = found.test is not None and data is None and split is None
-    return OpenedSplit(
-        task=task,
-        split=found.test if judged and found.test is not None else found.val,
-        facts={**found.facts, **target.facts},
-    )
+    part = "val" if split is not None or found.test is None else "test"
+    if data is None and split is None and target.judged_split is not None:
+        part = target.judged_split
+    examples = found.val if part == "val" else found.test
+    if examples is None:
+        raise target.data_error(
+            f"{target.name}: is judged on a test split, which its data no longer have; restore it, or name another part "
+            "with --split"
+        )
+    return OpenedSplit(task=task, split=examples, part=part, facts={**found.facts, **target.facts})
 
 
 def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
@@ -381,6 +388,7 @@ def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
         section["source"] = data
     if split is not None:
         section |= {"val_split": split, "val_fraction": None}
+        section.pop("test_split", None)
     return replace(recipe, task={**recipe.task, "data": section}) if section else recipe
 
 

@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -33,7 +33,7 @@ from attngraft.training.lock import locked
 from attngraft.training.optimizer import learning_rate
 from attngraft.training.progress import LogLines, Progress, Silent, format_metrics
 from attngraft.training.recipe import Recipe
-from attngraft.training.run_folder import Judged, Metrics, RunFolder, RunRecord, read_run, write_json
+from attngraft.training.run_folder import Judged, JudgedSplit, Metrics, RunFolder, RunRecord, read_run, write_json
 from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
 from attngraft.training.stages import StagePlan
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
@@ -202,7 +202,7 @@ class Trainer:
             evaluation = self._judging(self._state.model, stop=self._stop)
         if evaluation is None:
             self._stop_before_judging()
-        split: Literal["val", "test"] = "val" if run.data.test is None else "test"
+        split: JudgedSplit = "val" if run.data.test is None else "test"
         if run.accelerator.is_main_process:
             run.folder.write_predictions(evaluation.predictions)
         metrics = {f"{split}/{name}": float(value) for name, value in evaluation.metrics.items()}

@@ -27,7 +27,7 @@ from attngraft.yaml_config import (
 RECIPES = Path(__file__).parent / "recipes"
 
 #: fields that do not change the result, so that a resumed run may change them
-HARMLESS = ("train.workers", "train.save_every", "train.auto_batch")
+HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outputs")
 
 #: fields that a run with train.auto_batch chooses itself, and keeps when it resumes
 CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
@@ -220,6 +220,9 @@ class TrainConfig:
     eval_every: int | None = None  #: evaluate and save after every this many updates, and at the end; null: each epoch
     #: weights that a study compares: of the last epoch, or of the best one by the primary validation metric
     judge: Literal["last", "best"] = "last"
+    #: keep the outputs of the evaluated examples (captions, boxes, masks), compressed, in predictions.npz; statistics,
+    #: from which metrics are computed, are always kept
+    outputs: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every", "eval_every"):

@@ -39,6 +39,7 @@ from attngraft.training.recipe import (
 from attngraft.yaml_config import differing_fields, read_yaml
 
 Metrics = dict[str, float]
+JudgedSplit = Literal["val", "test"]
 
 
 class RunFolder:
@@ -81,8 +82,17 @@ class RunFolder:
     def write_recipe(self, recipe: Recipe) -> None:
         write_atomically(self.recipe, recipe_to_yaml(recipe))
 
-    def write_data(self, *, model_args: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        write_json(self.data, {"model_args": dict(model_args), "facts": dict(facts)})
+    def write_data(
+        self, *, model_args: Mapping[str, Any], facts: Mapping[str, Any], judged_split: JudgedSplit = "val"
+    ) -> None:
+        write_json(self.data, {"model_args": dict(model_args), "facts": dict(facts), "judged_split": judged_split})
+
+    @property
+    def judged_on_val(self) -> bool:
+        """Return whether the run began without a test split, or a study that did so needs it to be judged alike."""
+        data = read_json(self.data) if self.data.is_file() else {"judged_split": None}
+        # before there were test splits, the entry was missing
+        return data.get("judged_split", "val") == "val" and (self.has_saved or not data["facts"])
 
     def write_teacher(self, facts: Mapping[str, Any]) -> None:
         write_json(self.teacher, dict(facts))
@@ -153,7 +163,7 @@ class Judged:
 
     weights: Literal["last", "best"]
     epoch: int  #: of the weights, from 1
-    split: Literal["val", "test"]
+    split: JudgedSplit
     metrics: dict[str, float]  #: names as in metrics.jsonl: `test/top1`
 
     def compared(self) -> dict[str, float]:
@@ -176,6 +186,8 @@ class RunRecord:
     finished: bool = False
     predictions: Path | None = None
     judged: Judged | None = None  #: None: judged by the last epoch's evaluation on the validation split
+
+    judged_split: JudgedSplit = "val"  #: also of a run that is not finished
 
     @property
     def epochs_done(self) -> int:
@@ -211,6 +223,7 @@ def read_run(folder: Path | str) -> RunRecord:
         finished=run.finished.is_file(),
         predictions=run.predictions if run.predictions.is_file() else None,
         judged=None if judged is None else Judged(**judged),
+        judged_split=data.get("judged_split", "val") if judged is None else judged["split"],
     )
 
 

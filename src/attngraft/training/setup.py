@@ -33,7 +33,7 @@ from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder, train_order
 from attngraft.training.optimizer import create_ema, create_optimizer
 from attngraft.training.recipe import Recipe, Stage
-from attngraft.training.run_folder import RunFolder, write_json
+from attngraft.training.run_folder import JudgedSplit, RunFolder, write_json
 from attngraft.training.stages import StageContext, stage_recipe
 from attngraft.training.teacher import Teacher, create_teacher, record_teacher
 from attngraft.training.update import Update
@@ -114,6 +114,9 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     task.load_split(folder.split)
     task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
+    if data.test is not None and folder.judged_on_val:
+        log.info("%s: began without a test split, and is judged on validation", folder.path)
+        data = replace(data, test=None)
     _refuse_other_data(accelerator, data)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
     stages = [_stage_context(recipe, stage, task, data, order) for stage in recipe.all_stages]
@@ -303,5 +306,6 @@ def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskDa
         )
         current = current | {"batch_norm_examples": seen}
     write_json(folder.environment, current)
-    folder.write_data(model_args=data.model_args, facts=data.facts)
+    judged_split: JudgedSplit = "val" if data.test is None else "test"
+    folder.write_data(model_args=data.model_args, facts=data.facts, judged_split=judged_split)
     folder.write_recipe(recipe)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -31,6 +31,9 @@ class Target:
     labels: tuple[str, ...] = ()  #: names of its outputs, if `facts` are unknown
     input: Mapping[str, Any] | None = None  #: input configuration; None: that of the recipe's host
     split: Path | None = None  #: file of its random split
+    judged_split: Literal["val", "test"] | None = (
+        None  #: split that the run is judged on; None: the test split, if there is one
+    )
     fitted: Path | None = None  #: folder of the objects that the task fitted to the training data
 
     @property

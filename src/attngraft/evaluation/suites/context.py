@@ -141,7 +141,9 @@ def _of_data(target: Target, source: str | None, split: str | None) -> Evaluatio
             return _context(task, found, source=source)
     opened = opened or open_split(target, data=source, split=split)
     named = [part for part in (source, split) if part is not None]
-    description = ", ".join(named) or f"the {target.kind}'s own validation part"
+    description = (
+        ", ".join(named) or f"the {target.kind}'s own {'test' if opened.part == 'test' else 'validation'} part"
+    )
     return _context(opened.task, SuiteExamples(split=opened.split, facts=opened.facts), source=description)
 
 

@@ -60,7 +60,7 @@ def measure(table: RecordTable, *, classes: int) -> Measured:
         top = table.array("top5") if "top5" in table else best_classes(table.array("logits"))
         among = (top == target[:, None]).any(axis=1)
         statistics["top5"], values["top5"] = MeanScore(among, binary=True), float(among.mean())
-    statistics["balanced_accuracy"] = MeanScore(hit * class_shares(target))
+    statistics["balanced_accuracy"] = MeanScore(hit * class_shares(target), held_fixed="the weight of each class")
     values["balanced_accuracy"] = balanced_accuracy(predicted, target, classes=classes)
     statistics["macro_f1"] = resampled_macro_f1(predicted, target, classes=classes)
     values["macro_f1"] = macro_f1(predicted, target, classes=classes)
@@ -146,7 +146,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Map
     return Section(
         name="classes",
         title="Class by class",
-        note=f"Means over seeds, on the validation {noun}s. Recall: share of the class's {noun}s that are predicted as the "
+        note=f"Means over seeds, on the evaluated {noun}s. Recall: share of the class's {noun}s that are predicted as the "
         f"class. Precision: share of the {noun}s predicted as the class that belong to it; empty if no seed predicts it. "
         f"F1: their harmonic mean. For comparison: always predicting {largest}, the class with the most training {noun}s, "
         f"is correct for {100 * share:.2f} % of the {noun}s.",

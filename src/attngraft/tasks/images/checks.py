@@ -1,6 +1,6 @@
 """Checks that reject unusable labeled images, and reports of unreadable and duplicate images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from attngraft.tasks.images.sources import Images, ImageSource
 
 CORRUPT_LIMIT = 100  #: most images that can be skipped if `max_corrupt` is a fraction
 _COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}  #: comparison, by depth of the scan
+_LEAK = ("validation image", "training images")
 _EXAMPLES = 20  #: most groups of duplicates listed in the facts
 
 
@@ -42,12 +43,11 @@ def check_amount(source: ImageSource) -> None:
     _refuse_empty(source, class_counts(source.train, len(source.classes)), split)
 
 
-def check_split(source: ImageSource, val: Images) -> None:
-    """Check that the splits are consistent and that their first images are readable.
+def check_split(source: ImageSource, images: Images, name: str) -> None:
+    """Check that a split ("training", "validation" or "test") has all classes, and that its first image is readable.
 
     Raises:
-        DataError: a split is empty, a class has no images in one of the splits, a number is the same for all of its images,
-            or an image is unreadable.
+        DataError: it is empty, a class has no images, a number is the same for all images, or the first one is unreadable.
     """
     remedy = "add some, or change the split"
     if source.multilabel:
@@ -55,14 +55,14 @@ def check_split(source: ImageSource, val: Images) -> None:
             "an image that is the only one with a certain label is kept for training: add images, use fewer labels with "
             "task.data.classes, or name a validation split with task.data.val_split"
         )
-    for name, images in (("training", source.train), ("validation", val)):
-        if len(images) == 0:
-            raise DataError(f"{source.where}: no images are left for {name} ({source.origin}); {remedy}")
-        if source.numeric:
-            _refuse_constant(source, images, name)
-        else:
-            _refuse_empty(source, class_counts(images, len(source.classes)), f"{name} images")
-    val.open(0)
+    if len(images) == 0:
+        raise DataError(f"{source.where}: no images are left for {name} ({source.origin}); {remedy}")
+    if source.numeric:
+        _refuse_constant(source, images, name)
+    else:
+        _refuse_empty(source, class_counts(images, len(source.classes)), f"{name} images")
+    if name != "training":
+        images.open(0)
 
 
 def classes_without_images(source: ImageSource, val: Images) -> list[str]:
@@ -71,7 +71,10 @@ def classes_without_images(source: ImageSource, val: Images) -> list[str]:
     This is not an error: a rare label cannot be removed without losing the other labels of its images.
     """
     notes: list[str] = []
-    for name, images in (("training", source.train), ("validation", val)) if source.multilabel else ():
+    parts = {"training": source.train, "validation": val, "test": source.test}
+    for name, images in parts.items() if source.multilabel else ():
+        if images is None:
+            continue
         counts = class_counts(images, len(source.classes))
         empty = [label for label, count in zip(source.classes, counts, strict=True) if count == 0]
         if empty:
@@ -125,7 +128,7 @@ def _refuse_constant(source: ImageSource, images: Images, part: str) -> None:
 class Duplicate:
     """One of several identical images."""
 
-    part: str  #: split: train or val
+    part: str  #: split: train, val or test
     name: str
     label: str  #: class, or the comma-separated classes of a multi-label image
 
@@ -134,7 +137,7 @@ class Duplicate:
 class DataIssues:
     """Unreadable images (split, name, reason), and groups of identical images.
 
-    Groups span both splits (`leaks`) or lie in one (`repeated`). Groups with different classes are also in `conflicting`.
+    Groups span several splits (`leaks`) or lie in one (`repeated`). Groups with different classes are also in `conflicting`.
     """
 
     depth: str
@@ -145,8 +148,8 @@ class DataIssues:
 
     @property
     def leaked(self) -> int:
-        """Number of validation images that are also training images."""
-        return sum(image.part == "val" for group in self.leaks for image in group)
+        """Number of images that are also in an earlier split, of training, validation and test."""
+        return sum(image.part != group[0].part for group in self.leaks for image in group)
 
     def notes(self) -> list[str]:
         """Return one sentence per kind of issue, for the report."""
@@ -156,8 +159,10 @@ class DataIssues:
             notes.append(f"Skipped {_count(len(names), 'unreadable image')}: {_listed(names)}.")
         if self.leaks:
             verb = "is" if self.leaked == 1 else "are"
+            tested = any(image.part == "test" for group in self.leaks for image in group)
+            what, other = ("validation or test image", "images of an earlier split") if tested else _LEAK
             notes.append(
-                f"Leak: {_count(self.leaked, 'validation image')} {verb} identical to training images, "
+                f"Leak: {_count(self.leaked, what)} {verb} identical to {other}, "
                 f"{_COMPARED[self.depth]} ({_listed([_group(group) for group in self.leaks])}), so the results are too good."
             )
         if self.conflicting:
@@ -187,13 +192,15 @@ class DataIssues:
         }
 
 
-def find_issues(train: Images, val: Images | None, scan: ScanResult, *, classes: Sequence[str]) -> DataIssues:
-    """Return the issues in `scan`, which covers the images of `train` followed by those of `val`."""
+def find_issues(parts: Mapping[str, Images], scan: ScanResult, *, classes: Sequence[str]) -> DataIssues:
+    """Return the issues in `scan`, which covers the images of all splits in their order: train, val, test."""
 
     def located(position: int) -> tuple[str, Images, int]:
-        if val is None or position < len(train):
-            return "train", train, position
-        return "val", val, position - len(train)
+        for part, images in parts.items():
+            if position < len(images):
+                return part, images, position
+            position -= len(images)
+        raise IndexError(position)
 
     def duplicate(position: int) -> Duplicate:
         part, images, index = located(position)
@@ -210,9 +217,10 @@ def find_issues(train: Images, val: Images | None, scan: ScanResult, *, classes:
     for position, reason in scan.problems.items():
         part, images, index = located(position)
         unreadable.append((part, images.names[index], reason))
-    identical = _identical(scan)
+    identical, train, val = _identical(scan), parts["train"], parts.get("val")
     if val is not None and _is_same(train, val, scan):
-        own = ([position for position in group if position < len(train)] for group in identical)
+        repeats = range(len(train), len(train) + len(val))
+        own = ([position for position in group if position not in repeats] for group in identical)
         identical = [group for group in own if len(group) > 1]
     groups = [[duplicate(position) for position in group] for group in identical]
     return DataIssues(

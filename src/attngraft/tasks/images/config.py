@@ -17,9 +17,10 @@ SOURCES = "a folder, .tar, .npz, .csv, .parquet, COCO .json, shards as x-{000..0
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The data source and its split into training and validation.
+    """The data source and its split into training, validation and test.
 
-    Without `val_split`, `val_fraction` and `split_file`, the source's own validation split is used. If the source has no
+    A source with a test split besides validation is judged on it; validation then only chooses the best epoch. Without
+    `val_split`, `val_fraction` and `split_file`, the source's own validation split is used. If the source has no
     splits (class folders, a tar of class folders, `digits`), a random 20% of each class is used for validation.
     """
 
@@ -29,6 +30,8 @@ class DataConfig:
     root: str | None = None  #: timm: folder of the data set; .csv, .parquet, COCO: base folder of relative paths
     train_split: str | None = None  #: name of the training split (folder, `<name>.tar`, `x_<name>`)
     val_split: str | None = None  #: name of the validation split
+    #: name of the test split; null: `test` or `testing`, if it is not the validation split; none: judge on validation
+    test_split: str | None = None
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
     classes: tuple[str, ...] | None = None  #: use only these classes, in this order
@@ -52,6 +55,8 @@ class DataConfig:
         require(self, "val_fraction", fraction is None or 0 < fraction < 1, "must lie between 0 and 1")
         alone = fraction is None or self.val_split is None
         require(self, "val_fraction", alone, "cannot be combined with val_split; give only one of them")
+        other = self.test_split is None or self.test_split not in (self.train_split, self.val_split)
+        require(self, "test_split", other, "is also used for training or validation; name another split, or none")
         require(self, "split_seed", self.split_seed >= 0, "must not be negative")
         require(self, "classes", classes is None or len(set(classes)) == len(classes), "contains a class twice")
         require(self, "classes", classes is None or len(classes) >= 2, "must name at least two classes")

@@ -72,8 +72,8 @@ class Inspection:
 
     def images(self) -> dict[str, Images]:
         """Return the readable images of each split."""
-        survey = self.survey
-        return {"train": survey.source.train} | ({} if survey.val is None else {"val": survey.val})
+        parts = {"train": self.survey.source.train, "val": self.survey.val, "test": self.survey.source.test}
+        return {name: images for name, images in parts.items() if images is not None}
 
     def counts(self) -> dict[str, list[int]]:
         """Return a mapping from split to the number of images of each class."""
@@ -93,9 +93,12 @@ class Inspection:
     def sizes_and_modes(self, name: str) -> dict[str, Any]:
         """Return sizes (width, height: smallest, median and largest by area) and modes of a split's scanned images."""
         survey, scan = self.survey, self.survey.scan
-        unreadable = sum(part == "val" for part, _, _ in survey.issues.unreadable)
-        first_val = len(scan) - unreadable - (0 if survey.val is None else len(survey.val))
-        rows = range(first_val) if name == "train" else range(first_val, len(scan))
+        unreadable = Counter(part for part, _, _ in survey.issues.unreadable)
+        first = 0
+        for part, images in self.images().items():
+            rows = range(first, first := first + len(images) + unreadable[part])
+            if part == name:
+                break
         rows_read = [row for row in rows if row not in scan.problems]
         sizes = scan.sizes[rows_read]
         if not sizes.any():
@@ -162,7 +165,7 @@ def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:
 
 
 def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
-    """Save a .png with one row of images per class and per group of images that are in both splits.
+    """Save a .png with one row of images per class and per group of images that are in several splits.
 
     A row has up to 8 images, evenly spaced over the training images of its class, or from the lowest to the
     highest number. At most 40 classes and 8 groups are shown.
@@ -219,9 +222,10 @@ def _duplicate_rows(inspection: Inspection) -> list[SheetRow]:
         for index, name in enumerate(images.names)
     }
     rows: list[SheetRow] = []
+    title = "in both splits" if len(inspection.images()) < 3 else "in several splits"
     for group in inspection.survey.issues.leaks[:_DUPLICATES]:
         shown = [by_name[image.part, image.name] for image in group if (image.part, image.name) in by_name]
-        rows.append(("in both splits", ", ".join(dict.fromkeys(image.label for image in group)), shown, _RED))
+        rows.append((title, ", ".join(dict.fromkeys(image.label for image in group)), shown, _RED))
     return rows
 
 

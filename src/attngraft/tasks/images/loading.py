@@ -27,9 +27,15 @@ class LoadedImages:
     classes: tuple[str, ...]
     train: LabelledSplit
     val: LabelledSplit
+    test: LabelledSplit | None
     counts: np.ndarray  #: (classes,) number of training images of each class; empty for numbers
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
     random_split: TrainVal | None  #: the random split, if there is one and it can be saved to a file
+
+    @property
+    def splits(self) -> dict[str, LabelledSplit]:
+        """Return all splits by name."""
+        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
 
 def load_images(
@@ -92,12 +98,17 @@ def load_images(
         transform = train_transform(augment, plan, host)
         train = ImageSplit(images, transform, host=host, seed=seed, epoch_sampling=epoch_sampling)
     transform = eval_transform(host, crop_pct=plan.eval_crop_pct)
+
+    def evaluated(images: Images) -> LabelledSplit:
+        if _is_cached(images, data, host):
+            return PixelSplit(images, transform, None, host=host, seed=seed)
+        return ImageSplit(images, transform, host=host, seed=seed)
+
     return LoadedImages(
         classes=source.classes,
         train=train,
-        val=PixelSplit(val, transform, None, host=host, seed=seed)
-        if _is_cached(val, data, host)
-        else ImageSplit(val, transform, host=host, seed=seed),
+        val=evaluated(val),
+        test=None if source.test is None else evaluated(source.test),
         counts=np.zeros(0) if source.numeric else class_counts(source.train, len(source.classes)),
         facts=printable(facts),
         random_split=opened.random_split,
@@ -114,6 +125,7 @@ def _is_cached(images: Images, data: DataConfig, host: HostInput) -> bool:
 def _facts(opened: OpenedImages, plan: TransformPlan, host: HostInput) -> dict[str, Any]:
     """Return facts and decisions for the run folder and the report."""
     source, val = opened.source, opened.val
+    parts = {"train": source.train, "val": val} | ({} if source.test is None else {"test": source.test})
 
     def counts(images: Images) -> dict[str, int]:
         return dict(zip(source.classes, class_counts(images, len(source.classes)).tolist(), strict=True))
@@ -123,8 +135,8 @@ def _facts(opened: OpenedImages, plan: TransformPlan, host: HostInput) -> dict[s
         "where": source.where,
         "split": source.origin,
         "targets" if source.numeric else "classes": list(source.classes),
-        "sizes": {"train": len(source.train), "val": len(val)},
-        **({} if source.numeric else {"counts": {"train": counts(source.train), "val": counts(val)}}),
+        "sizes": {name: len(images) for name, images in parts.items()},
+        **({} if source.numeric else {"counts": {name: counts(images) for name, images in parts.items()}}),
         "input": {
             "size": [host.channels, host.height, host.width],
             "mean": list(host.mean),

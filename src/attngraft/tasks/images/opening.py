@@ -1,7 +1,8 @@
-"""Training and validation images from the recipe's `task.data`, checked and ready for training."""
+"""Training, validation and test images from the recipe's `task.data`, checked and ready for training."""
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ _SHOWN = 20  #: most unreadable images listed in an error message
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedImages:
-    """Training and validation images that passed all checks."""
+    """Training, validation and test images (`source.test`) that passed all checks."""
 
     source: ImageSource  #: `source.train` excludes the images that were split off for validation
     val: Images
@@ -77,7 +78,13 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
     for note in issues.notes():
         log.warning("%s", printable(f"{source.where}: {note}"))
     check = issues.facts() | {"train_digest": split_digest(source.train)}
-    facts = {"notes": [*source.notes, *issues.notes()], "split_digest": split_digest(survey.val), "check": check}
+    test = {} if source.test is None else {"test_digest": split_digest(source.test)}
+    facts = {
+        "notes": [*source.notes, *issues.notes()],
+        "split_digest": split_digest(survey.val),
+        "check": check,
+        **test,
+    }
     random_split = None if config.split_file is not None else survey.split
     if random_split is not None and not has_unique_names(*random_split):
         log.warning("%s: the random split cannot be saved: images share a name", printable(source.where))
@@ -106,20 +113,33 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None, progre
     except DataError as error:
         refusals.append(str(error))
         val = source.val
-    images = [source.train] + ([val] if val is not None else [])
-    scanned = scan(images, config.check, where=source.where, progress=progress)
-    issues = find_issues(source.train, val, scanned, classes=source.classes)
+    parts = {"train": source.train, "val": val, "test": source.test}
+    existing = {name: images for name, images in parts.items() if images is not None}
+    scanned = scan(list(existing.values()), config.check, where=source.where, progress=progress)
+    issues = find_issues(existing, scanned, classes=source.classes)
     limit = corrupt_limit(config.max_corrupt, len(scanned))
     if len(issues.unreadable) > limit:
         refusals.append(_too_many_unreadable(source.where, issues, limit, len(scanned), config))
-    source, val = _readable(source, val, scanned)
+    if scanned.problems:
+        readable = _readable(existing, scanned)
+        source = replace(source, train=readable["train"], test=readable.get("test"))
+        val = readable.get("val")
     if val is not None and not refusals:
         try:
             if scanned.problems:
                 check_amount(replace(source, val=val))
-            check_split(source, val)
+            check_split(source, source.train, "training")
+            check_split(source, val, "validation")
         except DataError as error:
             refusals.append(str(error))
+    if source.test is not None:
+        try:
+            check_split(source, source.test, "test")
+        except DataError as error:
+            if config.test_split is not None:
+                refusals.append(str(error))
+            note = f"The split {source.test_split} is not used as a test split: {error}"
+            source = replace(source, test=None, notes=(*source.notes, note))
     return Survey(source=source, val=val, scan=scanned, issues=issues, split=split, refusals=refusals)
 
 
@@ -129,19 +149,15 @@ def split_digest(images: Images) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _readable(source: ImageSource, val: Images | None, scanned: ScanResult) -> tuple[ImageSource, Images | None]:
-    if not scanned.problems:
-        return source, val
+def _readable(parts: Mapping[str, Images], scanned: ScanResult) -> dict[str, Images]:
     good = np.ones(len(scanned), dtype=bool)
     good[list(scanned.problems)] = False
-
-    def selected(images: Images, good: np.ndarray) -> Images:
-        indices = np.flatnonzero(good)
-        return images.take(indices, images.labels[indices])
-
-    length = len(source.train)
-    source = replace(source, train=selected(source.train, good[:length]))
-    return source, None if val is None else selected(val, good[length:])
+    ends = np.cumsum([len(images) for images in parts.values()])
+    result = {}
+    for (name, images), of_part in zip(parts.items(), np.split(good, ends[:-1]), strict=True):
+        indices = np.flatnonzero(of_part)
+        result[name] = images.take(indices, images.labels[indices])
+    return result
 
 
 def _too_many_unreadable(where: str, issues: DataIssues, limit: int, images: int, config: DataConfig) -> str:

@@ -71,6 +71,7 @@ class ImageTask(LogitsTask):
         return TaskData(
             train=loaded.train,
             val=loaded.val,
+            test=loaded.test,
             model_args={"num_classes": self._classes},
             facts={**loaded.facts, **(facts or {})},
         )

@@ -140,7 +140,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], threshold: 
     return Section(
         name="classes",
         title="Class by class",
-        note="Means over seeds, on the validation images. Average precision: over images ranked by the class's score. "
+        note="Means over seeds, on the evaluated images. Average precision: over images ranked by the class's score. "
         f"Recall, precision and F1: with labels predicted from a probability of {threshold:g}. They are empty for classes "
         "without images, as is precision if no seed predicts the class. For comparison: ranking the classes of every image "
         f"by their number of training images has an average precision by image of {100 * by_counts:.2f} %.",

@@ -51,16 +51,14 @@ class MultiLabel(ImageTask):
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         config = self.config
         loaded = self.load_images(model_data_config)
-        for name, split in (("training", loaded.train), ("validation", loaded.val)):
+        for name, split in loaded.splits.items():
             if not split.labels.any():
-                raise DataError(f"{config.data.source}: no {name} image has a label; check the column of labels")
+                what = {"train": "training", "val": "validation"}.get(name, name)
+                raise DataError(f"{config.data.source}: no {what} image has a label; check the column of labels")
         weights = positive_weights(config.loss, loaded.counts, images=len(loaded.train), classes=loaded.classes)
         self._loss = training_loss(config.loss, weights)
         mix = MultiLabelMixing(config.augment, seed=self.seed) if config.augment.mixes else None
-        per_image = {
-            name: round(float(split.labels.sum(1).mean()), 3)
-            for name, split in (("train", loaded.train), ("val", loaded.val))
-        }
+        per_image = {name: round(float(split.labels.sum(1).mean()), 3) for name, split in loaded.splits.items()}
         return self.task_data(loaded, mix, facts={"labels_per_image": per_image})
 
     @classmethod

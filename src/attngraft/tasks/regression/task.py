@@ -55,7 +55,7 @@ class Regression(ImageTask):
         if self._scale is None:
             self._scale = {"mean": numbers.mean(0).tolist(), "deviation": numbers.std(0).tolist()}
         mean, deviation = (np.array(self._scale[name]) for name in ("mean", "deviation"))
-        for split in (loaded.train, loaded.val):
+        for split in loaded.splits.values():
             split.labels = ((split.labels - mean) / deviation).astype(np.float32)
         return self.task_data(loaded, facts={"scale": self._scale})
 

@@ -9,7 +9,7 @@ from attngraft.tasks.images.config import DataConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TextDataConfig:
-    """A table of texts and labels, and its split into training and validation.
+    """A table of texts and labels, and its split into training, validation and test.
 
     Without a split of its own (a column that names it, or `train.csv` and `val.csv` in a folder), and with `val_fraction`, a
     random part of each class is used for validation.
@@ -21,6 +21,8 @@ class TextDataConfig:
     split_column: str | None = None  #: column with the split's name (train, val); null: detected by name
     train_split: str | None = None  #: name of the training split
     val_split: str | None = None  #: name of the validation split
+    #: name of the test split; null: `test` or `testing`, if it is not the validation split; none: judge on validation
+    test_split: str | None = None
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
     split_file: str | None = None  #: a split that was saved, instead of a random one

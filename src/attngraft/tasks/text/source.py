@@ -5,14 +5,14 @@ import hashlib
 import io
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
-from attngraft.tasks.images.sources.base import find_train, find_val
+from attngraft.tasks.images.sources.base import find_test, find_train, find_val
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES
 from attngraft.tasks.images.sources.splitting import DEFAULT_FRACTION, HEADER
 from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, find_column, read_labels, read_table
@@ -47,13 +47,14 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource:
-    """Training and validation texts of a source, and their classes."""
+    """Training, validation and test texts of a source, and their classes."""
 
     where: str
     column: str  #: of the texts
     classes: tuple[str, ...]
     train: Texts
     val: Texts
+    test: Texts | None
     origin: str  #: description of the split, for the report
     drawn: bool  #: whether the split is random
     notes: tuple[str, ...] = ()
@@ -62,8 +63,12 @@ class TextSource:
         """Return the number of texts of each class, by split."""
         return {
             part: dict(zip(self.classes, np.bincount(texts.labels, minlength=len(self.classes)).tolist(), strict=True))
-            for part, texts in (("train", self.train), ("val", self.val))
+            for part, texts in self.parts().items()
         }
+
+    def parts(self) -> dict[str, Texts]:
+        """Return the texts of each split."""
+        return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
 
 def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> TextSource:
@@ -73,7 +78,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         DataError: the data cannot be used; the message names the file and the remedy.
         ConfigError: a column is unknown.
     """
-    table, side, origin = _read(Path(config.source).expanduser(), config)
+    table, side, origin, test_split = _read(Path(config.source).expanduser(), config)
     if (side < 0).any():
         table, side = _rows(table, np.flatnonzero(side >= 0)), side[side >= 0]
     column = text_column(table, config.text_column)
@@ -104,16 +109,41 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     notes = [labels.note] if labels.note else []
     if twice:
         notes.append(f"{twice} validation {'text is' if twice == 1 else 'texts are'} also in the training split.")
+    test, note = None, ""
+    if test_split is not None:
+        test, note = _test_texts(config, test_split, labels.classes)
+    elif config.test_split not in (None, "none"):
+        raise DataError(
+            f"{table.where}: no split {config.test_split!r} (task.data.test_split) besides training and validation"
+        )
+    notes += [note] if note else []
     return TextSource(
         where=table.where,
         column=column,
         classes=labels.classes,
         train=train,
         val=val,
+        test=test,
         origin=origin,
         drawn=drawn,
         notes=tuple(notes),
     )
+
+
+def _test_texts(config: TextDataConfig, split: str, classes: Sequence[str]) -> tuple[Texts | None, str]:
+    """Return the texts of the test split; None, and a note, if it cannot be used."""
+    only = replace(config, val_split=split, test_split="none", val_fraction=None, split_file=None)
+    try:
+        source = open_texts(only)
+        unknown = sorted({source.classes[label] for label in source.val.labels} - {*classes})
+        if unknown:
+            raise DataError(f"it has the class {unknown[0]!r}, which training and validation lack")
+        position = [classes.index(name) if name in classes else -1 for name in source.classes]
+        return replace(source.val, labels=np.array(position)[source.val.labels]), ""
+    except DataError as error:
+        if config.test_split is not None:
+            raise DataError(f"{config.source}: the test split {split} cannot be used: {error}") from None
+        return None, f"The split {split} is not used as a test split: {error}"
 
 
 def text_column(table: LabelTable, configured: str | None) -> str:
@@ -181,8 +211,8 @@ def save_split(path: Path, train: Texts, val: Texts) -> None:
     write_atomically(path, text.getvalue())
 
 
-def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, str]:
-    """Return all rows; each row's split (0: training, 1: validation, -1: neither); and a description."""
+def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, str, str | None]:
+    """Return all rows, each row's split (0: training, 1: validation, -1: neither), a description, and the test split."""
     settings = config.as_table()
     if path.is_dir():
         tables = {each.stem: each for each in sorted(path.iterdir(), reverse=True) if each.suffix.lower() in KINDS}
@@ -195,7 +225,8 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
                 "table for both"
             )
         val = find_val(list(tables), settings, train=train, where=str(path))
-        return _together([read_table(tables[name]) for name in (train, val) if name is not None], path)
+        test = find_test(list(tables), settings, used=(train, val), where=str(path))
+        return *_together([read_table(tables[name]) for name in (train, val) if name is not None], path), test
     if not path.is_file() or path.suffix.lower() not in KINDS:
         what = "not a table" if path.is_file() else "no such file or folder"
         raise DataError(
@@ -214,10 +245,11 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
             )
         if asked := config.val_split or config.train_split:
             raise DataError(f"{path}: no split {asked!r}; no column names splits (task.data.split_column)")
-        return table, np.zeros(len(table), dtype=np.int64), origin
+        return table, np.zeros(len(table), dtype=np.int64), origin, None
     val = find_val(values, settings, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
-    return table, side, f"the rows with {name!r} {train}" + (f" and {val}" if val else "")
+    test = find_test(values, settings, used=(train, val), where=where)
+    return table, side, f"the rows with {name!r} {train}" + (f" and {val}" if val else ""), test
 
 
 def _together(tables: list[LabelTable], folder: Path) -> tuple[LabelTable, np.ndarray, str]:

@@ -91,9 +91,15 @@ class TextClassification(LabelTask):
             raise DataError(
                 f"the run's tokenizer ({FITTED_FOLDER}/{FILE} in its folder) is missing or was changed; restore that file"
             )
-        train, val = TextSplit(source.train, self._tokenizer), TextSplit(source.val, self._tokenizer)
-        facts = {"task": self.name, "source": config.data.source, **_facts(source, self._tokenizer, train, val)}
-        return TaskData(train=train, val=val, model_args={"num_classes": self._classes}, facts=facts)
+        splits = {name: TextSplit(texts, self._tokenizer) for name, texts in source.parts().items()}
+        facts = {"task": self.name, "source": config.data.source, **_facts(source, self._tokenizer, splits)}
+        return TaskData(
+            train=splits["train"],
+            val=splits["val"],
+            test=splits.get("test"),
+            model_args={"num_classes": self._classes},
+            facts=facts,
+        )
 
     def _new_tokenizer(self, train: Texts, host: Mapping[str, Any]) -> Tokenizer:
         config, limit, size = self.config.tokenizer, host.get("max_length"), int(host["vocab_size"])
@@ -187,14 +193,15 @@ class TextClassification(LabelTask):
         return f"the tokenizer that it was trained with (save it in the host's folder: {save})"
 
 
-def _facts(source: TextSource, tokenizer: Tokenizer, train: TextSplit, val: TextSplit) -> dict[str, Any]:
-    lengths = np.array([len(each) for each in train.ids])
+def _facts(source: TextSource, tokenizer: Tokenizer, splits: Mapping[str, TextSplit]) -> dict[str, Any]:
+    lengths = np.array([len(each) for each in splits["train"].ids])
+    cut = sum(split.cut for split in splits.values())
     facts: dict[str, Any] = {
         "kind": "text",
         "where": source.where,
         "split": source.origin,
         "classes": list(source.classes),
-        "sizes": {"train": len(train), "val": len(val)},
+        "sizes": {name: len(split) for name, split in splits.items()},
         "counts": source.counts(),
         "input": {
             "column": source.column,
@@ -202,11 +209,12 @@ def _facts(source: TextSource, tokenizer: Tokenizer, train: TextSplit, val: Text
             "vocab_size": tokenizer.vocab_size,
             "max_length": tokenizer.max_length,
         },
-        "tokens": {"median": int(np.median(lengths)), "longest": int(lengths.max()), "cut": train.cut + val.cut},
+        "tokens": {"median": int(np.median(lengths)), "longest": int(lengths.max()), "cut": cut},
         "notes": list(source.notes),
         "split_digest": source.val.digest(),
         "check": {"train_digest": source.train.digest()},
+        **({} if source.test is None else {"test_digest": source.test.digest()}),
     }
-    if (train.cut + val.cut) > 0:
-        facts["notes"].append(f"{train.cut + val.cut} texts are cut to {tokenizer.max_length} tokens.")
+    if cut > 0:
+        facts["notes"].append(f"{cut} texts are cut to {tokenizer.max_length} tokens.")
     return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})

@@ -36,6 +36,49 @@ def test_validation_is_preferred_to_test_unless_named(tmp_path: Path) -> None:
     assert load(tmp_path, data={"val_split": "test"}).facts["sizes"]["val"] == 6
 
 
+def test_a_test_part_besides_validation_is_judged(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}, "test": {"a": 3, "b": 3}})
+    data = load(tmp_path)
+    assert data.test is not None
+    assert data.facts["counts"]["test"] == {"a": 3, "b": 3}
+    assert data.test.name(0) == "test/a/0.png"
+    assert load(tmp_path, data={"test_split": "none"}).test is None
+    assert load(tmp_path, data={"val_split": "test"}).test is None
+    named = load(tmp_path, data={"val_split": "test", "test_split": "val"}).test
+    assert named is not None
+    assert len(named) == 2
+    with pytest.raises(DataError, match="no split 'tset'"):
+        load(tmp_path, data={"test_split": "tset"})
+    with pytest.raises(ConfigError, match="also used for training or validation"):
+        load(tmp_path, data={"val_split": "val", "test_split": "val"})
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [
+        ({"unlabeled": 0}, "no images with such labels"),
+        ({"a": 2, "b": 2, "c": 1}, "has the class 'c', which training and validation lack"),
+        ({"a": 2}, "no test images of class 'b'"),
+    ],
+)
+def test_a_test_part_without_usable_labels_is_left_out(tmp_path: Path, tree: dict[str, int], why: str) -> None:
+    """Such data were usable before a test part was, and stay so; a part that was named is refused."""
+    make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}, "test": tree})
+    data = load(tmp_path)
+    assert data.test is None
+    assert data.facts["classes"] == ["a", "b"]
+    assert any("The split test is not used as a test split" in note and why in note for note in data.facts["notes"])
+    with pytest.raises(DataError, match=why):
+        load(tmp_path, data={"test_split": "test"})
+
+
+def test_copies_of_training_images_in_the_test_part_are_a_leak(tmp_path: Path) -> None:
+    make_folder(tmp_path, {"train": {"a": 2, "b": 2}, "val": {"a": 1, "b": 1}, "test": {"a": 3, "b": 3}})
+    (tmp_path / "test/a/0.png").write_bytes((tmp_path / "train/a/0.png").read_bytes())
+    (note,) = [note for note in load(tmp_path).facts["notes"] if note.startswith("Leak")]
+    assert note.startswith("Leak: 1 validation or test image is identical to images of an earlier split")
+
+
 def test_class_folders_are_divided_class_by_class(tmp_path: Path) -> None:
     make_folder(tmp_path, {"a": 10, "b": 5, "c": 2})
     first, again = load(tmp_path, seed=0), load(tmp_path, seed=7)
@@ -52,7 +95,7 @@ def test_class_folders_are_divided_class_by_class(tmp_path: Path) -> None:
 def test_a_share_of_the_training_part_replaces_the_validation_part(tmp_path: Path) -> None:
     make_folder(tmp_path, {"train": {"a": 4, "b": 4}, "test": {"a": 9, "b": 9}})
     data = load(tmp_path, data={"val_fraction": 0.25})
-    assert data.facts["sizes"] == {"train": 6, "val": 2}
+    assert data.facts["sizes"] == {"train": 6, "val": 2, "test": 18}
     assert data.val.name(0).startswith("train/a/")
 
 

@@ -48,7 +48,7 @@ def test_validation_is_preferred_to_test_and_can_be_drawn(tmp_path: Path) -> Non
     path = _save(tmp_path, **extra)
     assert load(path).facts["split"] == "the arrays x_train and x_val"
     assert load(path, data={"val_split": "test"}).facts["sizes"]["val"] == 4
-    assert load(path, data={"val_fraction": 0.25}).facts["sizes"] == {"train": 6, "val": 2}
+    assert load(path, data={"val_fraction": 0.25}).facts["sizes"] == {"train": 6, "val": 2, "test": 4}
 
 
 @pytest.mark.parametrize("shape", [(8, 16, 16), (8, 16, 16, 1), (8, 16, 16, 4)])

@@ -24,7 +24,7 @@ from attngraft.tasks.images.sources import (
     tar,
     timm_dataset,
 )
-from attngraft.tasks.images.sources.base import ArrayImages, Images, ImageSource, decoded, restrict
+from attngraft.tasks.images.sources.base import ArrayImages, Images, ImageSource, decoded, restrict, with_classes
 from attngraft.tasks.images.sources.decoding import in_mode
 from attngraft.tasks.images.sources.splitting import with_validation
 
@@ -38,6 +38,12 @@ def open_source(config: DataConfig) -> ImageSource:
         DataError: the source does not exist or cannot be used; see the module of each kind.
     """
     source = _open(config, config.source.strip())
+    if config.test_split not in (None, "none") and source.test_split is None:
+        raise DataError(
+            f"{config.source}: no split {config.test_split!r} (task.data.test_split) besides training and validation"
+        )
+    if source.test_split is not None:
+        source = _with_test(source, config)
     if config.root is not None and source.kind not in ("table", "timm", "coco"):
         raise DataError(f"{config.source}: task.data.root applies only to tables, COCO and timm sources; remove it")
     if config.val_split is not None and source.val is None:
@@ -45,6 +51,23 @@ def open_source(config: DataConfig) -> ImageSource:
             f"{config.source}: no split {config.val_split!r} (task.data.val_split); these data have no splits"
         )
     return replace(source, classes=printable(source.classes))
+
+
+def _with_test(source: ImageSource, config: DataConfig) -> ImageSource:
+    """Return the source with the images of its test split, without them if it has no usable labels."""
+    only = replace(
+        config, val_split=source.test_split, test_split="none", val_fraction=None, split_file=None, classes=None
+    )
+    try:
+        found = _open(only, config.source.strip())
+        if found.val is None or found.multilabel != source.multilabel or not len(found.val):
+            raise DataError("it has no images with such labels")
+        return replace(source, test=with_classes(found.val, found.classes, source))
+    except DataError as error:
+        if config.test_split is not None:
+            raise DataError(f"{source.where}: the test split {source.test_split} cannot be used: {error}") from None
+        note = f"The split {source.test_split} is not used as a test split: {error}"
+        return replace(source, notes=(*source.notes, note))
 
 
 def is_missing(source: str) -> bool:

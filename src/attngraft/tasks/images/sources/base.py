@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -21,6 +21,8 @@ from attngraft.tasks.images.sources.decoding import decode, in_mode
 
 TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", "test", "testing")  #: in order of preference
+
+TEST_NAMES = ("test", "testing")
 
 _DIGEST_SAMPLE = 64  #: number of images to decode for the digest of images without files
 
@@ -149,6 +151,8 @@ class ImageSource:
     train: Images
     val: Images | None  #: None: must be split off from `train`
     origin: str  #: description of the splits, for the report
+    test_split: str | None = None  #: name of a test split besides `train` and `val`
+    test: Images | None = None  #: its images; set by `open_source`
     mirrored: bool = True  #: whether mirrored images keep their class
     multilabel: bool = False  #: whether labels are (N, K) uint8, see `Images`
     numeric: bool = False  #: whether labels are numbers (N, K) float64, named by `classes`
@@ -215,6 +219,18 @@ def find_val(available: Sequence[str], config: DataConfig, *, train: str, where:
     return val
 
 
+def find_test(available: Sequence[str], config: DataConfig, *, used: Collection[str | None], where: str) -> str | None:
+    """Return the name of the test split; None without one besides the splits in `used`, and if it is turned off.
+
+    Raises:
+        DataError: no split has the configured name.
+    """
+    if config.test_split == "none":
+        return None
+    found = find_split(available, config.test_split, TEST_NAMES, field="test_split", where=where)
+    return None if found in used else found
+
+
 def missing_validation(where: str, train: str, available: Sequence[str]) -> DataError:
     """Return the error for a source that has a training split but no validation split."""
     others = ", ".join(sorted(name for name in available if name != train)[:8]) or "nothing else"
@@ -252,4 +268,26 @@ def restrict(source: ImageSource, classes: tuple[str, ...] | None) -> ImageSourc
         indices = np.flatnonzero(labels >= 0)
         return images.take(indices, labels[indices])
 
-    return replace(source, classes=classes, train=chosen(source.train), val=source.val and chosen(source.val))
+    val, test = (None if images is None else chosen(images) for images in (source.val, source.test))
+    return replace(source, classes=classes, train=chosen(source.train), val=val, test=test)
+
+
+def with_classes(images: Images, own: Sequence[str], source: ImageSource) -> Images:
+    """Return images of the classes `own` with the labels of `source`.
+
+    Raises:
+        DataError: an image has a class that the source lacks.
+    """
+    if source.numeric or tuple(own) == source.classes:
+        return images
+    several = images.labels.ndim == 2
+    present = (np.flatnonzero(images.labels.any(axis=0)) if several else np.unique(images.labels)).tolist()
+    unknown = [own[label] for label in present if own[label] not in source.classes]
+    if unknown:
+        raise DataError(f"it has the class {unknown[0]!r}, which training and validation lack")
+    if not several:
+        position = np.array([source.classes.index(name) if name in source.classes else -1 for name in own])
+        return images.take(np.arange(len(images)), position[images.labels])
+    labels = np.zeros((len(images), len(source.classes)), dtype=images.labels.dtype)
+    labels[:, [source.classes.index(own[label]) for label in present]] = images.labels[:, present]
+    return images.take(np.arange(len(images)), labels)

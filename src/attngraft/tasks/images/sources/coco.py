@@ -8,7 +8,7 @@ The source is a .json file with `images`, `annotations` and `categories`, or a f
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from attngraft.tasks.images.sources.base import (
     ImageSource,
     configured_root,
     find_split,
+    find_test,
     missing_validation,
 )
 from attngraft.tasks.images.sources.folder import FolderImages
@@ -72,7 +73,10 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
     files = [available[short.get(name, name)] for name in (train, val) if name is not None]
     origin = " and ".join(file.relative_to(path).as_posix() for file in files)
     read = [_read(file) for file in files]
-    return _build(path, root or path, read[0], read[1] if val else None, origin=origin)
+    source = _build(path, root or path, read[0], read[1] if val else None, origin=origin)
+    used = [name for split in (train, val) if split is not None for name in (split, short.get(split, split))]
+    used += [name for name in short if short[name] in used]
+    return replace(source, test_split=find_test(known, config, used=used, where=str(path)))
 
 
 def _splits_in(folder: Path) -> dict[str, Path]:

@@ -30,6 +30,7 @@ from attngraft.tasks.images.sources.base import (
     ImageSource,
     Stamp,
     file_stamp,
+    find_test,
     find_train,
     find_val,
     split_name,
@@ -257,7 +258,8 @@ def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
         train = names[0]
     elif len(names) > 1 or config.val_split:
         val = find_val(names, config, train=train, where=str(path))
-    return _build(path, files, [train] if val is None else [train, val], config)
+    source = _build(path, files, [train] if val is None else [train, val], config)
+    return replace(source, test_split=find_test(names, config, used=(train, val), where=str(path)))
 
 
 def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], config: DataConfig) -> ImageSource:

@@ -10,7 +10,15 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, Images, ImageSource, find_train, find_val
+from attngraft.tasks.images.sources.base import (
+    TRAIN_NAMES,
+    VAL_NAMES,
+    Images,
+    ImageSource,
+    find_test,
+    find_train,
+    find_val,
+)
 
 #: extensions of image files
 EXTENSIONS = frozenset(
@@ -115,6 +123,7 @@ def split_folders(listing: Listing, config: DataConfig, *, kind: str, make: Make
         source = class_source(
             below[train], below[val] if val else None, kind=kind, where=where, origin=origin, make=(make, make)
         )
+        source = replace(source, test_split=find_test(names, config, used=(train, val), where=where))
     if not listing.unsupported:
         return source
     kinds = ", ".join(sorted({f".{name.rpartition('.')[2].lower()}" for name in listing.unsupported}))

@@ -13,7 +13,14 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import TRAIN_NAMES, ImageSource, configured_root, find_train, find_val
+from attngraft.tasks.images.sources.base import (
+    TRAIN_NAMES,
+    ImageSource,
+    configured_root,
+    find_test,
+    find_train,
+    find_val,
+)
 from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
 from attngraft.tasks.images.sources.table import (
     KINDS,
@@ -58,8 +65,10 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
         lowered = {name.lower(): path for name, path in tables.items()}
         return open_manifest(next(lowered[name] for name in TABLE_NAMES if name in lowered), config)
     val = find_val(list(tables), config, train=train, where=str(folder))
+    test = find_test(list(tables), config, used=(train, val), where=str(folder))
     if val is None:
-        return _all_train(read_table(tables[train]), folder, config, f"{tables[train].name}")
+        source = _all_train(read_table(tables[train]), folder, config, f"{tables[train].name}")
+        return replace(source, test_split=test)
     first, second = read_table(tables[train]), read_table(tables[val])
     missing = [name for name in first.columns if name not in second.columns]
     if missing:
@@ -73,7 +82,8 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
         numbers=first.numbers + second.numbers,
     )
     side = np.array([0] * len(first) + [1] * len(second))
-    return _build(both, folder, config, side, f"{tables[train].name} and {tables[val].name}")
+    source = _build(both, folder, config, side, f"{tables[train].name} and {tables[val].name}")
+    return replace(source, test_split=test)
 
 
 def manifests_in(folder: Path) -> bool:
@@ -106,8 +116,9 @@ def _by_split_column(table: LabelTable, folder: Path, config: DataConfig) -> Ima
     val = find_val(values, config, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
     origin = f"the rows with {name!r} {train}" + (f" and {val}" if val else "")
-    source = _build(table, folder, config, side, origin)
-    others = int((side < 0).sum())
+    test = find_test(values, config, used=(train, val), where=where)
+    source = replace(_build(table, folder, config, side, origin), test_split=test)
+    others = sum(part < 0 and entry != test for part, entry in zip(side, entries, strict=True))
     if others:
         rows, verb = ("row", "is") if others == 1 else ("rows", "are")
         note = f"{others} {rows} with other values in column {name!r} {verb} not used."

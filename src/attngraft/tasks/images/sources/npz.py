@@ -10,7 +10,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_train, find_val
+from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_test, find_train, find_val
 
 
 def open_npz(path: Path, config: DataConfig) -> ImageSource:
@@ -36,6 +36,7 @@ def open_npz(path: Path, config: DataConfig) -> ImageSource:
         classes=classes,
         train=_images(arrays, train, path=path, count=len(classes)),
         val=None if val is None else _images(arrays, val, path=path, count=len(classes)),
+        test_split=find_test(names, config, used=(train, val), where=str(path)),
         origin=f"the arrays x_{train} and x_{val}" if val else f"the array x_{train}",
     )
 

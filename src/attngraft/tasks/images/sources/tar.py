@@ -13,7 +13,7 @@ import os
 import re
 import tarfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -29,6 +29,7 @@ from attngraft.tasks.images.sources.base import (
     ImageSource,
     Stamp,
     file_stamp,
+    find_test,
     find_train,
     find_val,
     split_name,
@@ -396,15 +397,18 @@ def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> Im
     second = None if val is None else _Tars.opened(groups[val])
     origin = first.name if second is None else f"{first.name} and {second.name}"
     if first.labeled:
-        return _with_labels(first, second, config, where=where, origin=origin)
-    return class_source(
-        first.by_class(),
-        None if second is None else second.by_class(),
-        kind="tar",
-        where=where,
-        origin=origin,
-        make=(first.by_names, (second or first).by_names),
-    )
+        source = _with_labels(first, second, config, where=where, origin=origin)
+    else:
+        source = class_source(
+            first.by_class(),
+            None if second is None else second.by_class(),
+            kind="tar",
+            where=where,
+            origin=origin,
+            make=(first.by_names, (second or first).by_names),
+        )
+    test = None if train is None else find_test(list(groups), config, used=(train, val), where=where)
+    return replace(source, test_split=test)
 
 
 def _with_labels(train: _Tars, val: _Tars | None, config: DataConfig, *, where: str, origin: str) -> ImageSource:

@@ -65,6 +65,7 @@ def open_timm(name: str, config: DataConfig) -> ImageSource:
         classes=classes,
         train=_images(train, name, split),
         val=None if val is None else _images(val, name, config.val_split or "validation"),
+        test_split=None if config.test_split == "none" else config.test_split,  # timm cannot list splits
         origin=f"timm's splits {split} and {config.val_split or 'validation'}" if val else f"timm's split {split}",
     )
 
