@@ -19,7 +19,7 @@ registered grafts and hosts. [Specifications](../guide/specifications.md) descri
 
 EXAMPLE = "vit_small_patch16_224"
 
-WITH_MAPS = "swin_tiny_patch4_window7_224"  #: for grafts that replace an attention on a map
+WITH_MAPS = "swin_tiny_patch4_window7_224"  #: for grafts that replace an attention module on a map
 
 _COST = f"""The table shows what each graft adds to `{EXAMPLE}` at all its sites, with default options.
 One multiply-add is one MAC.
@@ -69,7 +69,7 @@ def _costs() -> str:
 
 
 def _replacements() -> str:
-    """Return the table of grafts that replace an attention."""
+    """Return the table of grafts that replace an attention module."""
     model = create_model(WITH_MAPS)
     rows = []
     for info in list_grafts():

@@ -47,16 +47,16 @@ except attngraft.AttngraftError as error:
 """
     found = run(TIMM.format(blocked=True) + listed)
     for name in registry.PACKAGES["transformers"].adapters:
-        assert f"{name} needs transformers: pip install 'attngraft[hf]'" in found
+        assert f"{name} requires transformers; run pip install 'attngraft[hf]'" in found
     assert "timm.vit" in found
-    assert "folder: this needs transformers: pip install 'attngraft[hf]'" in found
+    assert "folder: this requires transformers; run pip install 'attngraft[hf]'" in found
 
 
 def test_adapters_have_the_same_names_when_missing() -> None:
     pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
     listed = [host.name for host in attngraft.list_hosts()]
     assert [name for name in listed if name.startswith("hf.")] == list(registry.PACKAGES["transformers"].adapters)
-    assert not any("needs transformers" in host.summary for host in attngraft.list_hosts())
+    assert not any("requires transformers" in host.summary for host in attngraft.list_hosts())
 
 
 def test_an_adapter_that_does_not_fit_the_release_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def measured_once(name: str, value: float, *, bar: float) -> Measurement:
 
 
 def current_setting(device: str = "cpu") -> Setting:
-    """Return the setting of this process."""
+    """Return the machine, its load and the command of this process."""
     facts = environment(torch.device(device))
     arguments: list[str] = facts.pop("command", sys.argv)
     program = Path(arguments[0])  # a script by its path, an installed program by its name

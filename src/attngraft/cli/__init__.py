@@ -1,4 +1,4 @@
-"""Command line. Each verb has its own file and imports the other layers only when called, so that `--help` is fast."""
+"""Command line. Each command has its own file and imports other layers only when it is called, to keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ app = typer.Typer(
 
 
 def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
-    """Wrap `verb`: print errors on one line and exit with 1 (failed), 2 (usage) or 130 (interrupted)."""
+    """Wrap a command: print errors on one line and exit with 1 (failed), 2 (usage) or 130 (interrupted)."""
 
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -107,7 +107,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options common to all verbs."""
+    """Options common to all commands."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):

@@ -49,7 +49,7 @@ def train(
     ] = None,
     auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Resume the run in DIR, or fail if DIR contains a run.")
+        bool, typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume fails instead.")
     ] = True,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,

@@ -23,7 +23,8 @@ TASK = "The task, with its own recipe unless --recipe names one."  #: help of --
 #: help of --auto-batch
 AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples."
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
-TRUST_CODE = "Import a module: host that a file or folder names, which runs its code."  #: help of --trust-code
+#: help of --trust-code
+TRUST_CODE = "Import the module of a module:... host named in a file or folder. This runs its code."
 
 
 def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -> None:

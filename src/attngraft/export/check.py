@@ -67,7 +67,8 @@ def check_outputs(
         shapes, others = ([tuple(leaf.shape) for leaf in leaves] for leaves in found)
         if codec is None and shapes != [(size, classes)]:
             raise ExportError(
-                f"the model returns {_shown(shapes)} for {size} images, but its data have {classes} classes or numbers"
+                f"the model returns {_shown(shapes)} for {size} images; expected {(size, classes)}, one column "
+                "for each class or number to predict"
             )
         if others != shapes:
             raise ExportError(f"{file} returns {_shown(others)}, the model {_shown(shapes)}")

@@ -86,7 +86,7 @@ def from_pretrained(
         import transformers  # optional dependency, and takes seconds to import
         from transformers.utils import cached_file
     except ImportError:
-        raise UsageError(f"{path}: this needs transformers: {_MISSING}") from None
+        raise UsageError(f"{path}: this requires transformers; run {_MISSING}") from None
     hub: dict[str, Any] = {
         name: options[name] for name in ("cache_dir", "revision", "token", "local_files_only") if name in options
     }

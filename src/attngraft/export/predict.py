@@ -150,7 +150,7 @@ def open_model(
         model: the path. Programs contain their manifest, so they can be used without their folder.
         checkpoint: for a run: the weights of the last or best epoch, or their moving averages.
         device: device of a folder's model; None: the accelerator, if there is one. Programs run on the CPU.
-        trust_code: import a `module:` host that the folder names, which runs its code.
+        trust_code: import a `module:` host named in the folder; this runs its code.
 
     Raises:
         UsageError: the path does not exist, or is not a model.

@@ -71,7 +71,7 @@ def export_run(
             quantized weights and does not change the other files.
         overwrite: replace an exported model in `out`.
         unfinished: accept a run that is not finished.
-        trust_code: import a `module:` host that the run names, which runs its code.
+        trust_code: import a `module:` host named in the run; this runs its code.
 
     Raises:
         UsageError: formats are mutually exclusive or not possible for this model, or `out` contains other files.

@@ -90,7 +90,7 @@ def load(package: str) -> Mapping[str, str]:
     wanted = PACKAGES[package]
     if importlib.util.find_spec(package) is None:
         remedy = f"attngraft[{wanted.extra}]" if wanted.extra else package
-        return dict.fromkeys(wanted.adapters, f"needs {package}: pip install '{remedy}'")
+        return dict.fromkeys(wanted.adapters, f"requires {package}; run pip install '{remedy}'")
     missing = {}
     for name, path in wanted.adapters.items():
         try:

@@ -133,9 +133,10 @@ def _classifier(model: Any, classes: int | None) -> str | None:
 
 
 def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool) -> None:
-    """Run the module on two random inputs, and check that logits (B, classes) have the data's number of classes.
+    """Check that the module returns logits for the data's number of classes, with a forward pass on two zero images.
 
-    The check is skipped if the input is unknown, or the module cannot be run here (on the meta device).
+    If the input size is unknown, its attribute `num_classes` is checked instead. The check is skipped if there is none,
+    or if the forward pass fails (as on the meta device).
     """
     size = model.pretrained_cfg.get("input_size")
     if size is None:

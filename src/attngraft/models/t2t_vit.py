@@ -45,7 +45,7 @@ for _name, _arguments in _VARIANTS.items():
 
 
 class Scaled(nn.Module):
-    """Multiply by a constant; as the query norm of an attention, this sets the scale of its scores."""
+    """Multiply by a constant; as the query norm of an attention module, this sets the scale of its scores."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()

@@ -103,7 +103,7 @@ def transformers_classifier(
     try:
         import transformers  # optional and slow to import
     except ImportError:
-        raise ValueError("this model needs transformers: pip install 'attngraft[hf]'") from None
+        raise ValueError("this model requires transformers; run pip install 'attngraft[hf]'") from None
     settings = {**config, "num_labels": num_classes}
     settings |= {} if img_size is None else {"image_size": img_size}
     settings |= {} if in_chans is None else {"num_channels": in_chans}

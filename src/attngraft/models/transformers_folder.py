@@ -331,5 +331,5 @@ def import_transformers(what: Path | str) -> Any:
     try:
         import transformers  # optional and slow to import
     except ImportError:
-        raise UsageError(f"{what}: needs transformers: pip install 'attngraft[hf]'") from None
+        raise UsageError(f"{what}: requires transformers; run pip install 'attngraft[hf]'") from None
     return transformers

@@ -101,7 +101,7 @@ class PaperTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Paper:
-    """A paper: its source, the counter of its numbers, and its tables."""
+    """A paper: its source, the name of the function that counts its parameters and MACs, and its tables."""
 
     id: str
     title: str

@@ -150,7 +150,7 @@ def minus(text: str) -> str:
 
 
 def signed(number: float, decimals: int) -> str:
-    """Format a difference with its sign, or without one if it rounds to zero, for pages."""
+    """Format a difference for HTML pages, with its sign unless it rounds to zero."""
     text = f"{number:+.{decimals}f}"
     return minus(text if text.strip("+-0.") else text[1:])
 

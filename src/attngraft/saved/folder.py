@@ -58,7 +58,7 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", tr
     Args:
         path: a folder made by `attngraft export`.
         device: device of the model.
-        trust_code: import a `module:` host that the folder names, which runs its code.
+        trust_code: import a `module:` host named in the folder; this runs its code.
 
     Raises:
         ExportError: no such folder, a newer format, a damaged or wrong file; the message names the file and the remedy.

@@ -99,7 +99,7 @@ def compare(
         progress: callbacks; None logs plain lines.
         costs: measure time, memory and multiply-adds of the variants on this machine.
         tools: another trainer or report.
-        trust_code: import a `module:` host that a teacher's folder names; those of `config` are trusted.
+        trust_code: import a `module:` host named in a teacher's folder; those of `config` are trusted.
 
     Returns:
         The result, which is also written into the study's folder, with its report.

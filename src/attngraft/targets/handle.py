@@ -72,7 +72,7 @@ def open_handle(
         name: display name; default: the name of the run, the folder or the host.
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
         host: weights and arguments of a host; without weights, they are random.
-        trust_code: import a `module:` host that the folder names, which runs its code.
+        trust_code: import a `module:` host named in the folder; this runs its code.
         purpose: the capability that the task of a run must have.
 
     Raises:

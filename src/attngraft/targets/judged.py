@@ -91,7 +91,7 @@ def open_target(
         host: options of hosts.
         task: task of a host (default: classification); other targets have their own.
         out: folder of the results; a run's own by default.
-        trust_code: import a `module:` host that a folder or file names, which runs its code.
+        trust_code: import a `module:` host named in a folder or file; this runs its code.
 
     Raises:
         UsageError: there is no such model, its weights are missing or not trained for its head, or an option does not apply.

@@ -51,7 +51,7 @@ def open_run(
         folder: the run's folder.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         unfinished: accept a run that is not finished.
-        trust_code: import a `module:` host that the folder names, which runs its code.
+        trust_code: import a `module:` host named in the folder; this runs its code.
         purpose: the capability that the task must have.
 
     Raises:

@@ -143,8 +143,8 @@ def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float,
 def rounds(works: int, count: int) -> Iterator[list[int]]:
     """Yield the order of `works` functions in each of `count` rounds.
 
-    Every second round is reversed and every second pair of rounds starts one later, so that over 2 * works rounds each
-    function is equally often at each position; two functions alternate as A B, B A, B A, A B, ...
+    Every second round is reversed, and each pair of rounds starts one function later than the pair before it. Over
+    2 * works rounds, each function is equally often at each position; two alternate as A B, B A, B A, A B, ...
     """
     for index in range(count):
         start = index // 2 % works

@@ -217,7 +217,7 @@ def _read_one(path: Path) -> dict[str, Any]:
     if content["format"] > FORMAT:
         raise TrainingError(
             f"{path}: written by a newer release (format {content['format']}, this one reads up to {FORMAT}); "
-            "upgrade attngraft"
+            "update attngraft"
         )
     return content
 

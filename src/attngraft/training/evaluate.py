@@ -199,7 +199,7 @@ def evaluate_run(
         split: another split of the data (`task.data.val_split`); None: the split that the run is judged on or, for other
             data, the test split if there is one, else the validation split.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
-        trust_code: import a `module:` host that the folder names, which runs its code.
+        trust_code: import a `module:` host named in the folder; this runs its code.
 
     Raises:
         TrainingError: the folder is not a run, or the run has no such weights.

@@ -1,7 +1,7 @@
 """Records of a run besides its checkpoints: metrics.jsonl, TensorBoard events, and the scores before training.
 
-Metrics and events have the same content as the checkpoint. A resumed run rewrites both, so nothing has to be removed from
-a file, and no order depends on a clock, which may have been set back.
+Metrics and events have the same content as the checkpoint. A resumed run rewrites both from the checkpoint instead of
+editing them. Event files are ordered by number, not by time, because the clock may have been set back.
 """
 
 import hashlib

@@ -116,7 +116,10 @@ class TrainOrder:
         return epoch_order(self.seed, epoch, len(self.split)) if order is None else order
 
     def micro_batches(self, epoch: int, step: int, batches: Sequence[np.ndarray] | None = None) -> list[Keys]:
-        """Return the keys of this process's micro-batches of one update; `batches` are those of the epoch, if known."""
+        """Return the keys of this process's micro-batches in one update.
+
+        `batches` are the epoch's example indices, one array per update; None: they are computed.
+        """
         batch = (self._batches(epoch) if batches is None else batches)[step]
         parts = np.array_split(batch, self.accumulate * self.world)
         own = parts[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]

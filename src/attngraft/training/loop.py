@@ -62,7 +62,7 @@ def train(
         progress: callbacks; None logs plain lines.
         stop_after_epoch: leave the run unfinished after this epoch (from 1), its schedule unchanged; the same call with
             a later epoch, or without one, resumes it.
-        trust_code: also import a `module:` host that the teacher's folder names; the recipe's own hosts are trusted.
+        trust_code: also import a `module:` host named in the teacher's folder; the recipe's own hosts are trusted.
 
     Raises:
         ConfigError: the recipe cannot be used; nothing was written.

@@ -118,7 +118,7 @@ class LiveBars(Progress):
 
 
 def _when(metrics: Mapping[str, float], epochs: int, *, width: int = 0) -> str:
-    """Return `3/10`, followed by the update in runs that count them."""
+    """Return the epoch as `3/10`, followed by the number of updates if the metrics contain it."""
     step = f"  update {metrics['step']:.0f}" if "step" in metrics else ""
     return f"{metrics['epoch']:>{width}.0f}/{epochs}{step}"
 

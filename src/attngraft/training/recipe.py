@@ -349,7 +349,7 @@ class Recipe:
 
     @property
     def all_stages(self) -> tuple[Stage, ...]:
-        """The stages with their epochs: those of `stages`, or of `train.first`, or one."""
+        """The stages with their epochs: from `train.first` or `stages`, otherwise a single stage."""
         total, first = self.schedule.epochs, self.train.first
         if not self.schedule.trains:
             return (Stage(name="main"),)

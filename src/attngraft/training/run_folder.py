@@ -127,7 +127,7 @@ class RunFolder:
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the split and fitted objects of an earlier attempt, with another recipe, that saved nothing else."""
+        """Remove the split and fitted objects left by an earlier attempt with another recipe."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
             shutil.rmtree(self.fitted, ignore_errors=True)

@@ -79,7 +79,7 @@ class Attending(nn.Module):
 
 
 def _alone(host: nn.Module, *, batch: int = 2) -> tuple[Tensor, ...]:
-    """Return the inputs of an attention that a model calls `mine`."""
+    """Return the inputs of the attention module `mine`."""
     torch.manual_seed(2)
     attention = host.get_submodule("mine")
     return find_host(attention).adapter.example_inputs(attention, batch=batch)

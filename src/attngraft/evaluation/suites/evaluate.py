@@ -73,7 +73,7 @@ def evaluate_suites(
         weights: of a run's last checkpoint or of its best epoch, or their moving averages.
         limit: number of examples, evenly spaced.
         progress: progress callbacks; None: log messages.
-        trust_code: import a `module:` host that the folder names, which runs its code.
+        trust_code: import a `module:` host named in the folder; this runs its code.
 
     Returns:
         The results in the order of the suites; they are also written to the target's folder.

@@ -79,12 +79,12 @@ def step_mlp_site(
     children: tuple[str, ...] = (),
     **geometry: Any,
 ) -> Site:
-    """Return the site of an MLP that only one family has.
+    """Return the site of an MLP of a class that only one family uses.
 
     Args:
-        template: its patched class.
+        template: patched class of the MLP.
         missing: as in `mlp_site`.
-        children: children besides those that the template runs one after another.
+        children: names of children besides those in the template's `before_mid` and `after_mid`.
     """
     steps = (*template.before_mid, *template.after_mid)
     check_known(module, path, arguments=("x",), children=(*children, *steps))

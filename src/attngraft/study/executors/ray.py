@@ -54,7 +54,7 @@ class Ray:
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise UsageError("--ray needs Ray, which is not installed: pip install 'attngraft[ray]'")
+            raise UsageError("--ray requires Ray; run pip install 'attngraft[ray]'")
         for name, value in (("cpus", self.cpus), ("gpus", self.gpus)):
             if value is not None and value < 0:
                 raise UsageError(f"--{name}-per-run must not be negative; got {value:g}")

@@ -47,7 +47,8 @@ def check_split(source: ImageSource, images: Images, name: str) -> None:
     """Check that a split ("training", "validation" or "test") has all classes, and that its first image is readable.
 
     Raises:
-        DataError: it is empty, a class has no images, a number is the same for all images, or the first one is unreadable.
+        DataError: it is empty, a class has no images, all images have the same value of a regression target, or the
+            first image is unreadable.
     """
     remedy = "add some, or change the split"
     if source.multilabel:

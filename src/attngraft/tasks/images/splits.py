@@ -81,7 +81,7 @@ class LabelledSplit(Split):
         Raises:
             ConfigError: this kind of split does not support subsets.
         """
-        raise ConfigError(f"task: a {type(self).__name__} has no subsets")
+        raise ConfigError(f"task: a {type(self).__name__} does not support subsets; remove --limit")
 
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)

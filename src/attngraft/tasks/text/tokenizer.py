@@ -100,7 +100,7 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
     try:
         import transformers  # optional and slow to import
     except ImportError:
-        raise ConfigError("task.tokenizer: needs transformers: pip install 'attngraft[hf]'") from None
+        raise ConfigError("task.tokenizer: requires transformers; run pip install 'attngraft[hf]'") from None
     try:
         found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         text = found.backend_tokenizer.to_str()
@@ -170,5 +170,5 @@ def _package() -> Any:
     try:
         import tokenizers  # optional; transformers requires it
     except ImportError:
-        raise ConfigError("task text_classification: needs tokenizers: pip install 'attngraft[hf]'") from None
+        raise ConfigError("task text_classification: requires tokenizers; run pip install 'attngraft[hf]'") from None
     return tokenizers

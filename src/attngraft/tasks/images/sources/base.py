@@ -71,7 +71,8 @@ class Images(ABC):
     def digest(self) -> str:
         """Return a SHA-256 digest that changes when the images change.
 
-        It covers the stamps of all files; for images without files, the pixels of an evenly spaced sample.
+        It covers the size and modification time of every file; for images without files, the pixels of an evenly spaced
+        sample.
 
         Raises:
             DataError: a sampled image cannot be read.

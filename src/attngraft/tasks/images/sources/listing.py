@@ -91,7 +91,10 @@ def by_class(listing: Listing, depth: int) -> dict[str, list[str]]:
 
 
 def common_folder(listing: Listing, *, exclude: Sequence[str] = ()) -> str:
-    """Return the deepest folder that contains everything (`flowers` for `flowers/daisy/1.jpg`, ...), not in `exclude`."""
+    """Return the folder that contains all class folders: `flowers` for `flowers/daisy/1.jpg`, ...
+
+    The search stops at folders whose names are in `exclude`.
+    """
     paths = [file.split("/") for file in listing.files]
     depth = 0
     while paths and all(len(path) > depth + 2 for path in paths) and len({path[depth] for path in paths}) == 1:

@@ -172,7 +172,10 @@ def _real(name: str, folder: Path, files: Sequence[str]) -> TestImages:
         )
     beyond = [file for file, number in numbers.items() if not 1 <= number <= len(labels)]
     if beyond:
-        raise DataError(f"{folder}/{beyond[0]}: ImageNet's validation images are numbered 1 to {len(labels)}")
+        raise DataError(
+            f"{folder}/{beyond[0]}: not one of ImageNet's validation images, which are numbered 1 to {len(labels)}; "
+            "remove it"
+        )
     kept = {file: labels[number - 1] for file, number in numbers.items() if labels[number - 1]}
     if not kept:
         raise DataError(f"{folder}: ReaL has no label for any of its {len(numbers)} images")
