@@ -65,11 +65,11 @@ def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> No
     assert (result.judged_weights, result.judged_split) == ("best", "test")
     assert result.data["sizes"] == {"train": 8, "val": 4, "test": 6}
     assert (
-        "Runs are judged on the test split, which nothing was chosen on; curves are of the validation split."
+        "Runs are evaluated on the test split, which was not used for any choice; curves are of the validation split."
         in result.notes
     )
     page = (tmp_path / "study" / "report.html").read_text()
-    assert "best weights on the validation split, judged on the test split" in page
+    assert "best weights on the validation split, evaluated on the test split" in page
     run = tmp_path / "study" / "runs" / "cb_s" / "seed1"
     judged = evaluate_run(run, weights="best")
     assert (judged.split, len(judged.predictions.names)) == ("test", 6)
@@ -79,12 +79,12 @@ def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> No
     assert evaluate_run(run, data=str(tmp_path / "data")).split == "test"
 
     shutil.rmtree(tmp_path / "data" / "test")
-    with pytest.raises(DataError, match="is judged on a test split, which its data no longer have"):
+    with pytest.raises(DataError, match="is evaluated on a test split, which its data no longer have"):
         evaluate_run(run)
     without = {**plain, "out": str(tmp_path / "without"), "seeds": [0]}
     assert compare(study_from_dict(without), costs=False).judged_split == "val"
     page = (tmp_path / "without" / "report.html").read_text()
-    assert page.count("chosen and judged on the same validation examples") >= 2
+    assert page.count("chosen and evaluated on the same validation examples") >= 2
 
     # what an earlier version began is judged on validation, also where further seeds are added
     make_folder(tmp_path / "data", {"test": parts["test"]})

@@ -129,9 +129,9 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield site and both maps of each layer with both directions.
+    """Yield the site and the two maps, latents to tokens and tokens to latents, of each layer that has both.
 
-    If latents and tokens attend one after the other, the maps are those of two sites of one block, named by the first.
+    If latents and tokens attend in turn, the two maps belong to two sites of one block, and the first site is yielded.
     """
     for site in recording:
         if _DIRECTIONS[0] not in recording[site]:

@@ -261,7 +261,7 @@ class MlpSite(GraftedModule):
 
 
 class MlpEnds(GraftedModule):
-    """Template of other MLPs, such as gated ones, with hook points at the front and the end only."""
+    """Template of MLPs not split into `hidden` and `out`, such as gated ones, with hook points at both ends only."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the host's own forward between the two hook points."""

@@ -58,7 +58,7 @@ def analyze(
     ] = None,
     name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, _models("--pretrained", help="Load the weights of hosts.")] = False,
+    pretrained: Annotated[bool, _models("--pretrained", help="Load the published weights of hosts.")] = False,
     host_weights: Annotated[Path | None, _models("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, _models("--trust-code", help=TRUST_CODE)] = False,

@@ -30,7 +30,7 @@ def models(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of hosts.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the published weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,

@@ -47,7 +47,7 @@ def evaluate(
         typer.Option(
             "--split",
             help="Split to use. Default: test if there is one, else validation; for a run's own data, the split that "
-            "the run is judged on.",
+            "the run is evaluated on.",
             metavar="NAME",
         ),
     ] = None,
@@ -69,7 +69,7 @@ def evaluate(
             help="Task of a host (attngraft list tasks). Default: classification. Runs and exported folders need none.",
         ),
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of the host.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the published weights of the host.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     limit: Annotated[

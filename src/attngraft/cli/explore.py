@@ -27,7 +27,7 @@ def explore(
     ] = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of hosts.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the published weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,

@@ -125,7 +125,8 @@ def models_of_study(
     }
     if not runs:
         raise UsageError(
-            f"--study {folder}: no run with seed {chosen} is finished; its seeds: {', '.join(map(str, config.seeds))}"
+            f"--study {folder}: no run with seed {chosen} is finished; choose another seed of the study with --seed "
+            f"({', '.join(map(str, config.seeds))}), or rerun attngraft compare to finish it"
         )
     handles = tuple(
         open_handle(str(path), name=name, weights=weights, trust_code=trust_code) for name, path in runs.items()

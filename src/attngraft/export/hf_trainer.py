@@ -64,8 +64,8 @@ class GraftCheckpoints(TrainerCallback):
         folder = _folder(args, state)
         if not folder.is_dir():
             raise UsageError(
-                f"{folder}: does not exist; with GraftCheckpoints, Trainer must write its checkpoints there, so "
-                "hyperparameter search is not supported"
+                f"{folder}: Trainer did not write its checkpoint here, as in a hyperparameter search, which "
+                "GraftCheckpoints does not support; remove this callback for the search"
             )
         model.save_pretrained(str(folder), state_dict=model.state_dict(), save_original_format=False)
         if _has_grafts(model):

@@ -191,7 +191,7 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
 def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile:
     """Read the tensors of a safetensors file, or of a torch file with `weights_only=True`.
 
-    For a folder, reads the best weights of its run, or the host's weights of its exported model.
+    If `path` is a folder, read the best weights of a run, or the host's weights of an exported model.
     Checkpoints may keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` (the average is
     preferred); prefixes of wrappers are removed.
 

@@ -61,7 +61,7 @@ def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
 
 
 def halving_notes(halving: HalvingResult, *, judged_split: str = "val") -> list[str]:
-    """Return the notes on halving for the report of runs that are judged on this split."""
+    """Return the notes on halving for the report of runs that are evaluated on this split."""
     notes = [
         f"Asynchronous successive halving was used: after epoch {listed([str(rung) for rung in halving.rungs])} of "
         f"{halving.epochs}, only about one in {halving.eta} variants was continued, by the mean of {halving.metric} over "

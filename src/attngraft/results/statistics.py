@@ -65,8 +65,9 @@ def crossed_bootstrap_of(
 ) -> Interval:
     """Bootstrap interval of the difference of any metric, resampling seeds and examples as in `crossed_bootstrap`.
 
-    The metric is computed again under the counts of every resample, for both runs of a pair; a part that is undefined for
-    one of them (a class that the resample leaves out) is left out of both. Resamples without any defined part are dropped.
+    The metric is recomputed on every resample, for both runs of a pair. A part of the metric that is undefined for one
+    of them (such as the recall of a class that the resample lacks) is left out of both. Resamples without any defined
+    part are dropped.
 
     Args:
         baseline: the baseline's metric by seed.

@@ -82,8 +82,8 @@ def judged_notes(records: Records, metric: str) -> list[str]:
         notes.append(f"The weights are those of each run's best epoch by {metric} on the validation split.")
     elif "val" in splits and any(s.patience is not None for run in _all_runs(records) for s in run.recipe.stages):
         notes.append(
-            "Patience ended stages by validation, and runs are judged on the same examples, so the numbers are slightly "
-            "optimistic."
+            "Patience ended stages by validation, and runs are evaluated on the same examples, so the numbers are "
+            "slightly optimistic."
         )
     if "test" in splits:
         notes.append(

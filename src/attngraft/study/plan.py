@@ -89,7 +89,7 @@ class Study(StudyConfig):
                 share(path, folder.split)
 
     def keep_judged_split(self) -> None:
-        """Make new runs of a study that began without a test split be judged on validation, like its earlier runs."""
+        """Evaluate new runs of a study that began without a test split on validation, like its earlier runs."""
         folders = [RunFolder(run.folder) for run in self.runs]
         if any(folder.has_saved and folder.judged_on_val for folder in folders):
             for folder in folders:

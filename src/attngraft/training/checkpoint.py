@@ -242,7 +242,7 @@ def load_best(path: Path, state: TrainState) -> int:
 
 
 def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
-    """Load the weights at `path` into `model` and return the file's facts.
+    """Load the weights at `path` into `model` and return the file's metadata.
 
     Raises:
         TrainingError: the file is missing or damaged, or belongs to a different model.

@@ -196,8 +196,8 @@ def evaluate_run(
     Args:
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
-        split: another split of the data (`task.data.val_split`); None: the split that the run is judged on or, for other
-            data, the test split if there is one, else the validation split.
+        split: another split of the data (`task.data.val_split`); None: the split that the run is evaluated on
+            or, for other data, the test split if there is one, else the validation split.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         trust_code: import a `module:` host named in the folder; this runs its code.
 
@@ -260,7 +260,7 @@ class OpenedSplit:
 
 
 def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
-    """Open the split to evaluate a model on: `split`, the split that its run is judged on, or a split of other data.
+    """Open the split to evaluate a model on: `split`, the split that its run is evaluated on, or a split of other data.
 
     Raises:
         DataError, UsageError: see `evaluate_target`.
@@ -284,8 +284,8 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     examples = found.val if part == "val" else found.test
     if examples is None:
         raise target.data_error(
-            f"{target.name}: is judged on a test split, which its data no longer have; restore it, or name another part "
-            "with --split"
+            f"{target.name}: is evaluated on a test split, which its data no longer have; restore it, or name another "
+            "split with --split"
         )
     return OpenedSplit(task=task, split=examples, part=part, facts={**found.facts, **target.facts})
 

@@ -28,9 +28,10 @@ log = logging.getLogger(__name__)
 class Journal:
     """metrics.jsonl and TensorBoard events of a run, rewritten with the finished epochs `rows` at the start.
 
-    TensorBoard reads the event files of a folder in the order of their names. Instead of the time, names have a number:
-    each start uses the next one, writes all rows so far and deletes older files, which an open viewer shows as a restart.
-    torch's SummaryWriter is not used: it writes from a thread, where a full disk raises no error in the run.
+    TensorBoard reads the event files of a folder in the order of their names. File names contain a counter instead of
+    the time: each start increments it, writes all rows so far to a new file and deletes the older ones, which an open
+    TensorBoard shows as a restart. torch's SummaryWriter is not used: it writes from a thread, where a full disk raises
+    no error in the run.
     """
 
     def __init__(self, run: RunFolder, rows: list[Metrics]) -> None:

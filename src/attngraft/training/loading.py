@@ -57,7 +57,7 @@ class TrainOrder:
             return
         if self.batch_size % (self.accumulate * self.world):
             raise ConfigError(
-                f"{self.size_field} {self.batch_size} cannot be shared by {self.world} processes with "
+                f"{self.size_field} {self.batch_size} cannot be divided among {self.world} processes with "
                 f"train.accumulate {self.accumulate}: make it a multiple of {self.world * self.accumulate}"
             )
         if self.steps < 1:
@@ -89,7 +89,7 @@ class TrainOrder:
         """Return the number of updates from the epoch `begin` up to an epoch.
 
         Raises:
-            ConfigError: a batch of these epochs cannot be shared.
+            ConfigError: a batch of these epochs has fewer examples than there are micro-batches.
         """
         if self.own_batches:
             return sum(len(self._batch_sizes(each)) for each in range(begin, epoch))
@@ -284,7 +284,7 @@ def train_batches(
 class EvalOrder:
     """Indices of one process's evaluation batches.
 
-    Every example is evaluated once. If the last batch cannot be shared evenly, its last example is repeated in other
+    Every example is evaluated once. If the last batch cannot be divided evenly, its last example is repeated in other
     processes, because all must participate; the evaluator ignores repeats.
     """
 

@@ -206,7 +206,7 @@ class Trainer:
         if run.accelerator.is_main_process:
             run.folder.write_predictions(evaluation.predictions)
         metrics = {f"{split}/{name}": float(value) for name, value in evaluation.metrics.items()}
-        log.info("judged by the %s weights (epoch %d): %s", weights, epoch, format_metrics(metrics))
+        log.info("scores of the %s weights (epoch %d): %s", weights, epoch, format_metrics(metrics))
         return Judged(weights=weights, epoch=epoch, split=split, metrics=metrics)
 
     def stop_workers(self) -> None:

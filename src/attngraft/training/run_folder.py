@@ -10,7 +10,7 @@ start.json          initial weights and their scores (absent for random values)
 metrics.jsonl       one line per finished epoch
 tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
-predictions.npz     predictions of the last epoch on the validation split, or those that the run is judged by (finished.json)
+predictions.npz     predictions of the last epoch on the validation split, or those of the final scores (finished.json)
 finished.json       written last: the run is complete
 evaluation/         results of suites (attngraft eval --suite)
 """
@@ -185,7 +185,7 @@ class RunRecord:
     epochs: list[Metrics] = field(default_factory=list)  #: per evaluation: epoch (from 1), seconds, train/..., val/...
     finished: bool = False
     predictions: Path | None = None
-    judged: Judged | None = None  #: None: judged by the last epoch's evaluation on the validation split
+    judged: Judged | None = None  #: None: the final scores are the last epoch's on validation
 
     judged_split: JudgedSplit = "val"  #: also of a run that is not finished
 

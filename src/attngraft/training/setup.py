@@ -115,7 +115,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
     if data.test is not None and folder.judged_on_val:
-        log.info("%s: began without a test split, and is judged on validation", folder.path)
+        log.info("%s: began without a test split, and is evaluated on validation", folder.path)
         data = replace(data, test=None)
     _refuse_other_data(accelerator, data)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)

@@ -32,7 +32,7 @@ class Target:
     input: Mapping[str, Any] | None = None  #: input configuration; None: that of the recipe's host
     split: Path | None = None  #: file of its random split
     judged_split: Literal["val", "test"] | None = (
-        None  #: split that the run is judged on; None: the test split, if there is one
+        None  #: split that the run is evaluated on; None: the test split, if there is one
     )
     fitted: Path | None = None  #: folder of the objects that the task fitted to the training data
 

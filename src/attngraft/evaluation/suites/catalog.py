@@ -67,7 +67,7 @@ def require_suites(task: Task | type[Task], choices: Iterable[SuiteChoice]) -> N
     """Check that a task has suites; of a task without suites of its own, only the capabilities are checked.
 
     Raises:
-        ConfigError: it lacks a capability, or the suite is for another kind of examples.
+        ConfigError: it lacks a capability, or the suite is for a different kind of example.
     """
     own = task.suites()
     for choice in choices:

@@ -1,1 +1,4 @@
-"""Adapters of Hugging Face's `transformers`, imported only for its models: all are rows of the table in `families`."""
+"""Adapters of Hugging Face's `transformers`, one per row of the table in `families`.
+
+They are imported only when a model of `transformers` is used.
+"""

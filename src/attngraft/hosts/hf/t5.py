@@ -118,7 +118,7 @@ class AttentionLayer(GraftedModule):
 
 
 class SelfAttentionLayer(AttentionLayer):
-    """`T5LayerSelfAttention`."""
+    """Patched class of `T5LayerSelfAttention`."""
 
     SelfAttention: Any
 
@@ -137,7 +137,7 @@ class SelfAttentionLayer(AttentionLayer):
 
 
 class CrossAttentionLayer(AttentionLayer):
-    """`T5LayerCrossAttention`."""
+    """Patched class of `T5LayerCrossAttention`."""
 
     EncDecAttention: nn.Module
 

@@ -20,7 +20,7 @@ _GATED = (
 
 
 class GraftedMHSA(ScaledProducts, FusedQkv, MHSA):
-    """`timm.models.convit.MHSA`."""
+    """Patched class of `timm.models.convit.MHSA`."""
 
     fused_attn = False
 

@@ -17,7 +17,7 @@ _BLOCK = ("cpe1", "norm1", "attn", "drop_path1", "cpe2", "norm2", "mlp", "drop_p
 
 
 class GraftedWindowAttention(NoDropout, WindowAttention):
-    """`timm.models.davit.WindowAttention`."""
+    """Patched class of `timm.models.davit.WindowAttention`."""
 
     def project(self, x: Tensor, present: Tensor | None = None) -> Projected:
         q, k, v = split_qkv(self.qkv(x), self.num_heads)

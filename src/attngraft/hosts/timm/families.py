@@ -109,7 +109,7 @@ def _xcit_class(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 class ScaledFusedQkv(ScaledProducts, FusedQkv):
-    """`timm.models.metaformer.Attention`."""
+    """Patched class of `timm.models.metaformer.Attention`."""
 
 
 def _metaformer(block: Any, path: str, shapes: ShapeProbe) -> Sites:

@@ -37,7 +37,7 @@ class GraftedWindowAttentionGlobal(SelfAttention, gcvit.WindowAttentionGlobal):
 
 
 class GraftedGlobalContextVitBlock(WindowMerger, gcvit.GlobalContextVitBlock):
-    """`timm.models.gcvit.GlobalContextVitBlock`."""
+    """Patched class of `timm.models.gcvit.GlobalContextVitBlock`."""
 
     def _window_attn(self, x: Tensor, q_global: Tensor | None = None) -> Tensor:
         record_coordinates(self, x, lambda maps: gcvit.window_partition(maps, self.window_size))

@@ -38,7 +38,7 @@ class GraftedAttention(SelfAttention, gemma4.Gemma4Attention):
 
 
 class GraftedBlock(PaddingMaskBlock, gemma4.Gemma4Block):
-    """`timm.models.gemma4_vit.Gemma4Block`."""
+    """Patched class of `timm.models.gemma4_vit.Gemma4Block`."""
 
     def forward(self, x: Tensor, rope_cos: Tensor, rope_sin: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         self.check_parts(padded=attn_mask is not None)

@@ -45,7 +45,7 @@ class GraftedAttentionCl(RelativeAttention, maxxvit.AttentionCl):
 
 
 class GraftedAttention2d(ConvAttention, RelativeAttention, maxxvit.Attention2d):
-    """`timm.models.maxxvit.Attention2d`."""
+    """Patched class of `timm.models.maxxvit.Attention2d`."""
 
     def split(self, qkv: Tensor) -> tuple[Tensor, ...]:
         return qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2) if self.head_first else super().split(qkv)

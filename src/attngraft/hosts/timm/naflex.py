@@ -22,7 +22,7 @@ from attngraft.hosts.timm.family import (
 
 
 class GraftedBlock(PaddingMaskBlock, Block):
-    """`timm.models.vision_transformer.Block`."""
+    """Patched class of `timm.models.vision_transformer.Block`."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         self.check_parts(padded=attn_mask is not None)
@@ -30,7 +30,7 @@ class GraftedBlock(PaddingMaskBlock, Block):
 
 
 class GraftedEvaBlock(PaddingMaskBlock, EvaBlock):
-    """`timm.models.eva.EvaBlock`."""
+    """Patched class of `timm.models.eva.EvaBlock`."""
 
     def forward(self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None) -> Tensor:
         self.check_parts(padded=attn_mask is not None)

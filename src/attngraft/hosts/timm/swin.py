@@ -48,7 +48,7 @@ class GraftedWindowMultiHeadAttention(CosineWindowSite, WindowMultiHeadAttention
 
 
 class GraftedSwinBlock(ShiftedWindowBlock, SwinTransformerBlock):
-    """`timm.models.swin_transformer.SwinTransformerBlock`."""
+    """Patched class of `timm.models.swin_transformer.SwinTransformerBlock`."""
 
     branch_of = staticmethod(SwinTransformerBlock._attn)
 
@@ -57,7 +57,7 @@ class GraftedSwinBlock(ShiftedWindowBlock, SwinTransformerBlock):
 
 
 class GraftedSwinV2Block(ShiftedWindowBlock, SwinTransformerV2Block):
-    """`timm.models.swin_transformer_v2.SwinTransformerV2Block`."""
+    """Patched class of `timm.models.swin_transformer_v2.SwinTransformerV2Block`."""
 
     branch_of = staticmethod(SwinTransformerV2Block._attn)
 
@@ -66,7 +66,7 @@ class GraftedSwinV2Block(ShiftedWindowBlock, SwinTransformerV2Block):
 
 
 class GraftedSwinV2CrBlock(ShiftedWindowBlock, SwinTransformerV2CrBlock):
-    """`timm.models.swin_transformer_v2_cr.SwinTransformerV2CrBlock`."""
+    """Patched class of `timm.models.swin_transformer_v2_cr.SwinTransformerV2CrBlock`."""
 
     branch_of = staticmethod(SwinTransformerV2CrBlock._shifted_window_attn)
 

@@ -16,7 +16,7 @@ _NO_ATTENTION = "this block has a convolution in its MLP instead of attention; c
 
 
 class GraftedAttention(ConvAttention, ScaledProducts, Attention):
-    """`timm.models.visformer.Attention`."""
+    """Patched class of `timm.models.visformer.Attention`."""
 
 
 class GraftedSpatialMlp(TwoLinearEnds, MapMlpSite, SpatialMlp):

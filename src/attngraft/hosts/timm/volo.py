@@ -34,7 +34,7 @@ class MapSite(SpaceSite, PlainMerge):
 
 
 class GraftedAttention(MapSite, FusedQkv, volo.Attention):
-    """`timm.models.volo.Attention`."""
+    """Patched class of `timm.models.volo.Attention`."""
 
     detaches: ClassVar = ("qkv", "proj")
     branch_of = staticmethod(volo.Attention.forward)

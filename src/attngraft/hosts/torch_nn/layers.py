@@ -211,9 +211,9 @@ _LENGTH = 7  #: tokens of an example input: these modules have no fixed length
 
 
 class TorchNN(HostAdapter):
-    """Sites `<layer>.self_attn`, `<layer>.multihead_attn` and `<layer>.linear1` (the MLP), and every other attention.
+    """Sites `<layer>.self_attn`, `<layer>.multihead_attn`, `<layer>.linear1` (the MLP), and other attention modules.
 
-    The site of an attention that is the whole host is `attention`.
+    If the host is itself an attention module, its site is `attention`.
     """
 
     name = "torch.nn"

@@ -138,9 +138,9 @@ def _fused(
 def _of_one_image(
     r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *weights: Any, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Project by head from the start, without an image axis.
+    """Attend within a single image, projected head by head and without an image axis.
 
-    This avoids copies and calls, which are a noticeable part of half a millisecond.
+    The whole call takes about half a millisecond, so the copies and calls that this avoids are noticeable.
     """
     in_weight, in_bias, out_weight, out_bias = weights
     heads, width = r_latents.shape[1], r_latents.shape[3]

@@ -252,7 +252,7 @@ def _identical(scan: ScanResult) -> list[list[int]]:
 
 
 def _is_same(train: Images, val: Images, scan: ScanResult) -> bool:
-    """Return whether both are the training split, which `attngraft eval --split train` evaluates."""
+    """Return whether `val` is the training split itself, as with `attngraft eval --split train`."""
     count = len(train)
     return list(train.names) == list(val.names) and np.array_equal(scan.digests[:count], scan.digests[count:])
 

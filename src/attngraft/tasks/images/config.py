@@ -19,9 +19,10 @@ SOURCES = "a folder, .tar, .npz, .csv, .parquet, COCO .json, shards as x-{000..0
 class DataConfig:
     """The data source and its split into training, validation and test.
 
-    A source with a test split besides validation is judged on it; validation then only chooses the best epoch. Without
-    `val_split`, `val_fraction` and `split_file`, the source's own validation split is used. If the source has no
-    splits (class folders, a tar of class folders, `digits`), a random 20% of each class is used for validation.
+    If the source has both a validation and a test split, runs are evaluated on the test split, and validation only
+    chooses the best epoch. Without `val_split`, `val_fraction` and `split_file`, the source's own validation split is
+    used. If the source has no splits (class folders, a tar of class folders, `digits`), a random 20% of each class is
+    used for validation.
     """
 
     numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
@@ -30,7 +31,7 @@ class DataConfig:
     root: str | None = None  #: timm: folder of the data set; .csv, .parquet, COCO: base folder of relative paths
     train_split: str | None = None  #: name of the training split (folder, `<name>.tar`, `x_<name>`)
     val_split: str | None = None  #: name of the validation split
-    #: name of the test split; null: `test` or `testing`, if it is not the validation split; none: judge on validation
+    #: name of the test split; null: `test` or `testing`, unless used for validation; none: evaluate on validation
     test_split: str | None = None
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split

@@ -21,7 +21,7 @@ class TextDataConfig:
     split_column: str | None = None  #: column with the split's name (train, val); null: detected by name
     train_split: str | None = None  #: name of the training split
     val_split: str | None = None  #: name of the validation split
-    #: name of the test split; null: `test` or `testing`, if it is not the validation split; none: judge on validation
+    #: name of the test split; null: `test` or `testing`, unless used for validation; none: evaluate on validation
     test_split: str | None = None
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split

@@ -88,7 +88,7 @@ def test_too_few_patches_to_drop_a_share_of(
             else:
                 with pytest.raises(
                     UnsupportedCondition,
-                    match=rf"{size[0]} x {size[1]} have {patches} .* {share:.0%} would be (all|none)$",
+                    match=rf"{size[0]} x {size[1]} have {patches} .* {share:.0%} of them, rounded, is (all|none)$",
                 ):
                     drop()
 

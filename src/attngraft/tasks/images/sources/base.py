@@ -221,7 +221,7 @@ def find_val(available: Sequence[str], config: DataConfig, *, train: str, where:
 
 
 def find_test(available: Sequence[str], config: DataConfig, *, used: Collection[str | None], where: str) -> str | None:
-    """Return the name of the test split; None without one besides the splits in `used`, and if it is turned off.
+    """Return the name of the test split; None if it is turned off, missing, or one of the splits in `used`.
 
     Raises:
         DataError: no split has the configured name.

@@ -91,7 +91,7 @@ def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
     if not 0 < gone < count:
         patches = f"{count} patch{'es' * (count != 1)} of {side} x {side} pixels"
         raise UnsupportedCondition(
-            f"images of {height} x {width} have {patches}, of which {share:.0%} would be {'all' if gone else 'none'}"
+            f"images of {height} x {width} have {patches}; {share:.0%} of them, rounded, is {'all' if gone else 'none'}"
         )
     return count
 
@@ -195,7 +195,7 @@ def _recorded_salience(recording: Recording, site: str, size: tuple[int, int]) -
     weights, prefix, indices = recording[site]["weights"].float(), recording.prefix(site), recording.token_indices(site)
     rows, columns = (int(number) for number in indices.shape)
     if rows * columns < 2:
-        raise UnsupportedCondition(f"{site} has a map of {rows} x {columns}")
+        raise UnsupportedCondition(f"{site} has a map of {rows} x {columns}; at least two patches are required")
     if size[0] % rows or size[1] % columns or size[0] // rows != size[1] // columns:
         raise UnsupportedCondition(
             f"{site} has a map of {rows} x {columns}, which does not divide images of {size[0]} x {size[1]} into squares"

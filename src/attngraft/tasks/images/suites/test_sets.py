@@ -194,7 +194,7 @@ def _real(name: str, folder: Path, files: Sequence[str]) -> TestImages:
 
 
 def _folder_names(test_set: TestSet) -> list[dict[str, int]]:
-    """Return the possible namings of the class folders, each with its labels."""
+    """Return the accepted naming schemes of class folders, each as a mapping from folder name to label."""
     wordnet_ids = synsets()
     indices = _subset(test_set.subset) if test_set.subset else range(CLASSES)
     namings = [{wordnet_ids[index]: index for index in indices}]
