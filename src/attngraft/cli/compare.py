@@ -3,7 +3,8 @@
 From the command to the first batch:
 
     cli.compare.compare        options and the study file -> StudyConfig, Executor
-    study.runner.compare       prepare: resolve every run's recipe, check the variants, open the data, estimate
+    study.runner.compare       prepare: resolve every run's recipe, check the variants, open the data, and time a few
+                               steps (training.profiler.BenchmarkBatch)
     study.runner.train_runs    hand the runs to the executor's workers; each calls executors.base.run_task
     training.loop.train        lock the run's folder; training.setup.prepare_run: data, host, grafts, optimizer
     Trainer.train              epochs; training.update.Update: the batches of one update, forward, backward, step
