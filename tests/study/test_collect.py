@@ -175,8 +175,8 @@ def test_a_primary_metric_in_other_units_is_left_out(tmp_path: Path, monkeypatch
     result = collect(study(tmp_path, seeds=2))
     _, other, same = result.variants
     reason = (
-        "top1 of cb_s is measured in other units than the baseline's (per token of BERT's, not per token of GPT-2's): not "
-        "compared."
+        "top1 of cb_s is measured in other units than the baseline's (per token of BERT's, not per token of GPT-2's); it "
+        "is not compared."
     )
     assert (other.difference, other.epochs_to_baseline, other.not_compared) == (None, None, reason)
     assert same.difference is not None

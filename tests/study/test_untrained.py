@@ -91,6 +91,7 @@ def test_models_are_compared_as_they_are(trained: Path, tmp_path: Path) -> None:
     assert load_result(tmp_path).variants[1].epochs_to_baseline is None
 
 
+@pytest.mark.slow
 def test_less_data_than_a_training_batch_is_enough(trained: Path, tmp_path: Path) -> None:
     settings = ["train.batch_size=4096", "train.accumulate=4", "train.threads=1"]
     weights = trained / "checkpoints" / "best.safetensors"

@@ -70,7 +70,7 @@ def test_a_run_that_cuts_its_batches_says_it_once(tmp_path: Path, caplog: pytest
     with caplog.at_level(logging.WARNING):
         record = train(normed(accumulate=2), tmp_path / "cut", progress=Silent())
     assert (
-        caplog.text.count("mean and variance from 8 of the 16 examples of an update (train.accumulate=2, 1 process)")
+        caplog.text.count("mean and variance over 8 of the 16 examples of an update (train.accumulate=2, 1 process)")
         == 1
     )
     assert record.environment["batch_norm_examples"] == 8
@@ -94,5 +94,5 @@ def test_automatic_cuts_say_it_too(
         train(normed(), tmp_path / "told", progress=Silent())
     with caplog.at_level(logging.WARNING):
         record = train(normed(auto_batch=True), tmp_path / "found", progress=Silent())
-    assert caplog.text.count("mean and variance from 4 of the 16 examples") == 1
+    assert caplog.text.count("mean and variance over 4 of the 16 examples") == 1
     assert (record.recipe.train.accumulate, record.environment["batch_norm_examples"]) == (4, 4)

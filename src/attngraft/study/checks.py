@@ -49,6 +49,8 @@ def refuse_unsupported(config: StudyConfig) -> None:
         recipe = recipe_of(variant, config.seeds[0])
         require_suites(load_task(recipe.task["name"]), choices)
         require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
+        if not variant.is_baseline:
+            continue  # no variant has a metric of its own
         task = build_task(recipe)
         if task.metrics and task.primary not in (type(task).primary, *task.metrics):
             near, known = did_you_mean(task.primary, task.metrics), ", ".join(task.metrics)
