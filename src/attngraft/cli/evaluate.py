@@ -81,11 +81,12 @@ def evaluate(
 ) -> None:
     """Evaluate a model on its own test or validation data or on other data, clean or under suites.
 
-    The model is a run, a folder written by attngraft export, a host with weights, or a weights file that names its host. For
-    the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
+    The model is a run, a folder written by attngraft export, a host with weights, or a weights file that names its host. The
+    outputs of a host or a weights file are taken to be the classes of the data, in order, and must be as many.
 
-    Predictions and results of suites are written to RUN_DIR/evaluation, or to the folder --out. Finished conditions are not
-    repeated: rerun the same command to resume. If a suite fails, the others are still evaluated, and the exit code is 1.
+    Results of suites are written to RUN_DIR/evaluation or --out; predictions on clean data only to --out. Finished
+    conditions are not repeated: rerun the same command to resume. If a suite fails, the others are still evaluated, and the
+    exit code is 1.
 
     Examples:
 
@@ -113,12 +114,12 @@ def evaluate(
     from attngraft.targets.judged import open_target
 
     if limit is not None and not suite:
-        raise UsageError("--limit needs --suite; add a suite, or remove --limit")
+        raise UsageError("--limit requires --suite; add a suite, or remove --limit")
     host = host_options(pretrained, host_weights, host_arg)
     opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
     if suite:
         if out is None and not opened.is_run:
-            raise UsageError(f"{model}: pass a folder for the results of suites: --out FOLDER")
+            raise UsageError(f"{model}: not a run, so suites require an output folder; add --out FOLDER")
         where = {"data": data, "split": split, "limit": limit, "trust_code": trust_code}
         _evaluate_suites(opened, suite, as_json=as_json, **where)
         return

@@ -49,7 +49,8 @@ def train(
     ] = None,
     auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume fails instead.")
+        bool,
+        typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume: fail if there is one."),
     ] = True,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
