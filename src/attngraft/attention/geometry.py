@@ -20,7 +20,7 @@ def prefix_names(*, class_token: bool = True, distillation: bool = False, regist
 class HeadRows:
     """Rows of a host's projection that compute q, k or v: head h has `width` rows, starting at `start + h * step`.
 
-    `step` is `width` where q, k and v are separate blocks of rows, and the rows of a whole head where these alternate.
+    `step` is `width` where q, k and v are separate blocks of rows, and larger where their rows alternate by head.
     """
 
     #: tensors that contain these rows along their first axis, relative to the site's module -> number of values in a row
@@ -48,7 +48,7 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Widths and token counts of a site, for grafts.
+    """Sizes and layout of a site, for grafts.
 
     `tokens` is the length of one sequence in the module and `sequences` the number of sequences per input (windows), both at
     the host's own input size; `tokens` is None where it is not known before a forward pass.

@@ -100,7 +100,7 @@ OptionsT = TypeVar("OptionsT")
 
 
 class GraftType(ABC, Generic[OptionsT]):
-    """A registered kind of graft: its options and hook points, how it is built, and which sites it refuses.
+    """A registered kind of graft: its options and hook points, how it is built, and which sites it does not support.
 
     Subclass it, set `name`, `summary`, `source` and `Options` (a frozen dataclass of plain values with defaults; its
     `__post_init__` raises ValueError for invalid values), and register an instance.

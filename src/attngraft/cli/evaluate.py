@@ -30,14 +30,14 @@ def evaluate(
         typer.Option(
             "--suite",
             metavar="NAME[,NAME]|NAME=DIR",
-            help="Suite to evaluate under (attngraft list suites); repeatable. NAME=DIR: on the images in DIR.",
+            help="Suite to evaluate (attngraft list suites); repeatable. NAME=DIR reads its images from DIR.",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
-            help="Evaluate on other data of the same kind: on its test or validation split, or, with --suite, on all images "
+            help="Other data to evaluate on: its test or validation split, or, with --suite, all images "
             "of a folder of class folders. Default: the run's data; required for other models.",
             metavar="DATA",
         ),
@@ -66,10 +66,10 @@ def evaluate(
         typer.Option(
             "--task",
             metavar="NAME",
-            help="Task of a host (attngraft list tasks). Default: classification. Runs and exported folders need none.",
+            help="Task of a host (attngraft list tasks). Default: classification. Not for runs and exported folders.",
         ),
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the weights of the host.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of the host.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     limit: Annotated[

@@ -27,7 +27,7 @@ def predict(
         list[str] | None,
         typer.Argument(
             help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, "
-            ".parquet), or files with a text on each line; - reads texts.",
+            ".parquet), or files with one text per line; - reads texts.",
             metavar="INPUTS...",
         ),
     ] = None,

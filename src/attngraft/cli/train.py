@@ -45,7 +45,8 @@ def train(
     epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Same as --set schedule.epochs=N.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Same as --set seed=N.")] = None,
     save_every: Annotated[
-        int | None, typer.Option("--save-every", min=1, help="Save every N updates, in addition to every epoch.")
+        int | None,
+        typer.Option("--save-every", min=1, help="Save a checkpoint every N updates, in addition to every epoch."),
     ] = None,
     auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
     resume: Annotated[

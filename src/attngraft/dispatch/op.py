@@ -41,7 +41,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The backend that serves a call, and why the others do not serve it."""
+    """The backend that serves a call, and whether each other backend could serve it."""
 
     op: str
     chosen: str

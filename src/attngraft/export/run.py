@@ -40,7 +40,7 @@ class Exported:
 
     folder: Path
     manifest: Manifest
-    plain_difference: float | None  #: with `hf`: largest difference of outputs without grafts (plain timm)
+    plain_difference: float | None  #: with `hf`: largest change of outputs without grafts (plain timm)
 
 
 def export_run(

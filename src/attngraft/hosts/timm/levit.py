@@ -161,7 +161,7 @@ def _mlp_site(module: Any, path: str, rows: int, columns: int) -> Site:
 
 
 def _shape(module: Any) -> torch.Size:
-    """Return the shape (out, in, ...) of the weight of a linear map, with or without its batch norm."""
+    """Return the shape (out, in, ...) of the weight of a linear map, with or without a batch norm."""
     weight = module.weight if isinstance(module, nn.Linear | nn.Conv2d) else module.linear.weight
     return cast(torch.Size, weight.shape)
 

@@ -149,7 +149,7 @@ class WindowMerger(GraftedModule):
 
 
 class PaddedWindows(WindowMerger):
-    """A block that pads windows, and passes the padding mask to its attention if that has a mix graft."""
+    """A block that pads windows, and passes the padding mask to its attention if the attention has a mix graft."""
 
     @property
     def in_use(self) -> bool:
