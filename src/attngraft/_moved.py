@@ -77,9 +77,9 @@ def renamed(old: str, new: str) -> property:
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Importer of moved modules by their old paths, with a DeprecationWarning.
+    """Import finder for the old paths of moved modules; importing one raises a DeprecationWarning.
 
-    Names are those of the module at the new path.
+    The imported module has the contents of the module at the new path, and also accepts renamed attributes.
     """
 
     def find_spec(

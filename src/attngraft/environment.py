@@ -55,7 +55,7 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """Return the commit of the package's checkout, with `+` for uncommitted changes; None without one."""
+    """Return the commit of the package's checkout, with `+` for uncommitted changes; None outside a checkout."""
     source = Path(__file__).resolve()
     root = next((parent for parent in source.parents if (parent / ".git").exists()), None)
     if root is None or not (root / "src" / "attngraft").is_dir():

@@ -18,17 +18,17 @@ class GraftSpecError(UsageError, ValueError):
 
 
 class HostError(AttngraftError):
-    """A model that is not supported, or a site that refuses a graft. The model was not changed."""
+    """A model that is not supported, or a site that does not support a graft. The model is unchanged."""
 
 
 class RecordError(AttngraftError, KeyError):
     """A requested tensor that the model does not record; the message lists the recorded tensors."""
 
-    __str__ = Exception.__str__  # not KeyError's, which quotes the message
+    __str__ = Exception.__str__  # KeyError.__str__ would quote the message
 
 
 class GraftFileError(AttngraftError):
-    """A graft file that is damaged, in a newer format, or for a different host. The model was not changed."""
+    """A graft file that is damaged, in a newer format, or for a different host. The model is unchanged."""
 
 
 class ConfigError(UsageError, ValueError):

@@ -86,7 +86,7 @@ def share(path: Path, at: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert the block's OSError to a StorageError; for other writes (appending, creating folders)."""
+    """Convert the block's OSError to a StorageError, for writes that are not atomic (appending, creating folders)."""
     try:
         yield
     except StorageError:
@@ -97,7 +97,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def created(folder: Path) -> Iterator[None]:
-    """Create `folder` with its parents; if the block raises an error, remove those of them that are still empty.
+    """Create `folder` with its parents; if the block raises, remove the new folders that are still empty.
 
     Raises:
         StorageError: the folder cannot be created.
@@ -190,7 +190,7 @@ def printable(value: T) -> T:
 
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:
-    """Delete temporary files that killed processes left in `folder`, and with `below` in its subfolders.
+    """Delete temporary files of killed processes in `folder` and, with `below`, in its subfolders.
 
     Only safe while no other process writes there. Files with merely similar names are not deleted.
     """

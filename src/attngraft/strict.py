@@ -29,14 +29,14 @@ def require(config: object, field: str, holds: bool, rule: str) -> None:
     """Check a field of a dataclass in its `__post_init__`; `rule` follows the field's name in the message.
 
     Raises:
-        FieldError: `holds` is False; the message also has the field's value.
+        FieldError: `holds` is False; the message includes the field's value.
     """
     if not holds:
         raise FieldError(field, f"{rule}; got {getattr(config, field)}")
 
 
 def read(cls: type[T], values: Any, *, where: str) -> T:
-    """Build an instance of the dataclass `cls` from a mapping; nested dataclasses from nested mappings.
+    """Build an instance of the dataclass `cls` from a mapping, and nested dataclasses from nested mappings.
 
     Supported types: bool, int, float (also from int, and from `1e-3`, which YAML reads as text), str, Literal, unions,
     `tuple[T, ...]`, `tuple[A, B]`, `list[T]`, mappings with text keys, Any, and dataclasses. Numbers must be finite.
@@ -45,7 +45,7 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
         where: dotted name of the section ("task.data"), for messages.
 
     Raises:
-        ConfigError: not a mapping, an unknown, missing or wrongly typed field, or a value that `cls` refuses.
+        ConfigError: not a mapping, an unknown, missing or wrongly typed field, or a value that `cls` rejects.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where}: expected a section of fields, found {_show(values)}")

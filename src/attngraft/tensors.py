@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous CPU tensors that share no storage, as safetensors requires (tied weights do share)."""
+    """Return contiguous CPU tensors that share no storage, as safetensors requires; tied weights are copied."""
     seen: set[int] = set()
     found = {}
     for name, value in tensors.items():

@@ -16,7 +16,7 @@ from attngraft.strict import read
 
 ConfigT = TypeVar("ConfigT")
 
-#: PyYAML's implicit scalars without the surprising ones of YAML 1.1: words for booleans, numbers that need a dot, dates
+#: PyYAML's implicit scalars without those of YAML 1.1 that surprise: yes/no as booleans, floats only with a dot, dates
 _RESOLVERS = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -51,10 +51,10 @@ for _class in (_Loader, _Dumper):
 
 
 def parse_yaml(text: str, *, source: str) -> Any:
-    """Return the plain value in `text`.
+    """Parse YAML to a plain value.
 
     Raises:
-        ConfigError: invalid YAML; names `source`, line and column.
+        ConfigError: invalid YAML; the message names `source`, line and column.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
@@ -93,7 +93,7 @@ def dump_line(value: Any) -> str:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` changed by `over`; mappings are merged key by key, other values are replaced."""
+    """Return `base` updated with `over`: mappings are merged key by key, other values are replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -102,7 +102,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str], *, source: str = "--set") -> dict[str, Any]:
-    """Return a copy of `config` with `a.b=value` texts applied in order, values read as YAML; messages name `source`.
+    """Return a copy of `config` with overrides such as `a.b=value` applied in order; values are YAML.
+
+    Messages start with `source`.
 
     Raises:
         ConfigError: a text without `=`, an invalid YAML value, or a path through a value that is not a section.
@@ -132,7 +134,7 @@ def from_mapping(cls: type[ConfigT], mapping: Any, *, source: str) -> ConfigT:
     """Return an instance of the dataclass `cls` from plain values, read strictly.
 
     Raises:
-        ConfigError: names `source` and the dotted field.
+        ConfigError: a field or value is invalid; the message names `source` and the dotted field.
     """
     try:
         return read(cls, mapping, where="top")

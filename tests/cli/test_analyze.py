@@ -105,8 +105,8 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
         (["cka", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
         (["class-token", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
         (["filters", "--run", one, "--at", "3"], 2, "--at 3: give a row and a column"),
-        (["entropy", "--run", one, "--at", "3,1"], 2, "--at is an option of filters; add filters"),
-        (["entropy", "--run", one, "--latent", 0], 2, "--latent is an option of latents"),
+        (["entropy", "--run", one, "--at", "3,1"], 2, "--at only applies to the analysis filters; add filters"),
+        (["entropy", "--run", one, "--latent", 0], 2, "--latent only applies to the analysis latents"),
         (["structure", "--run", one, "--run", other, "--label-maps", tmp_path / "no"], 2, "the folder does not exist"),
     ]:
         assert run("analyze", *arguments) == code, arguments

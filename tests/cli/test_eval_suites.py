@@ -114,7 +114,7 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     for arguments, code, message in (
         (["--suite", "noyse"], 2, "did you mean noise"),
         (["--suite", "a"], 1, "of ImageNet's 1000"),
-        (["--limit", 3], 2, "--limit needs --suite"),
+        (["--limit", 3], 2, "--limit requires --suite"),
         (["--suite", "noise", "--weights", "ema"], 1, "has no moving average"),
         (["--suite", "noise", "--data", tmp_path / "nowhere"], 1, "nowhere"),
         (["--suite", "noise="], 2, "the folder after = is missing"),

@@ -82,7 +82,7 @@ def test_the_command_prints_json():
 
 
 def test_runs_need_a_table_and_a_folder(tmp_path: Path):
-    with pytest.raises(UsageError, match="needs a table"):
+    with pytest.raises(UsageError, match="requires a table"):
         printed("cb", "--runs", str(tmp_path))
     with pytest.raises(UsageError, match="no finished run"):
         printed("cb", "table3", "--runs", str(tmp_path))

@@ -20,10 +20,10 @@ def prefix_names(*, class_token: bool = True, distillation: bool = False, regist
 class HeadRows:
     """Rows of a host's projection that compute q, k or v: head h has `width` rows, starting at `start + h * step`.
 
-    `step` is `width` where q, k and v are three blocks of rows, and three times that where they are interleaved per head.
+    `step` is `width` where q, k and v are separate blocks of rows, and larger where their rows alternate by head.
     """
 
-    #: names, relative to the site's module, of tensors whose first axis holds these rows -> number of values in one row
+    #: tensors that contain these rows along their first axis, relative to the site's module -> number of values in a row
     parameters: Mapping[str, int]
     start: int
     width: int
@@ -39,22 +39,22 @@ class HeadRows:
 
 @dataclass(frozen=True)
 class Projection:
-    """Form of the host's projections, for grafts that add similar ones."""
+    """Form of the host's projections, for grafts that add projections of the same form."""
 
     bias: bool = True
-    norm: Literal["batch"] | None = None  #: norm after every linear map: batch norm over all tokens of the batch
+    norm: Literal["batch"] | None = None  #: norm after every linear map; `batch` is over all tokens of the batch
     activation: str | None = None  #: activation before the output projection, by its name in timm
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """A site as seen by grafts.
+    """Sizes and layout of a site, for grafts.
 
     `tokens` is the length of one sequence in the module and `sequences` the number of sequences per input (windows), both at
     the host's own input size; `tokens` is None where it is not known before a forward pass.
     """
 
-    dim: int  #: C, width of the incoming tokens, and of the outgoing ones unless a site has `out_dim`
+    dim: int  #: C, width of the input tokens, and of the output tokens unless `out_dim` is set
     tokens: int | None = None  #: N, tokens of one sequence, prefix tokens included
     sequences: int = 1  #: sequences (windows) per input
     prefix: tuple[str, ...] = ()  #: names of the leading tokens that are not on the grid; see `prefix_names`
@@ -62,7 +62,7 @@ class Geometry:
     #: stride (rows, columns) between neighboring tokens of a sequence, where sequences are interleaved on the map (row by
     #: row): `grid` is then the grid of one sequence, and the map is larger by these factors
     apart: tuple[int, int] | None = None
-    causal: bool = False  #: tokens must not attend to later ones
+    causal: bool = False  #: tokens must not attend to later tokens
     padded: bool = False  #: a batch may contain padding tokens
     #: initialization of the host's weight matrices; `torch` is that of `torch.nn.Linear`
     init: Literal["trunc_normal", "xavier_uniform", "torch"] = "trunc_normal"
@@ -100,17 +100,17 @@ class AttentionGeometry(Geometry):
     value_width: int  #: dv, width of v per head
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
     cross: bool = False  #: keys and values come from tokens other than the queries
-    keys_grid: tuple[int, int] | None = None  #: (rows, columns) of the map of those other tokens; None: no map
+    keys_grid: tuple[int, int] | None = None  #: if `cross`, (rows, columns) of the map of the key tokens; None: no map
     talking: bool = False  #: the host mixes heads after the softmax, which fixes their number
     query_tokens: int | None = None  #: Nq, where the query side has fewer than N tokens (subsampling)
     key_tokens: int | None = None  #: Nk, where the key side has fewer than N tokens (subsampled keys)
-    out_dim: int | None = None  #: width of the outgoing tokens, where it is not `dim`
+    out_dim: int | None = None  #: width of the output tokens, where it is not `dim`
     projection: Projection = Projection()
     #: "q", "k", "v" -> rows of the host's projections; several where biases are separate parameters
     rows: Mapping[str, tuple[HeadRows, ...]] = field(default_factory=dict)
     query_key_parameters: tuple[str, ...] = ()  #: further parameters that only affect the scores (qk-norm, bias tables)
-    score_rows: tuple[str, ...] = ()  #: those of `query_key_parameters` whose first axis counts heads
-    score_columns: tuple[str, ...] = ()  #: those of `query_key_parameters` whose last axis counts heads
+    score_rows: tuple[str, ...] = ()  #: parameters in `query_key_parameters` whose first axis is heads
+    score_columns: tuple[str, ...] = ()  #: parameters in `query_key_parameters` whose last axis is heads
 
     @property
     def own_keys(self) -> bool:

@@ -26,9 +26,9 @@ LinearLayer = nn.Linear | nn.Conv2d  #: a linear map of each token: convolutions
 class Unused:
     """Parameters of the host that a graft makes unused. Names are relative to the site's module.
 
-    Whole `parameters` get `requires_grad=False` until undo. Partly used ones are listed in `rows` as (name, start, stop)
-    along the first axis and in `columns` along the last: their gradient is zero, and `attngraft.pin_unused` keeps weight
-    decay from changing them.
+    Entirely unused `parameters` get `requires_grad=False` until the graft is removed. Unused parts of other parameters are
+    listed in `rows` as (name, start, stop) along the first axis and in `columns` along the last axis: their gradient is
+    zero, and `attngraft.pin_unused` protects them from weight decay.
     """
 
     parameters: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Unused:
         return bool(self.parameters or self.rows or self.columns)
 
     def parts(self, module: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return (parameter, view of its unused part) for every partly used parameter; views share its storage."""
+        """Return (parameter, view of an unused part) for every entry of `rows` and `columns`."""
         found = []
         for spans, axis in ((self.rows, 0), (self.columns, -1)):
             for name, start, stop in spans:
@@ -55,7 +55,7 @@ class Graft(Recordable, nn.Module):
     |---|---|---|
     | mix | `(context)` -> `Mixed`; context is a `MixContext` | |
     | weights | `(weights, visible)` -> weights; (B, H, Nq, Nk); `visible` is boolean and broadcastable to them, or None if \
-all keys are visible; several maps for each head share the head's values | |
+all keys are visible; with n maps per head, each map averages its own 1/n of the head's channels | |
     | heads | `(heads, x)` -> heads; (B, H, Nq, dv) | the query side's tokens (B, Nq, C) |
     | tokens | `(tokens, x)` -> tokens; (B, Nq, C) | the query side's tokens (B, Nq, C) |
     | space | `(map)` -> map; (B, rows, columns, C) | |
@@ -71,8 +71,7 @@ all keys are visible; several maps for each head share the head's values | |
     unused: Unused
     frozen: tuple[str, ...]  #: parameters of the module that the graft froze; removing the graft unfreezes them
     adds_after: bool = False  #: whether a mix graft returns `Mixed.after`, which adds to the host's projected output
-    #: why the graft type refuses causal attention, padded batches, or keys from tokens other than the queries; read by hosts
-    #: that determine these only in the forward pass
+    #: circumstance that only the forward pass of some hosts determines -> why the graft type does not support it
     refuses: Mapping[Circumstance, str] = MappingProxyType({})
     folded: str | None = None  #: part that was folded into the host's weights; such a graft cannot be removed
     stage = renamed("stage", "hook_point")
@@ -86,22 +85,22 @@ all keys are visible; several maps for each head share the head's values | |
             after: the layer whose input is this graft's output.
 
         Returns:
-            The graft that replaces this one, with its own `kind` and `options` set and the layers changed; None if no graft
-            is needed; or the reason why this graft cannot be folded, with the layers unchanged.
+            The graft that replaces this one, with its own `kind` and `options` set and the layers changed; None if the
+            layers now do all of its work; or the reason why this graft cannot be folded, with the layers unchanged.
         """
         return "no part of it can be folded into a linear layer"
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Options of grafts that have none."""
+    """Options of a graft type without options."""
 
 
 OptionsT = TypeVar("OptionsT")
 
 
 class GraftType(ABC, Generic[OptionsT]):
-    """A registered kind of graft: its options and hook points, how it is built, and which sites it refuses.
+    """A registered kind of graft: its options and hook points, how it is built, and which sites it does not support.
 
     Subclass it, set `name`, `summary`, `source` and `Options` (a frozen dataclass of plain values with defaults; its
     `__post_init__` raises ValueError for invalid values), and register an instance.

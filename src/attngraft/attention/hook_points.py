@@ -3,15 +3,15 @@
 from typing import Literal, get_args
 
 HookPoint = Literal[
-    "mix",  # the whole of scores -> heads; one such graft per site
+    "mix",  # the computation from scores to heads; at most one graft per site
     "weights",  # the attention map after softmax (B, H, Nq, Nk); selects the explicit path
     "heads",  # (B, H, Nq, dv), before the output projection
     "tokens",  # (B, Nq, C), after the output projection, before its dropout
-    "attn.end",  # the block's attention branch: after dropout, windows merged
-    "attn.window",  # the attention branch inside each window, before windows are merged; only in hosts with windows
+    "attn.end",  # the output of the attention branch, after dropout and after windows are merged
+    "attn.window",  # the output of attention in each window, before windows are merged; only in hosts with windows
     "mlp.front",  # the input of fc1
     "mlp.mid",  # after the activation, the input of fc2
     "mlp.end",  # after fc2 and its dropout
-    "space",  # the whole spatial block on a grid (B, H, W, C); replaces
+    "space",  # the attention branch from map to map (B, rows, columns, C), which the graft replaces
 ]
 HOOK_POINTS: tuple[HookPoint, ...] = get_args(HookPoint)

@@ -18,11 +18,11 @@ class Projected(NamedTuple):
     k: Tensor  #: (B, H, Nk, dk)
     v: Tensor  #: (B, H, Nk, dv)
     queries: Tensor  #: (B, Nq, C), the tokens that the queries were projected from
-    bias: Tensor | None = None  #: added to the scaled scores, mask included; a boolean one is True at visible keys
+    bias: Tensor | None = None  #: bias added to the scaled scores, including the mask; boolean: True at visible keys
     causal: bool = False
     keys: Tensor | None = None  #: (B, Nk, C), the tokens that keys and values were projected from; None: `queries`
-    rest: Any = None  #: further inputs of the adapter's `merge`
-    #: (b, N), boolean, b as in `MixContext.bias`: False for tokens that only pad their window; None: no padding
+    rest: Any = None  #: further inputs of the adapter's other steps, such as `scores` and `merge`
+    #: boolean mask (b, N), with b as in `MixContext.bias`: False for tokens that pad a window; None: no padding
     present: Tensor | None = None
 
 
@@ -52,7 +52,7 @@ class MixContext:
         return self._site.scale
 
     def bias(self) -> Tensor | None:
-        """Return the bias added to the scaled scores, mask included: (b, H or 1, Nq or 1, Nk or 1).
+        """Return the bias added to the scaled scores, including the mask: (b, H or 1, Nq or 1, Nk or 1).
 
         b divides B, and batch entry i uses bias i mod b (the windows of all images share their biases). A boolean bias is
         True at visible keys.
@@ -64,17 +64,17 @@ class MixContext:
         return self._site.scores(self.projected)
 
     def attend(self) -> Tensor:
-        """Run the host's own attention with its weights grafts and dropout, record its map, and return (B, H, Nq, dv)."""
+        """Run the host's own attention with the site's `weights` grafts and dropout; return heads (B, H, Nq, dv)."""
         return self._site.attend(self.projected)
 
     @property
     def plain(self) -> bool:
-        """Whether `attend` is exactly softmax(scores) v: no weights graft and no active dropout."""
+        """Whether `attend` is exactly softmax(scores) v, without `weights` grafts and active dropout."""
         return not (self._site.grafts_at("weights") or self.dropout)
 
     @property
     def is_recording(self) -> bool:
-        """Whether a recorder would keep the map that `attend` records."""
+        """Whether a recorder would store the scores or the map that `attend` records."""
         return self._site.is_recording("scores", "weights")
 
     @property

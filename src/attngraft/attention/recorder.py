@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-#: names under which hosts record token coordinates: the first for windows that are merged before the branch ends, the second
-#: for blocks that are not merged, where tensors at hook points are (B, blocks, tokens, C)
+#: names under which hosts record token coordinates: the first if windows are merged at the end of the branch, the second if
+#: blocks stay separate and tensors at hook points are (B, blocks, tokens, C)
 TOKEN_COORDINATES, BLOCK_COORDINATES = "places", "block_places"
 
 
@@ -16,7 +16,7 @@ class Recorder(Protocol):
     """Receiver of recorded tensors."""
 
     def wants(self, name: str) -> bool:
-        """Return whether a tensor of this name would be kept, and register the name as available."""
+        """Return whether a tensor of this name would be stored, and register the name as available."""
         ...
 
     def __call__(self, name: str, tensor: Tensor) -> None:
@@ -40,9 +40,9 @@ class Recordable:
         self.record(name, tensor)
 
     def is_recording(self, *names: str) -> bool:
-        """Return whether a recorder would keep one of these names; without names, whether a recorder is attached.
+        """Return whether a recorder would store any of these names; without names, whether a recorder is attached.
 
-        Check it before computing a tensor that is only recorded.
+        Check this before computing a tensor that is needed only for recording.
         """
         recorder = self.recorder
         if recorder is None:

@@ -1,4 +1,4 @@
-"""Replacement of a whole branch by a graft, and storage of the replaced modules until undo.
+"""Replacement of a whole branch by a graft, and storage of the replaced modules until the graft is removed.
 
 A detached module stays an attribute of its parent, since the host's code reads it, but is no longer one of its children: it
 is not trained, counted or saved in the state dict. It follows its parent to other devices and precisions, and
@@ -22,7 +22,7 @@ class SpaceSite(GraftedModule):
     the branch as a function (`branch_of`).
     """
 
-    detaches: ClassVar[tuple[str, ...]]  #: names of the children that only this branch uses; all of them exist
+    detaches: ClassVar[tuple[str, ...]]  #: names of the children that only this branch uses; all must exist
     #: runs the host's own branch on an unpatched module, for counting MACs
     branch_of: ClassVar[Callable[[Any, Tensor], Tensor]]
     whole: bool = True  #: whether the detached modules have the host's own values
@@ -46,7 +46,7 @@ class SpaceSite(GraftedModule):
         return {name: self.__dict__[name] for name in self.detaches if name in self.__dict__}
 
     def detach_modules(self) -> None:
-        """Take the branch's modules out of the module tree. Their keys stay, which keeps the order of parameters."""
+        """Remove the branch's modules from the module tree; their keys stay, to preserve the order of parameters."""
         module = cast(nn.Module, self)
         for name in self.detaches:
             module.__dict__[name] = module._modules[name]
@@ -98,7 +98,7 @@ class SpaceSite(GraftedModule):
                 complete = False
                 continue
             unexpected_keys += [f"{start}{key}" for key in found.unexpected_keys]
-            if values:  # a host's state dict contains all of them, a grafted model's none
+            if values:  # the state dict is the host's; a grafted model's has no detached modules
                 missing_keys += [f"{start}{key}" for key in found.missing_keys]
             complete &= not found.missing_keys
         if complete:
@@ -114,7 +114,7 @@ def sites_with_detached(model: nn.Module) -> Iterator[tuple[str, SpaceSite]]:
 
 @contextmanager
 def with_originals(model: nn.Module) -> Iterator[None]:
-    """Reattach all detached modules inside the block, for reading the host's parameters."""
+    """Reattach all detached modules within the `with` block, to read the host's parameters."""
     sites = [site for _, site in sites_with_detached(model)]
     for site in sites:
         site.reattach_modules()

@@ -32,7 +32,7 @@ class GraftedModule(Recordable):
 
     @property
     def in_use(self) -> bool:
-        """Whether the patched class is still needed, by grafts here or by those of another module."""
+        """Whether the patched class is still needed, by grafts of this module or of another module."""
         return bool(self.grafts)
 
     def grafts_at(self, hook_point: HookPoint) -> list[nn.Module]:
@@ -44,7 +44,7 @@ class GraftedModule(Recordable):
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
-        """Return why the host's linear layer is not adjacent to `hook_point`, for messages; None if nothing is between."""
+        """Return why the host's linear layer is not adjacent to `hook_point`, for messages; None if it may be."""
         return None
 
     def linear_after(self, hook_point: HookPoint) -> LinearLayer | None:
@@ -68,19 +68,19 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     )
 
 
-#: in the order in which a forward pass reaches them
+#: hook points after the output projection, in the order of the forward pass
 _AFTER_PROJECTION: tuple[HookPoint, ...] = ("tokens", "attn.window", "attn.end")
 
 
 class AttentionSite(GraftedModule):
     """Template of attention: project -> mix -> merge -> drop.
 
-    An adapter implements `project`, `merge`, `drop` and, where the default does not fit, `visible`; `output_layer` makes
-    grafts foldable.
+    An adapter implements `project`, `merge`, `drop` and, where the default does not fit, `visible`. Override
+    `output_layer` to make grafts foldable.
     """
 
-    #: hook points at the end of this module: ("attn.window",) if the block merges windows after it; both for a class
-    #: used in both kinds of block, where each site lists in `targets` the one that applies
+    #: hook points at the end of this module: ("attn.window",) if the block merges windows afterwards; both names for a
+    #: class used in blocks with and without windows, whose sites each list only one of them in `targets`
     ends: tuple[HookPoint, ...] = ("attn.end",)
     scale: float
     fused_attn: bool
@@ -97,7 +97,7 @@ class AttentionSite(GraftedModule):
         raise TypeError(f"{type(self).__name__} must implement drop()")
 
     def output_layer(self) -> LinearLayer | None:
-        """Return the layer whose output `merge` returns unchanged; None if there is no such layer."""
+        """Return the linear layer that computes the output of `merge`; None if there is no such layer."""
         return None
 
     def between(self, hook_point: HookPoint) -> str | None:
@@ -131,7 +131,7 @@ class AttentionSite(GraftedModule):
         """Run the template, starting from the projections.
 
         Args:
-            again: projects other tokens in the same way, for mix grafts.
+            again: function that projects other tokens in the same way, for mix grafts.
             drop: the dropout, if it belongs to the block; None: `self.drop`.
         """
         self.record("values", projected.v)
@@ -142,7 +142,7 @@ class AttentionSite(GraftedModule):
     def finish(
         self, tokens: Tensor, mixed: Mixed, *, projected: Projected, drop: Callable[[Tensor], Tensor] | None
     ) -> Tensor:
-        """Run the template after `merge`. Adapters override it if another module of the host runs this part."""
+        """Run the steps after `merge`. Adapters override this if another module of the host runs some of them."""
         if mixed.after is not None:
             tokens = mixed.after(tokens)
         tokens = self.run("tokens", tokens, projected.queries)
@@ -152,11 +152,11 @@ class AttentionSite(GraftedModule):
         return tokens
 
     def dropped(self) -> float:
-        """Return the current dropout probability of attention weights; override it where there is no `attn_drop`."""
+        """Return the current dropout probability of attention weights; override if there is no `attn_drop`."""
         return self.attn_drop.p if self.training else 0.0
 
     def mix(self, projected: Projected, again: Callable[[Tensor], Projected]) -> Mixed:
-        """Compute heads from projections, by the mix graft if there is one, else by the host's own attention."""
+        """Compute heads from projections with the mix graft, or without one with the host's own attention."""
         mixers = self.grafts_at("mix")
         if not mixers:
             return Mixed(self.attend(projected))
@@ -166,7 +166,7 @@ class AttentionSite(GraftedModule):
         return mixed
 
     def attend(self, projected: Projected) -> Tensor:
-        """Compute the host's own heads (B, H, Nq, dv): fused, or explicit where a graft needs the weights."""
+        """Compute the host's own heads (B, H, Nq, dv): fused if possible, explicit if a graft needs the weights."""
         if self.fused_attn and not self.grafts_at("weights"):
             self.record_map(projected)
             return self.kernel(projected)
@@ -227,7 +227,7 @@ class AttentionSite(GraftedModule):
         return scores.softmax(dim=-1)
 
     def fused_bias(self, projected: Projected) -> Tensor | None:
-        """Return the mask for the fused kernel."""
+        """Return the bias for the fused kernel, including the mask."""
         return projected.bias
 
     def shared_bias(self, projected: Projected) -> Tensor | None:
@@ -242,7 +242,7 @@ class AttentionSite(GraftedModule):
             return ones.tril()
         if projected.bias is None or projected.bias.dtype == torch.bool:
             return projected.bias
-        return projected.bias > torch.finfo(projected.bias.dtype).min  # hosts mask with -inf or with this minimum
+        return projected.bias > torch.finfo(projected.bias.dtype).min  # hosts mask with -inf or the dtype's minimum
 
 
 class MlpSite(GraftedModule):

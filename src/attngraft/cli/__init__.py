@@ -102,7 +102,9 @@ def _show_version(requested: bool) -> None:
 
 @app.callback()
 def options(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more, including tracebacks of errors.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log more details, including tracebacks of errors.")
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -115,9 +117,9 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; exit codes: 0, 1 failed, 2 usage, 130 interrupted.
+    """Run the command line and exit with 0 (success), 1 (failed), 2 (usage) or 130 (interrupted).
 
-    Without `arguments`, read them from `sys.argv`, and exit the process immediately after an interrupt.
+    Without `arguments`, parse `sys.argv`, and skip the interpreter's shutdown after an interrupt.
     """
     try:
         app(args=arguments)

@@ -46,7 +46,7 @@ def analyze(
         Path | None,
         _models(
             "--study",
-            help="All variants of a study, one run each; the results are added to its report.",
+            help="Analyze all variants of this study, one run each, and add the results to its report.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -54,21 +54,21 @@ def analyze(
         list[str] | None, _models("--variant", help="With --study: only these variants; repeatable.", metavar="NAME")
     ] = None,
     seed: Annotated[
-        int | None, _models("--seed", help="With --study: seed of each variant's run. Default: the first.")
+        int | None, _models("--seed", help="With --study: seed of the runs. Default: the study's first seed.")
     ] = None,
     name: Annotated[list[str] | None, _models("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, _models("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, _models("--pretrained", help="Load the published weights of hosts.")] = False,
+    pretrained: Annotated[bool, _models("--pretrained", help="Load the pretrained weights of hosts.")] = False,
     host_weights: Annotated[Path | None, _models("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, _models("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, _models("--sites", help="Layers to analyze, as in a graft specification.")] = "all",
     data: Annotated[
         str | None,
-        _images("--data", help="Use the validation split of this source. Default: the run's data.", metavar="SOURCE"),
+        _images("--data", help="Data source; its validation split is used. Default: the run's data.", metavar="SOURCE"),
     ] = None,
     split: Annotated[
-        str | None, _images("--split", help="Use another split of the data, by name.", metavar="NAME")
+        str | None, _images("--split", help="Name of the split to use instead of the validation split.", metavar="NAME")
     ] = None,
     image: Annotated[
         list[str] | None, _images("--image", help="Image files, folders or patterns; repeatable.", metavar="FILE")
@@ -80,7 +80,7 @@ def analyze(
         Path | None,
         _images(
             "--label-maps",
-            help="structure: folder of label maps (PNGs of class indices), named like the images, for boundaries.",
+            help="structure: folder of label maps (PNGs of class indices, named like the images) that define boundaries.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -91,7 +91,11 @@ def analyze(
     ] = None,
     at: Annotated[
         list[str] | None,
-        _output("--at", help="filters: a position on the first layer's map, from 0; repeatable.", metavar="ROW,COLUMN"),
+        _output(
+            "--at",
+            help="filters: a position on the first layer's map, counted from 0; repeatable.",
+            metavar="ROW,COLUMN",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -158,7 +162,7 @@ def analyze(
     specific = {"latents": ("--latent", latent), "filters": ("--at", at), "structure": ("--label-maps", label_maps)}
     for each, (option, value) in specific.items():
         if value and each not in [analysis.name for analysis in analyses]:
-            raise UsageError(f"{option} is an option of {each}; add {each}, or leave {option} out")
+            raise UsageError(f"{option} only applies to the analysis {each}; add {each}, or remove {option}")
     request = AnalysisRequest(
         models=models,
         image_set=images_for(models, images=image or [], data=data, split=split) if needs else None,
@@ -208,7 +212,7 @@ def _run(
     tolerant: bool,
     weights: str,
 ) -> list[AnalysisResult]:
-    """Run the analyses and write each result at once, so that an interruption loses only the current one.
+    """Run the analyses and write each result immediately, so that an interruption loses only the current one.
 
     `tolerant` (for `all`) reports analyses that do not apply, and skips them.
     """
@@ -232,7 +236,9 @@ def _run(
         write_analyses([result], folder, title=title or f"Attention in {shown}")
         results.append(result)
     if not results:
-        raise UsageError("no analysis applies to these models; attngraft list analyses shows what each one requires")
+        raise UsageError(
+            "no analysis applies to these models; run attngraft list analyses for the requirements of each"
+        )
     if study is not None and (study / RESULT_FILE).is_file():
         write_report(load_result(study), study)
     return results

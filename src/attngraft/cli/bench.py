@@ -21,27 +21,28 @@ if TYPE_CHECKING:
 
 def models(
     targets: Annotated[
-        list[str], typer.Argument(metavar="RUN|FOLDER|HOST|FILE...", help=f"{MODEL} Several: compared.")
+        list[str],
+        typer.Argument(metavar="RUN|FOLDER|HOST|FILE...", help=f"{MODEL} Several models are compared with the first."),
     ],
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Examples in a batch.")] = 32,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, metavar="N", help="Batch size.")] = 32,
     tokens: Annotated[
-        int, typer.Option("--tokens", min=1, metavar="N", help="Length of texts, at most what the model takes.")
+        int, typer.Option("--tokens", min=1, metavar="N", help="Tokens per text, limited to the model's maximum.")
     ] = 128,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: torch's own choice.")
+        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: torch's default.")
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the published weights of hosts.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="File for the result.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Output file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure speed, memory, multiply-adds and parameters of models; several are timed against the first.
+    """Measure speed, memory, multiply-adds and parameters of models, and compare their speed with the first.
 
     The forward pass is measured in float32 on random inputs, on the accelerator if there is one. Passes of all models
-    alternate; their times are the medians of 30 paired ratios to the first model, with 95% bootstrap intervals. Weights do
-    not matter for the cost, so those of a host are random without --pretrained.
+    alternate; relative times are medians of 30 paired ratios to the first model, with 95% bootstrap intervals. Weights do
+    not affect the cost, so hosts have random weights unless --pretrained is given.
 
     Examples:
 
@@ -95,7 +96,7 @@ def bixt(
     ] = Path("bixt-scaling.json"),
     sizes: Annotated[
         str | None,
-        typer.Option(metavar="N,N,...", help="Numbers of tokens. Default: seven from 196 to 1048576."),
+        typer.Option(metavar="N,N,...", help="Numbers of tokens. Default: seven sizes from 196 to 1048576."),
     ] = None,
     against: Annotated[
         str,
@@ -109,7 +110,7 @@ def bixt(
     depth: Annotated[int, typer.Option(min=1, metavar="N", help="Number of stacked layers.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum number of timed calls per size.")] = 5,
     cpu_time: Annotated[
-        bool, typer.Option("--cpu-time", help="Measure CPU time, for machines that are busy with other work too.")
+        bool, typer.Option("--cpu-time", help="Measure CPU time instead of wall time, for a machine with other load.")
     ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's default.")
@@ -131,11 +132,12 @@ def bixt(
     """Measure time and memory of a BiXT layer from 196 to 1,048,576 tokens, next to a ViT block.
 
     The layer is complete: bi-directional cross-attention with projections and feed-forward networks, then a block over the
-    latents; 192 wide, 3 heads, 64 latents, a batch of one, on the CPU. Each size runs in a separate process; its memory is
+    latents; width 192, 3 heads, 64 latents, batch size 1, on the CPU. Each size runs in a separate process; its memory is
     the growth of resident memory during one call. A curve ends where memory runs out or a size takes too long. Exponents are
-    fitted over 3,136 tokens and more; the exit code is 1 if an exponent of BiXT is not within 0.1 of 1.
+    fitted to the sizes of at least 3,136 tokens; the exit code is 1 if an exponent of BiXT is not within 0.1 of 1.
 
-    Every size is saved at once: rerun the same command after an interruption, or with other --sizes, to measure the rest.
+    Each measurement is saved immediately: rerun the same command after an interruption, or with other --sizes, to add the
+    rest.
 
     Examples:
 
@@ -219,7 +221,7 @@ def _show(result: ScalingResult, out: Path) -> None:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
-    """Show a transient progress bar; yields a function that advances it to the next measurement."""
+    """Show a transient progress bar, and yield a function that advances it to the next measurement."""
     with progress_bars() as bars:
         task, begun = bars.add_task("starting", total=total), 0
 
@@ -237,7 +239,7 @@ def _refuse_other_suffix(out: Path | None) -> None:
 
 
 def _numbers(text: str, *, option: str) -> tuple[int, ...]:
-    """Parse `196,784`.
+    """Parse positive integers separated by commas, such as `196,784`.
 
     Raises:
         UsageError: `text` is not a list of positive integers.

@@ -47,7 +47,7 @@ def compare(
         _comparison(
             "--against",
             metavar="HOST",
-            help='Another host under the same recipe: a name, or "NAME: {argument: value}"; repeatable.',
+            help='Another host to train with the same recipe: a name, or "NAME: {argument: value}"; repeatable.',
         ),
     ] = None,
     data: Annotated[
@@ -58,7 +58,7 @@ def compare(
             help="A folder, .tar, .npz, .csv, .parquet, COCO .json, shards, hf:PATH, timm:NAME, or digits.",
         ),
     ] = None,
-    out: Annotated[str | None, _output("--out", metavar="FOLDER", help="Folder of runs and results.")] = None,
+    out: Annotated[str | None, _output("--out", metavar="FOLDER", help="Output folder for runs and results.")] = None,
     seeds: Annotated[
         str | None,
         _comparison("--seeds", metavar="N|A,B", help="Number of seeds (3: 0, 1, 2), or a list (5,7). Default: 3."),
@@ -95,7 +95,7 @@ def compare(
         _training(
             "--train",
             metavar="WHAT",
-            help="Parameters to train: all, grafts+head, or head; with the latter two the baseline trains only its head.",
+            help="Parameters to train: all, grafts+head, or head. Except with all, the baseline trains only its head.",
         ),
     ] = None,
     jobs: Annotated[
@@ -103,7 +103,7 @@ def compare(
         _many_runs(
             "--jobs",
             metavar="N",
-            help="Concurrent runs on this machine, each with its own device or cores; does not change results.",
+            help="Number of concurrent runs on this machine, on separate devices or cores; does not affect results.",
         ),
     ] = None,
     ray: Annotated[
@@ -111,19 +111,21 @@ def compare(
         _many_runs(
             "--ray",
             metavar="ADDRESS",
-            help="Train on a Ray cluster: its address, auto, or local for one on this machine.",
+            help="Train on a Ray cluster: its address, auto, or local to start one on this machine.",
         ),
     ] = None,
     cpus_per_run: Annotated[
         float | None,
-        _many_runs("--cpus-per-run", metavar="N", help="With --ray: CPUs of each run. Default: its number of threads."),
+        _many_runs(
+            "--cpus-per-run", metavar="N", help="With --ray: CPUs per run. Default: the number of threads of a run."
+        ),
     ] = None,
     gpus_per_run: Annotated[
         float | None,
         _many_runs(
             "--gpus-per-run",
             metavar="N",
-            help="With --ray: GPUs of each run, possibly a fraction. Default: 1 if the cluster has any.",
+            help="With --ray: GPUs per run, may be a fraction. Default: 1 if the cluster has GPUs, else 0.",
         ),
     ] = None,
     retries: Annotated[
@@ -140,12 +142,13 @@ def compare(
             "--halving",
             metavar="N[,E]",
             help="Successive halving for many grafts: 3 continues the best third at each rung; 3,2 sets the first rung to "
-            "epoch 2; off resumes the stopped variants.",
+            "epoch 2; off disables it and resumes the stopped variants.",
         ),
     ] = None,
     auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,
     study: Annotated[
-        Path | None, _comparison("--study", metavar="FILE", help="A study as YAML; other options override its fields.")
+        Path | None,
+        _comparison("--study", metavar="FILE", help="A study file (YAML); other options override its fields."),
     ] = None,
     metric: Annotated[
         str | None,
@@ -328,7 +331,9 @@ def _executor(
     if ray is None and (cpus, gpus) != (None, None):
         raise UsageError("--cpus-per-run and --gpus-per-run require --ray")
     if ray is not None and jobs is not None:
-        raise UsageError("--jobs and --ray are mutually exclusive: a Ray cluster trains as many runs at a time as fit")
+        raise UsageError(
+            "--jobs and --ray are mutually exclusive: a Ray cluster trains as many runs at a time as fit; remove --jobs"
+        )
     if retries is not None and (retries < 0 or (jobs is None and ray is None)):
         raise UsageError("--retries must be 0 or more, and requires --jobs or --ray")
     more = {} if retries is None else {"retries": retries}

@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 def convert(
     checkpoint: Annotated[
         Path,
-        typer.Argument(help="A .pth.tar, .pth, .pt, .bin or .safetensors, or a .zip of one.", metavar="CHECKPOINT"),
+        typer.Argument(
+            help="Checkpoint: a .pth.tar, .pth, .pt, .bin, .safetensors, or a .zip with one of these.",
+            metavar="CHECKPOINT",
+        ),
     ],
-    out: Annotated[Path, typer.Argument(help="The file to write.", metavar="OUT.safetensors")],
+    out: Annotated[Path, typer.Argument(help="Output file.", metavar="OUT.safetensors")],
     host: Annotated[
         str | None,
         typer.Option(
             "--host",
-            help="The model of these weights. Default: from the checkpoint, or the first part of its file name.",
+            help="Name of the model. Default: from the checkpoint, else its file name up to the first dot.",
             metavar="MODEL",
         ),
     ] = None,
@@ -39,7 +42,7 @@ def convert(
         bool | None,
         typer.Option(
             "--ema/--no-ema",
-            help="Use the moving average, or the plain weights. Default: the average if there is one.",
+            help="Use the moving average of the weights, or the weights themselves. Default: the average, if any.",
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.safetensors.")] = False,
@@ -47,10 +50,10 @@ def convert(
 ) -> None:
     """Extract the weights from a training script's checkpoint, check them, and write them as safetensors.
 
-    The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or have one under state_dict, model,
-    state_dict_ema or model_ema; names may start with `module.` and `_orig_mod.`. No code in it is run: a checkpoint with
-    anything but tensors, plain values and argparse.Namespace is rejected. If its model is known, names and shapes are
-    checked, and the model's name is written into the file.
+    The checkpoint may be a state dict, a dictionary with a state dict under state_dict, model, state_dict_ema or model_ema,
+    or a zip with such a file (`model_best.pth.tar` if there are several). Parameter names may start with `module.` and
+    `_orig_mod.`. No code in the checkpoint is run: anything but tensors, plain values and argparse.Namespace is rejected. If
+    the model is known, names and shapes are checked, and the model's name is written into the file.
 
     Examples:
 
@@ -63,7 +66,7 @@ def convert(
     from attngraft.models.convert import convert_checkpoint
 
     if host_arg and host is None:
-        raise UsageError("--host-arg needs --host: --host MODEL --host-arg NAME=VALUE")
+        raise UsageError("--host-arg requires --host; use --host MODEL --host-arg NAME=VALUE")
     arguments = assignments(host_arg or [], option="--host-arg")
     made = convert_checkpoint(checkpoint, out, host=host, host_args=arguments, average=ema, overwrite=overwrite)
     if as_json:

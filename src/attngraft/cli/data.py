@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from attngraft.tasks.text.config import TextDataConfig
 
 _CLASSES = 30  #: most classes listed
-_UNREADABLE = 20  #: most unreadable images listed
+_UNREADABLE = 20  #: maximum number of unreadable images to list
 
 
 def check(
@@ -96,7 +96,7 @@ def check(
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
     if task == "text_classification":
         if contact_sheet is not None:
-            raise UsageError("--contact-sheet: texts have no images; remove it")
+            raise UsageError("--contact-sheet: only for image data; remove it")
         _check_texts(settings, save_split, as_json=as_json)
         return
     config: DataConfig = read(data_config(task), settings, where="task.data")
@@ -222,7 +222,7 @@ def _show_outcome(
 
 
 def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], noun: str) -> Table:
-    """Return the number of images or texts of each class and split."""
+    """Return a table of the number of images or texts per class and split."""
 
     table = Table("class", *(f"{name} {noun}" for name in counts))
     for label, name in enumerate(classes[:_CLASSES]):

@@ -70,7 +70,7 @@ def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
     found = examine(model)
     if as_json:
         content = dataclasses.asdict(found)
-        for site in content["sites"]:  # the same keys as in every release
+        for site in content["sites"]:  # keep the JSON keys of earlier releases
             site["stages"], site["taps"] = site.pop("hook_points"), site.pop("record_tensors")
         print_json(content)
         return
@@ -114,7 +114,7 @@ def _tables(found: Any) -> Iterator[Any]:
 
 
 def _runs(sites: Any, taken: Sequence[str]) -> Iterator[str]:
-    """Yield the paths in `taken`, merging consecutive sites whose paths differ only in numbers."""
+    """Yield lines of the paths in `taken`, as ranges of consecutive sites whose paths differ only in numbers."""
     named: dict[str, list[str]] = {}
     for site in sites:
         named.setdefault(re.sub(r"\d+", "*", site.path), []).append(site.path)
@@ -129,7 +129,7 @@ def _as_range(paths: Sequence[str]) -> str:
 
 
 def _merged(sites: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (paths, first site) for groups of sites that differ only in the numbers of their paths."""
+    """Yield (range of paths, first site) for each group of sites that differ only in the numbers of their paths."""
     groups: dict[str, list[Any]] = {}
     for site in sites:
         form = re.sub(r"\d+", "*", site.path), dataclasses.replace(site, path="")

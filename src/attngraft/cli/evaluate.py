@@ -30,14 +30,14 @@ def evaluate(
         typer.Option(
             "--suite",
             metavar="NAME[,NAME]|NAME=DIR",
-            help="Suite to evaluate under (attngraft list suites); repeatable. NAME=DIR: on the images in DIR.",
+            help="Suite to evaluate (attngraft list suites); repeatable. NAME=DIR reads its images from DIR.",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
-            help="Evaluate on other data of the same kind: on its test or validation split, or, with --suite, on all images "
+            help="Other data to evaluate on: its test or validation split, or, with --suite, all images "
             "of a folder of class folders. Default: the run's data; required for other models.",
             metavar="DATA",
         ),
@@ -66,10 +66,10 @@ def evaluate(
         typer.Option(
             "--task",
             metavar="NAME",
-            help="Task of a host (attngraft list tasks). Default: classification. Runs and exported folders need none.",
+            help="Task of a host (attngraft list tasks). Default: classification. Not for runs and exported folders.",
         ),
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the published weights of the host.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of the host.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     limit: Annotated[
@@ -81,11 +81,12 @@ def evaluate(
 ) -> None:
     """Evaluate a model on its own test or validation data or on other data, clean or under suites.
 
-    The model is a run, a folder written by attngraft export, a host with weights, or a weights file that names its host. For
-    the last two, the classes are those of the data, in order, and there must be as many as the model has outputs.
+    The model is a run, a folder written by attngraft export, a host with weights, or a weights file that names its host. The
+    outputs of a host or a weights file are taken to be the classes of the data, in order, and must be as many.
 
-    Predictions and results of suites are written to RUN_DIR/evaluation, or to the folder --out. Finished conditions are not
-    repeated: rerun the same command to resume. If a suite fails, the others are still evaluated, and the exit code is 1.
+    Results of suites are written to RUN_DIR/evaluation or --out; predictions on clean data only to --out. Finished
+    conditions are not repeated: rerun the same command to resume. If a suite fails, the others are still evaluated, and the
+    exit code is 1.
 
     Examples:
 
@@ -113,12 +114,12 @@ def evaluate(
     from attngraft.targets.judged import open_target
 
     if limit is not None and not suite:
-        raise UsageError("--limit needs --suite; add a suite, or remove --limit")
+        raise UsageError("--limit requires --suite; add a suite, or remove --limit")
     host = host_options(pretrained, host_weights, host_arg)
     opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
     if suite:
         if out is None and not opened.is_run:
-            raise UsageError(f"{model}: pass a folder for the results of suites: --out FOLDER")
+            raise UsageError(f"{model}: not a run, so suites require an output folder; add --out FOLDER")
         where = {"data": data, "split": split, "limit": limit, "trust_code": trust_code}
         _evaluate_suites(opened, suite, as_json=as_json, **where)
         return

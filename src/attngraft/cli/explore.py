@@ -16,18 +16,20 @@ def explore(
         typer.Option(
             "--model",
             "--run",
-            help=f"{MODEL} A second model is shown beside the first.",
+            help=f"{MODEL} A second model is shown next to the first.",
             metavar="RUN|FOLDER|HOST|FILE",
         ),
     ],
-    image: Annotated[Path, typer.Option("--image", help="The image.", metavar="FILE")],
+    image: Annotated[Path, typer.Option("--image", help="Image file.", metavar="FILE")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The page. Default: <image>.html in the current folder.", metavar="FILE.html"),
+        typer.Option(
+            "--out", "-o", help="Output file. Default: <image>.html in the current folder.", metavar="FILE.html"
+        ),
     ] = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
     weights: Annotated[Weights, typer.Option("--weights", help="Weights of a run to use.")] = "last",
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the published weights of hosts.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Target(StrEnum):
-    """Export formats; an enum because typer does not support lists of literals."""
+    """Export formats, as an enum because typer does not support lists of literals."""
 
     torch = "torch"
     pt2 = "pt2"
@@ -42,7 +42,7 @@ def export(
             "file; hf: also a config.json for timm and the Hugging Face Hub. Repeatable.",
         ),
     ] = None,
-    checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Which weights of the run.")] = "last",
+    checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Weights of the run to export.")] = "last",
     fold: Annotated[
         bool,
         typer.Option(

@@ -26,9 +26,10 @@ def open_models(
     trust_code: bool = False,
     purpose: str = "analyses",
 ) -> tuple[ModelHandle, ...]:
-    """Open runs, exported folders, hosts and weights files; the options `host` apply to the latter two only.
+    """Open runs, exported folders, hosts and weights files.
 
-    `purpose` is the capability that the tasks of runs must have.
+    The options `host` apply to hosts and, in part, to weights files; see `options_of_each`. `purpose` is the capability that
+    the task of every run must have.
 
     Raises:
         UsageError: more names than models, two models with the same name, or `--host-weights` for several hosts.
@@ -54,12 +55,12 @@ def open_models(
     shown = [handle.name for handle in found]
     for name in shown:
         if shown.count(name) > 1:
-            raise UsageError(f"two models are called {name!r}; pass a --name for each, in order")
+            raise UsageError(f"two models are called {name!r}; add --name once per model, in order")
     return tuple(found)
 
 
 def options_of_each(models: Sequence[str], given: HostOptions | None) -> list[HostOptions]:
-    """Return the options that apply to each of several models: to hosts all, to files of weights the host's arguments.
+    """Return the host options of each model: all for hosts, only arguments for weights files, none for others.
 
     Raises:
         UsageError: `--host-weights` for several hosts, or a model that does not exist.
@@ -119,7 +120,7 @@ def models_of_study(
     finished = {name: each for name, each in finished_runs(config).items() if not variants or name in variants}
     runs = {name: by_seed[chosen].folder for name, by_seed in finished.items() if chosen in by_seed}
     left_out = {
-        name: f"its run with seed {chosen} is not finished" + (f"; --seed {next(iter(by_seed))} is" if by_seed else "")
+        name: f"its run with seed {chosen} is not finished" + (f"; use --seed {next(iter(by_seed))}" if by_seed else "")
         for name, by_seed in finished.items()
         if name not in runs
     }
@@ -137,7 +138,7 @@ def models_of_study(
 def images_for(
     handles: Sequence[ModelHandle], *, images: Sequence[str], data: str | None, split: str | None
 ) -> ImageSet | None:
-    """Return images from the files `images`, else from `data`, else the validation images of the first run, else None."""
+    """Return the images of the files `images`, else of `data`, else of the first run's validation split, else None."""
     from attngraft.targets.images import images_from_data, images_from_files, images_from_run
 
     if images:

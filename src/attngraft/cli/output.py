@@ -72,7 +72,7 @@ def progress_bars(*, described: bool = True) -> Progress:
 def progress_display(
     live: Callable[[Console], AbstractContextManager[T]], log: Callable[[], T], silent: Callable[[], T]
 ) -> AbstractContextManager[T]:
-    """Return a live display on a terminal, log lines elsewhere, and no output except in the first process."""
+    """Return a live display on a terminal and log lines elsewhere; processes after the first show nothing."""
 
     console = Console(stderr=True)
     if not is_first_process():
@@ -82,7 +82,7 @@ def progress_display(
 
 @contextmanager
 def images_bar(total: int, description: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of images; yields a function that advances it."""
+    """Show a progress bar of images, and yield a function that advances it."""
     with progress_bars() as bars:
         task = bars.add_task(description, total=total)
         yield lambda images: bars.advance(task, images)

@@ -15,15 +15,15 @@ def paper(
         str | None, typer.Argument(metavar="TABLE", help="A table's id; without it, list the paper's tables.")
     ] = None,
     runs: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A run's or a study's folder, for measured columns.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of a run or study, to add measured accuracies.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print a paper's table with our numbers next to the printed ones.
 
-    Parameters and MACs are counted with the paper's own counter, on models without weights; nothing is downloaded. A cell
-    agrees if our number rounds to the printed digits; for every other cell the reason is given. Accuracies are shown as
-    printed, and with --runs next to the accuracies of your finished runs of the same model and graft.
+    Parameters and MACs are counted by the paper's rules, on models without weights; nothing is downloaded. A cell agrees if
+    our number rounds to the printed digits; for every other cell the reason is given. Accuracies are shown as printed;
+    --runs adds the accuracies of your finished runs of the same model and graft.
 
     Examples:
 
@@ -38,7 +38,7 @@ def paper(
         attngraft paper cb table6 --json
     """
     if runs is not None and table is None:
-        raise UsageError("--runs needs a table: attngraft paper PAPER TABLE --runs DIR")
+        raise UsageError("--runs requires a table; run attngraft paper PAPER TABLE --runs DIR")
     if name is None:
         _list_papers(as_json)
     elif table is None:

@@ -15,7 +15,9 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure", help="Also run a random batch and report how much the outputs change.")
     ] = False,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the host's weights (for --measure).")] = False,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Load the host's pretrained weights (for --measure).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the sites of a graft, its parameters and MACs, and the parameters of the host that become unused.

@@ -13,7 +13,7 @@ from attngraft.cli.output import progress_bars
 from attngraft.cli.values import TRUST_CODE, find_images, find_texts
 from attngraft.errors import UsageError
 
-_SHOWN = 20  #: most unreadable images named on the terminal
+_SHOWN = 20  #: maximum number of unreadable images named on the terminal
 
 
 Format = Literal["csv", "json", "jsonl"]
@@ -27,7 +27,7 @@ def predict(
         list[str] | None,
         typer.Argument(
             help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, "
-            ".parquet), or files with a text on each line; - reads texts.",
+            ".parquet), or files with one text per line; - reads texts.",
             metavar="INPUTS...",
         ),
     ] = None,
@@ -39,18 +39,17 @@ def predict(
         Path | None, typer.Option("--out", "-o", help="Output file. Default: standard output.", metavar="FILE")
     ] = None,
     form: Annotated[
-        Format | None, typer.Option("--format", help="Default: that of the output file's name; csv on standard output.")
+        Format | None,
+        typer.Option("--format", help="Default: from the output file's extension; csv on standard output."),
     ] = None,
     top: Annotated[
         int | None,
         typer.Option(
-            "--top", min=1, help="Number of classes per input. Default: 1; for several labels per image: all."
+            "--top", min=1, help="Number of classes per input. Default: 1; all if an input can have several labels."
         ),
     ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 32,
-    checkpoint: Annotated[
-        Weights, typer.Option("--checkpoint", help="Which weights to use, if MODEL is a run.")
-    ] = "last",
+    checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Weights to use, if MODEL is a run.")] = "last",
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, ... Default: the accelerator, if any.", metavar="NAME")

@@ -45,11 +45,13 @@ def train(
     epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Same as --set schedule.epochs=N.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Same as --set seed=N.")] = None,
     save_every: Annotated[
-        int | None, typer.Option("--save-every", min=1, help="Save every N updates, in addition to every epoch.")
+        int | None,
+        typer.Option("--save-every", min=1, help="Save a checkpoint every N updates, in addition to every epoch."),
     ] = None,
     auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume fails instead.")
+        bool,
+        typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume: fail if there is one."),
     ] = True,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,

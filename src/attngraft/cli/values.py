@@ -16,19 +16,19 @@ PRETRAINED = "Start from the published weights of the host, or those in its fold
 MODEL = (
     "Run folder, exported folder, host (see attngraft compare --help), or weights file that names its host "
     "(attngraft convert)."
-)  #: help of a model to open
+)  #: help of a model argument
 HOST_ARG = "Argument of the host's factory; repeatable."  #: help of --host-arg
 START = "Start from a file or folder: .safetensors, .pth, a run, or a transformers folder."  #: help of --weights
-TASK = "The task, with its own recipe unless --recipe names one."  #: help of --task
+TASK = "The task, trained with its default recipe unless --recipe is given."  #: help of --task
 #: help of --auto-batch
-AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches that fit; updates see the same examples."
+AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches; each update still uses the same examples."
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 #: help of --trust-code
 TRUST_CODE = "Import the module of a module:... host named in a file or folder. This runs its code."
 
 
 def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -> None:
-    """Check that every `module:` host is among the options `typed` on the command line.
+    """Check that every `module:` host occurs in the command line options `typed`.
 
     Raises:
         UsageError: a `module:` host was read from a file.
@@ -73,7 +73,7 @@ def find_images(arguments: Sequence[str], *, stdin: IO[bytes] | None = None) -> 
 
 
 def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None = None) -> list[str]:
-    """Return the texts of tables, the lines of other files, and, for `-`, those of `stdin`.
+    """Return the texts of tables, the lines of other files, and, for `-`, the lines of `stdin`.
 
     Raises:
         UsageError: a missing file, or no texts.

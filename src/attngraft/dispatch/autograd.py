@@ -13,7 +13,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def empty_gradients(*operands: Tensor | None) -> tuple[Tensor, ...]:
-    """Return empty contiguous gradients of the operands; an empty tensor for None."""
+    """Return uninitialized contiguous gradients of the operands, with no elements for None."""
     like = next(operand for operand in operands if operand is not None)
     return tuple(
         like.new_empty(0) if operand is None else torch.empty_like(operand, memory_format=torch.contiguous_format)
@@ -45,14 +45,14 @@ def custom_op(
             as `attngraft::<name>_backward`, which takes the elements of these tuples as separate arguments.
         formula: the forward in plain operations, from operands and options to the differentiable outputs; used where the
             gradients are themselves differentiated.
-        outputs: returns empty outputs, from operands and options.
+        outputs: returns uninitialized outputs, from operands and options.
         flops: FLOPs of the forward, from operands (given by their shapes) and options. Linear layers, convolutions and
             matrix products count, elementwise operations do not. The backward counts twice as much as the forward.
-        gradients: returns empty gradients, from the operands.
+        gradients: returns uninitialized gradients, from the operands.
         results: number of differentiable outputs; they come first.
         saves: indices of the outputs that the backward takes.
         needs: index of an operand whose gradient is optional. The backward then takes a final boolean argument, whether
-            this gradient is needed; if it is not, `gradients` gets None for the operand.
+            this gradient is needed; if not, `gradients` receives None for this operand.
     """
 
     def decorate(forward: Callable[..., Any]) -> Any:
@@ -142,13 +142,13 @@ def needs_aten_ops(*tensors: Tensor | None) -> bool:
 def in_dispatch_mode() -> bool:
     """Return whether a dispatch mode, such as a FLOP counter, is active.
 
-    Such a mode should see plain operations. Always False in compiled code.
+    Under such a mode, use plain operations. Always False in compiled code.
     """
     return not torch.compiler.is_compiling() and bool(torch._C._len_torch_dispatch_stack())
 
 
 def cast_for_autocast(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
-    """Return the tensors, or None, as autocast would cast them for a matrix product."""
+    """Return the tensors as autocast would cast them for a matrix product; None stays None."""
     tensors, device = (first, *others), first.device.type
     if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
         return tensors
@@ -157,7 +157,7 @@ def cast_for_autocast(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
 
 
 def accumulation_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype of softmaxes and long sums: float32 for half precision, else that of the tensor."""
+    """Return the dtype for softmaxes and long sums: float32 for half precision, else the tensor's dtype."""
     return torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
 
 

@@ -31,8 +31,8 @@ class Backend:
     """One implementation of an operation.
 
     `obstacle` is called with the arguments of the call and returns why this backend cannot serve it, as a phrase that
-    completes "cannot be used here: ...", or None. It runs on every call under `auto`: it reads devices, dtypes and
-    shapes, never values.
+    completes "cannot be used here: ...", or None. It runs on every call under `auto`, so it must read only
+    devices, dtypes and shapes, not values.
     """
 
     function: Callable[..., Any]
@@ -41,7 +41,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The backend that serves a call, and why the others do not serve it."""
+    """The backend that serves a call, and whether each other backend could serve it."""
 
     op: str
     chosen: str
@@ -119,13 +119,13 @@ class Op(Generic[Result]):
             if reason is None:
                 return self.backends[forced].function(*args, **kwargs)
             raise BackendError(self._refusal(forced, reason))
-        for candidate in self.backends.values():  # the last is the reference, which can serve every call
+        for candidate in self.backends.values():  # the last backend is the reference, which can serve every call
             if candidate.obstacle(*args, **kwargs) is None:
                 break
         return candidate.function(*args, **kwargs)
 
     def explain(self, *args: Any, backend: str = "auto", **kwargs: Any) -> Explanation:
-        """Return the backend that a call with these arguments would use, without running it.
+        """Explain which backend a call with these arguments would use, without running it.
 
         Raises:
             BackendError: see `__call__`.
@@ -139,7 +139,7 @@ class Op(Generic[Result]):
         return Explanation(self.name, chosen, verdicts)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Op[Result]:
-        return self  # copies of a model share it
+        return self  # copies of a model share the op
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _by_name, (self.name,)
@@ -148,7 +148,7 @@ class Op(Generic[Result]):
         return f"Op({self.name}: {', '.join(self.backends)})"
 
     def _forced(self, backend: str) -> str | None:
-        """Return the backend that must be used, or None where this op may choose."""
+        """Return the backend selected by `backend` or the environment; None: choose automatically."""
         if backend != "auto":
             if backend not in self.backends:
                 raise BackendError(
@@ -166,7 +166,7 @@ class Op(Generic[Result]):
         return forced if forced in self.backends else None
 
     def _refusal(self, backend: str, reason: str | None) -> str:
-        return f"{self.name}: backend {backend!r} cannot be used here: {reason}; use another one, or auto"
+        return f"{self.name}: backend {backend!r} cannot be used here: {reason}; use another backend, or auto"
 
 
 def _by_name(name: str) -> Op[Any]:
@@ -183,7 +183,7 @@ def registered_ops() -> dict[str, Op[Any]]:
 
 @contextmanager
 def reference_backend() -> Iterator[None]:
-    """Use the reference backend of every op within the `with` block."""
+    """Use the reference backend within the `with` block, in calls without `backend=`."""
     before = os.environ.get(ENVIRONMENT)
     os.environ[ENVIRONMENT] = "reference"
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: whether Triton is installed (never on macOS, rarely on Windows); found without importing it
 INSTALLED = importlib.util.find_spec("triton") is not None
-#: whether kernels run in Triton's interpreter (slow, but also runs on the CPU, for tests); read once, as in Triton itself
+#: whether kernels run in Triton's interpreter (slow, but works on the CPU, for tests); read once, as in Triton itself
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
 ON_CPU = "the tensors are on cpu, and Triton kernels need cuda"

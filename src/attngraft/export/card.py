@@ -93,14 +93,14 @@ class StudyOfRun:
 
 
 def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:
-    """Return the model card, without local paths; licenses that are not known are listed as unknown.
+    """Return the model card, without local paths; it lists all licenses as unknown.
 
     Args:
         manifest: manifest of the exported folder.
         record: run of the model.
         parameters: number of the model's parameters.
-        plain_difference: largest difference between the outputs of plain timm (without grafts) and the model's, if the
-            folder has timm's configuration.
+        plain_difference: largest difference between the outputs of the model and of the host in plain timm (without
+            grafts), if the folder has timm's configuration.
     """
     from huggingface_hub import ModelCardData  # local import: it is slow
 
@@ -120,7 +120,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     study = study_of(record.folder)
     environment = Environment(
         loader=PackageLoader("attngraft.export"),
-        autoescape=False,  # Markdown, where names chosen by users are in code spans
+        autoescape=False,  # the output is Markdown, with user-chosen names in code spans
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -146,7 +146,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
 
 
 def _maker(name: str) -> str:
-    """Return the package that creates the host."""
+    """Return the name of the package that creates the host."""
     scheme, rest = split_scheme(name)
     if scheme == "timm" and timm.is_model(rest) and timm.model_entrypoint(rest).__module__.startswith("attngraft."):
         return "attngraft"
@@ -154,7 +154,7 @@ def _maker(name: str) -> str:
 
 
 def study_of(run: Path) -> StudyOfRun | None:
-    """Return the study whose folder contains this run, if the study's result includes the run."""
+    """Return the study whose folder contains this run; None if there is no study whose result includes the run."""
     run = run.resolve()
     if len(run.parents) < 3 or not (run.parents[2] / RESULT_FILE).is_file():
         return None

@@ -23,7 +23,7 @@ def example_inputs(manifest: Manifest, *, batch: int) -> Tensor:
 
 
 def in_precision(inputs: Any, dtype: torch.dtype) -> Any:
-    """Convert the floating-point tensors in `inputs`."""
+    """Convert the floating-point tensors in `inputs` to `dtype`."""
 
     def converted(value: Any) -> Any:
         return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -46,7 +46,7 @@ def check_outputs(
 
     Args:
         exported: the loaded model, or a function that runs the file.
-        codec: the task's own codec, all of whose programs are compared; default: the manifest's `serving`.
+        codec: the task's own codec; all its programs are compared. Default: the manifest's `serving`.
 
     Raises:
         ExportError: outputs have different shapes, are not finite, or differ by more than `tolerance` times the largest
@@ -71,7 +71,7 @@ def check_outputs(
                 "for each class or number to predict"
             )
         if others != shapes:
-            raise ExportError(f"{file} returns {_shown(others)}, the model {_shown(shapes)}")
+            raise ExportError(f"{file} returns {_shown(others)}, the model {_shown(shapes)}; nothing was exported")
         for theirs, ours in zip(got, expected, strict=True):
             difference = float((theirs.double() - ours.double()).abs().max() / ours.double().abs().max().clamp_min(1))
             if not difference <= tolerance:  # also true for NaN

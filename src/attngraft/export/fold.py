@@ -25,7 +25,7 @@ _NO_ADAPTER = "no adapter supports this host, so nothing can be folded"
 class Folded:
     """Result of folding: entries and the changed arguments of the host's factory.
 
-    There is an entry for each graft and for each step of the host that folded something, or a single one if no adapter
+    There is an entry for each graft and for each folding step of the host that applies, or a single entry if no adapter
     supports the host.
     """
 
@@ -56,11 +56,11 @@ def summary(entries: Sequence[FoldEntry]) -> list[FoldSummary]:
 
 
 def fold(model: nn.Module) -> Folded:
-    """Fold in place everything that is exact up to rounding, and report on each graft.
+    """Fold in place all constants that can be folded exactly up to rounding, and report on each graft.
 
     Outputs change by at most 1e-5. Folding cannot be undone (`ungraft` raises an error), and a folded model should not be
-    trained, because single factors of a graft are then spread over the host's weights. A host without an adapter has no
-    grafts and is not changed, which is noted in the only entry.
+    trained, because constants of a graft have become factors of the host's weights. A host without an adapter has no grafts
+    and is not changed; the only entry gives this reason.
     """
     try:
         host = find_host(model)
@@ -100,7 +100,7 @@ def fold(model: nn.Module) -> Folded:
 def _fold_graft(module: GraftedModule, graft: Graft) -> Graft | str | None:
     """Return the folded graft, the reason why it cannot be folded, or None if nothing remains of it.
 
-    A linear layer is adjacent to a graft if there is no other graft of the hook point between them.
+    A linear layer is adjacent to a graft if no other graft at the same hook point is between them.
     """
     if graft.folded:
         return "it was folded before"

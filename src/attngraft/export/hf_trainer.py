@@ -39,7 +39,7 @@ class GraftCheckpoints(TrainerCallback):
         self._pinned: Any = None  #: optimizer whose unused parameters are protected
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Raise an error if the run could not be resumed, and protect unused parameters in the optimizer."""
+        """Raise an error if the run cannot be resumed, and protect unused parameters in the optimizer."""
         model: nn.Module = known["model"]
         if getattr(args, "fsdp", None) or getattr(args, "deepspeed", None):
             raise UsageError(

@@ -61,7 +61,7 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
                 verbose=False,
             )
             if exported is None:
-                raise ExportError("torch.onnx.export returned no program")
+                raise ExportError("torch.onnx.export returned no program; use --to pt2 or --to torch")
             exported.model.metadata_props[ENTRY] = manifest_text(manifest)
             exported.save(path)
     except ExportError:
@@ -120,7 +120,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     options.log_severity_level = 3  # errors only
     try:
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's own classes, one per status code
+    except Exception as error:  # onnxruntime raises a separate class per status code
         raise ExportError(f"{path}: onnxruntime cannot read it ({_reason(error)}); export the model again") from None
     name = session.get_inputs()[0].name
 
@@ -131,7 +131,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the cause on one line: from torch's summary, with the operation, or else the message's first line."""
+    """Return the cause on one line: from torch's summary, with the operation, else the message's first line."""
     text = _COLORS.sub("", str(error))
     summary = text.partition(_SUMMARY)[2].strip()
     line = (summary or text.strip() or type(error).__name__).splitlines()[0]

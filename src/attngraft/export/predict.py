@@ -34,7 +34,7 @@ from attngraft.tasks.text.lengths import call_model
 from attngraft.tasks.text.tokenizer import read_tokenizer
 from attngraft.training.evaluate import Weights
 
-_READERS = 4  #: number of threads that decode images, during which Pillow releases the GIL
+_READERS = 4  #: number of threads that decode images; Pillow releases the GIL
 _OPENERS = {".onnx": onnx.open_onnx, ".pt2": torch_export.open_program}
 
 Format = Literal["csv", "json", "jsonl"]
@@ -76,7 +76,7 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, inputs: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
-        """Yield a prediction per input, in order; for unreadable files, it contains the reason instead of values."""
+        """Yield a prediction per input, in order; for an unreadable file, `error` is set instead of the values."""
         names = (os.fspath(each) for each in inputs)
         field = "numbers" if self.serving.numeric else "probabilities"
         field = "value" if self.serving.kind == "other" else field
@@ -201,20 +201,23 @@ def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | N
 class PredictionWriter:
     """Write predictions to an open binary file, a JSON object on each line; subclasses write other formats.
 
-    An object has `image` (or `text`), and `label`, `probability`, `top` (one label per image), or `labels`, `probabilities`
-    (several labels), or `numbers`, or `error`. The file is UTF-8; names that are not UTF-8 keep their bytes.
+    The first key is `image`, `text` or `input`. The others depend on the model and the input:
 
-    For one label per image, the output contains the most probable class, or the `top` classes, with probabilities. For
-    several labels, it contains the labels whose probability reaches the threshold, and the probabilities of all or the
-    `top` classes. For numbers, it contains all of them.
+    - one label per input: `label` and `probability` of the most probable class, and, if `top` is more than 1, `top`
+    - several labels per input: `labels` whose probability reaches the threshold, and `probabilities` of all or `top` classes
+    - numbers: `numbers`, by name
+    - a task with its own codec: `prediction`
+    - an unreadable input: `error`
+
+    The file is UTF-8; names that are not UTF-8 keep their bytes.
 
     Args:
         file: the output file.
         serving: description of the model's inputs and outputs.
-        top: number of classes; None: one, or all classes for several labels per image.
+        top: number of classes; None: one, or all if an input can have several labels.
 
     Raises:
-        UsageError: `top` is given, and the model predicts numbers.
+        UsageError: `top` is given, and the model does not predict classes.
     """
 
     def __init__(self, file: IO[bytes], serving: Serving, *, top: int | None = None) -> None:
@@ -243,7 +246,7 @@ class PredictionWriter:
         self.file.write(text.encode("utf-8", "surrogateescape"))
 
     def labels(self, probabilities: np.ndarray) -> list[str]:
-        """Return the predicted labels of an image, for several labels per image."""
+        """Return the labels whose probability reaches the threshold."""
         reached = probabilities >= (self.serving.threshold or 0)
         return [self.serving.classes[index] for index in np.flatnonzero(reached)]
 
@@ -253,7 +256,7 @@ class PredictionWriter:
         return {name: _rounded(number) for name, number in zip(self.serving.classes, found, strict=True)}
 
     def best(self, probabilities: np.ndarray) -> list[tuple[str, float]]:
-        """Return the most probable classes in descending order; ties are in the order of the classes."""
+        """Return the `top` classes with their probabilities, most probable first; ties keep the order of the classes."""
         order = np.argsort(-probabilities, kind="stable")[: self.top]
         return [(self.serving.classes[index], _rounded(probabilities[index])) for index in order]
 
@@ -278,11 +281,15 @@ class PredictionWriter:
 
 
 class CsvWriter(PredictionWriter):
-    """Write CSV with the columns `image` (or `text`), those of the prediction, and `error` (empty if readable).
+    """Write CSV. The first column is `image`, `text` or `input`; the last is `error`, empty for readable inputs.
 
-    For one label per image, the columns of the prediction are `label`, `probability`, `label_2`, `probability_2`, ... For
-    several, they are `labels`, separated by `;` (by `|` if a class name contains `;`), and a column per class (`p:NAME`).
-    Numbers have a column each.
+    The columns between them depend on the model:
+
+    - one label per input: `label`, `probability`, `label_2`, `probability_2`, ...
+    - several labels per input: `labels`, separated by `;` (by `|` if a class name contains `;`), then one probability per
+      class (`p:NAME`), or, if `top` is given, `label`, `probability`, `label_2`, ...
+    - numbers: one column per number
+    - a task with its own codec: `prediction`, as JSON
     """
 
     def begin(self) -> None:
@@ -320,7 +327,7 @@ class CsvWriter(PredictionWriter):
 
 
 class JsonWriter(PredictionWriter):
-    """Write one JSON object: `classes` or `numbers`, `threshold` (several labels), and a list, `images` or `texts`."""
+    """Write one JSON object: names (`classes` or `numbers`), `threshold`, and `images`, `texts` or `inputs`."""
 
     def begin(self) -> None:
         names = list(self.serving.classes)

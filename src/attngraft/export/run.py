@@ -40,7 +40,7 @@ class Exported:
 
     folder: Path
     manifest: Manifest
-    plain_difference: float | None  #: with `hf`: difference of plain timm's outputs, without grafts, from the model's
+    plain_difference: float | None  #: with `hf`: largest change of outputs without grafts (plain timm)
 
 
 def export_run(
@@ -206,7 +206,7 @@ def _built_beside(out: Path) -> Iterator[Path]:
     except OSError as error:
         if isinstance(error, StorageError):
             raise
-        raise ExportError(f"{out}: cannot be written: {error}") from error
+        raise ExportError(f"{out}: cannot be written ({error}); use a writable folder") from error
     finally:
         if old.exists() and not out.exists():
             old.rename(out)

@@ -54,6 +54,6 @@ def host_difference(model: nn.Module, manifest: Manifest, folder: Path) -> float
     try:
         plain = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     except (RuntimeError, ValueError, TypeError, OSError, KeyError) as error:
-        raise ExportError(f"plain timm cannot load the exported folder: {error}") from error
+        raise ExportError(f"plain timm cannot load the exported folder ({error}); remove --to hf") from error
     images = example_inputs(manifest, batch=2).float()
     return float((plain(images) - model.float()(images)).abs().max())

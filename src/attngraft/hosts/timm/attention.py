@@ -43,7 +43,7 @@ def match_memory_format(x: Tensor, like: Tensor) -> Tensor:
 
 
 class SelfAttention(AttentionSite):
-    """Output norm, gate, projection and dropout, as in most of timm's attention classes.
+    """Attention that ends with an optional norm and gate, a projection and dropout, as usual in timm.
 
     `project` stores the output gate, if any, in `rest`.
     """
@@ -85,7 +85,7 @@ class ScaledProducts(SelfAttention):
 
 
 class PlainMerge(SelfAttention):
-    """Attention whose `norm`, if any, is not an output norm."""
+    """Attention without output norm and gate; a child named `norm` has another role."""
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))
@@ -107,7 +107,7 @@ class NoDropout(SelfAttention):
 
 
 class HeadwiseQkv(NoDropout):
-    """Attention with one fused projection, whose rows are q, k, v of each head in turn, and one bias per distance."""
+    """Attention with a fused projection, interleaved by head (q, k, v of head 0, ...), and one bias per distance."""
 
     key_dim: int
     val_dim: int
@@ -203,11 +203,11 @@ def checked_mask(module: Any, attn_mask: Tensor | None, is_causal: bool) -> Tens
 
     Raises:
         ValueError: both `attn_mask` and `is_causal` are passed to fused attention.
-        UsageError: a graft does not support masks; mix grafts support all but causal ones.
+        UsageError: a graft does not support masks; mix grafts support all except causal masks.
     """
     check_call(module, causal=attn_mask is not None or is_causal, exempt=("mix",))
     if attn_mask is not None and module.grafts_at("mix"):
-        # boolean, or added to the scores, with the dtype's minimum or less for hidden tokens
+        # a mask is boolean or added to the scores, where the dtype's minimum or less hides a token
         visible = attn_mask if attn_mask.dtype == torch.bool else attn_mask > torch.finfo(attn_mask.dtype).min
         check_call(module, causal=is_one_directional(visible))
     if is_causal and module.fused_attn and attn_mask is not None:

@@ -28,9 +28,9 @@ _TALKING = (
 
 
 class GraftedTalkingHeadAttn(FusedQkv, TalkingHeadAttn):
-    """`timm.models.cait.TalkingHeadAttn`: heads are mixed linearly before the softmax, and again before the values.
+    """`timm.models.cait.TalkingHeadAttn`: heads are mixed linearly before and after the softmax.
 
-    The map at `weights` is the output of the softmax, whose rows sum to one; after the second mixing they do not.
+    The map at `weights` is the output of the softmax, before the second mixing, so its rows sum to one.
     """
 
     fused_attn = False
@@ -52,7 +52,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     fields = map_fields(shapes.model.embed_dim, *shapes.model.patch_embed.grid_size)
     if plain_class(module) is TalkingHeadAttn:
         heads = fused_heads(module)
-        heads["rows"] = {"v": heads["rows"]["v"]}  # q and k of each head serve all heads
+        heads["rows"] = {"v": heads["rows"]["v"]}  # q and k of each head affect all heads
         mixing = own_parameters(module, "proj_l")
         yield checked_site(
             module,

@@ -48,7 +48,7 @@ class GraftedGPSA(ScaledProducts, GPSA):
 def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     _, count, dim = shapes.input_shape(path)
     module, grid = block.attn, tuple(shapes.model.patch_embed.grid_size)
-    # the class token is added after the gated blocks
+    # the host adds the class token after the gated blocks
     tokens: dict[str, Any] = {"dim": dim, "tokens": count, "prefix": CLASS * (count - grid[0] * grid[1]), "grid": grid}
     if gated := plain_class(module) is GPSA:
         width = module.proj.in_features // module.num_heads

@@ -53,7 +53,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 class TimmDaVit(TimmFamily):
-    """Sites `stages.<i>.blocks.<j>.<k>.attn` and `.mlp`; k is a name if the host names its blocks."""
+    """Sites `stages.<i>.blocks.<j>.<k>.attn` and `.mlp`; k is a number, or a name where the host names its blocks."""
 
     name = "timm.davit"
     summary = "timm DaViT of any size (blocks with windows, and all MLPs), including features_only"

@@ -61,7 +61,7 @@ def _mixer(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _mobilevit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Yield the sites of a MobileViT block; each sequence contains the pixels at one position of all patches."""
+    """Yield the sites of a MobileViT block; a sequence contains the pixels at one position in every patch."""
     for name, inner in block.transformer.named_children():
         inner_path = f"{path}.transformer.{name}"
         sequences, tokens, dim = shapes.input_shape(inner_path)
@@ -137,7 +137,7 @@ def _coat_serial(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _coat_parallel(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Yield the sites of a parallel block: one attention for each of three maps; `mlp2` processes all three in turn."""
+    """Yield the sites of a parallel block: linear attention for each of three maps, and `mlp2`, which all three use."""
     parts = [f"{name}{branch}" for branch in (2, 3, 4) for name in ("norm1", "norm2", "factoratt_crpe", "mlp")]
     check_known(block, path, arguments=("x1", "x2", "x3", "x4", "sizes"), children=("drop_path", *parts))
     dim = block.mlp2.fc1.in_features
@@ -164,7 +164,7 @@ def _csatv2_gate(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 class _CsatV2(TimmFamily):
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        """Return random inputs of the first convolution, whose channels are frequencies, not colors."""
+        """Return random RGB images; the channels of the first convolution are frequencies, not colors."""
         return random_images(model, (3, *image_size(model)[1:]), batch=batch)
 
 
@@ -250,5 +250,5 @@ FAMILIES = family_table(
 
 
 def __getattr__(name: str) -> type[GraftedModule]:
-    """Create the patched class of a row when unpickling needs it."""
+    """Create a patched class of the table by name, for unpickling."""
     return patched_by_name(FAMILIES, name)

@@ -35,7 +35,7 @@ class TimmFamily(BlockFamily):
     def recognizes(self, model: nn.Module) -> bool:
         if type(model) not in FEATURE_NETS:
             return type(model) in self.models
-        # blocks shared with other families do not count
+        # blocks that other families share do not count
         own = [kind for kind in self.blocks if kind.__module__ == self.models[0].__module__]
         return any(plain_class(module) in own for module in model.modules())
 
@@ -65,7 +65,8 @@ class TimmFamily(BlockFamily):
 def image_size(model: nn.Module) -> tuple[int, int, int]:
     """Return (channels, rows, columns) of the images that a timm model was created for."""
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-    sizes = (getattr(module, "img_size", None) for module in model.modules())  # of the model or its patch embedding
+    # the model or its patch embedding stores the size
+    sizes = (getattr(module, "img_size", None) for module in model.modules())
     size = next((size for size in sizes if size), None)
     if size is None:
         size = cast(Mapping[str, Any], getattr(model, "pretrained_cfg", {})).get("input_size", (3, 224, 224))[-2:]
@@ -97,7 +98,7 @@ def checked_site(
     Args:
         arguments: known arguments of its forward.
         children: names of its known children.
-        heads: head fields of the geometry; None: those of a fused `qkv`.
+        heads: head fields of the geometry; None: derived from a fused `qkv`.
         missing, on_maps: as in `global_site`.
         block, fills, space: as in `window_site`; ignored without windows.
         fields: other fields of the geometry.
@@ -121,7 +122,7 @@ def headwise_site(module: Any, path: str, **fields: Any) -> Site:
 
 
 def attention_site(module: Any, path: str, **tokens: Any) -> Site:
-    """Return the site of timm's shared `Attention`; `tokens` are the geometry fields that the model determines."""
+    """Return the site of timm's shared `Attention`; `tokens` are the geometry fields of its tokens."""
     if plain_class(module) is not Attention:
         return unread_site(module, path, **tokens)
     return checked_site(
@@ -143,7 +144,7 @@ def block_sites(block: Any, path: str, **tokens: Any) -> Sites:
 def class_attention_site(
     module: Any, path: str, *, children: tuple[str, ...] = ("q", "k", "v"), heads: Any = None, **tokens: Any
 ) -> Site:
-    """Return the site of attention with the class token as the only query; `tokens` are the fields of the key side.
+    """Return the site of attention with the class token as the only query; `tokens` are the geometry fields of the keys.
 
     Args:
         children: names of its projections.
@@ -175,7 +176,7 @@ def subsampled_site(module: Any, path: str, shapes: ShapeProbe, *, argument: str
 
 
 def unread_site(module: Any, path: str, **tokens: Any) -> Site:
-    """Return a site without hook points, for attention of a class that no adapter reads."""
+    """Return a site without hook points, for attention of a class that no adapter supports."""
     reason = reason_of(module)
     why = f"its attention is {type(module).__name__}" + (f": {reason}" if reason else ", which is not supported")
     return refused_site(path, why, **{**tokens, "heads": getattr(module, "num_heads", 1)})
@@ -185,7 +186,7 @@ def channel_site(path: str, *, instead: str, **tokens: Any) -> Site:
     """Return a site without hook points, for attention between channels (cross-covariance).
 
     Args:
-        instead: which blocks of the host to choose instead.
+        instead: advice on which blocks to choose instead, for messages.
     """
     why = f"it attends between channels, so its softmax is not over tokens; {instead}, or choose MLP grafts"
     return refused_site(path, why, **tokens)
@@ -201,7 +202,7 @@ def linear_site(path: str, **tokens: Any) -> Site:
 
 
 def rel_pos_fields(module: nn.Module, *norms: str) -> dict[str, Any]:
-    """Return the geometry fields for parameters that only the scores use: those of `module.rel_pos` and `norms`."""
+    """Return the geometry fields for parameters of `module.rel_pos` and `norms`, which only the scores use."""
     fields = {"query_key_parameters": own_parameters(module, "rel_pos", *norms)}
     kind = type(getattr(module, "rel_pos", None))
     if kind is RelPosMlp:
@@ -253,16 +254,16 @@ class PairMaskEvaBlock(MaskedParts):
 
 
 class PaddingMaskBlock(MaskedParts):
-    """A block that checks its padding mask for the grafts of its attention and MLP."""
+    """A block that checks whether the grafts of its attention and MLP support its padding mask."""
 
     unmasked = ("attn", "mlp")
 
 
 def with_padding_mask(site: Site, block: str) -> Site:
-    """Return `site` with the block at this path as companion."""
+    """Return `site` with the block at path `block` as companion module."""
     return replace(site, companions=dict.fromkeys(site.targets, (block,)))
 
 
 def with_pair_mask(site: Site, block: str) -> Site:
-    """Return `site` with the block at this path as companion if it is an MLP."""
+    """Return `site` with the block at path `block` as companion module, if it is an MLP site."""
     return with_padding_mask(site, block) if site.kind == "mlp" else site

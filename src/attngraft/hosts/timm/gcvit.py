@@ -14,7 +14,7 @@ from attngraft.hosts.timm.attention import SelfAttention, split_heads, split_qkv
 from attngraft.hosts.timm.family import CHILDREN, TimmFamily, checked_site, image_size, map_fields, rel_pos_fields
 from attngraft.hosts.timm.windows import WindowMerger
 
-#: older timm (1.0.26) gave a window the queries of another image of the batch
+#: False in older timm (1.0.26), which gives windows the queries of other images in the batch
 _BY_IMAGE = "repeat_interleave" in gcvit.WindowAttentionGlobal.forward.__code__.co_names
 
 

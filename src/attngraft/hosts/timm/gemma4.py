@@ -50,7 +50,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
     side, patch = _image_size(shapes.model), _encoder(shapes.model).patch_size
     fields = {**map_fields(dim, side[0] // patch[0], side[1] // patch[1]), "tokens": count}
     module, mlp = block.attn, block.mlp
-    # heads that share keys and values have no separate rows
+    # heads with shared keys and values have no separate rows
     projections = {} if module.num_kv_groups > 1 else {role: f"{role}_proj.linear" for role in ("q", "k", "v")}
     site = checked_site(
         module,
@@ -80,7 +80,7 @@ def _image_size(model: nn.Module) -> tuple[int, int]:
 class TimmGemma4(TimmFamily):
     """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`; with a classifier, below `encoder.blocks.<i>`.
 
-    Batches with padding have a mask; grafts that would mix hidden tokens refuse the call.
+    Batches with padding have a mask; grafts that would mix hidden tokens raise an error.
     """
 
     name = "timm.gemma4"

@@ -19,7 +19,7 @@ _BLOCK = ("proj", "pool", "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", 
 class GraftedMultiScaleAttention(NoDropout, hieradet.MultiScaleAttention):
     """`timm.models.hieradet_sam2.MultiScaleAttention`: maps or windows (B, rows, columns, C).
 
-    If queries are pooled, their tokens are pooled too, as the host pools the residual.
+    If queries are pooled, the tokens on the query side are pooled in the same way as the host's residual.
     """
 
     ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")

@@ -129,7 +129,7 @@ def _attention_site(module: Any, path: str) -> Site:
         projections, step = {"q": ("qkv", 0), "k": ("qkv", key), "v": ("qkv", 2 * key)}, 2 * key + value
     else:
         projections, step = {"k": ("kv", 0), "v": ("kv", key)}, key + value
-    # without running statistics, which track the images even in unused rows
+    # running statistics are left out: they change with the images even in unused rows
     heads = projected_heads(module, projections, width=key, value_width=value, step=step)
     if not plain:
         heads["rows"]["q"] = head_rows(module, "q", start=0, width=key, step=key)
@@ -161,13 +161,17 @@ def _mlp_site(module: Any, path: str, rows: int, columns: int) -> Site:
 
 
 def _shape(module: Any) -> torch.Size:
-    """Return the shape (out, in, ...) of the weight of a linear map, with or without its batch norm."""
+    """Return the shape (out, in, ...) of the weight of a linear map, with or without a batch norm."""
     weight = module.weight if isinstance(module, nn.Linear | nn.Conv2d) else module.linear.weight
     return cast(torch.Size, weight.shape)
 
 
 def _activation(module: nn.Module, path: str) -> str:
-    """Return timm's name of an activation."""
+    """Return timm's name of an activation.
+
+    Raises:
+        HostError: the activation is not supported.
+    """
     for name in _ACTIVATIONS:
         if type(module) is get_act_layer(name):
             return name

@@ -28,8 +28,8 @@ class MapMlpSite(StepMlp):
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
         if value.ndim == 3 or not self.takes_maps:
             return super().run(hook_point, value, *context)
-        # permute before flattening: for a batch of one, `map_to_tokens` would set a batch stride that hides the map's
-        # channels-last format
+        # permute before flattening: with a batch of 1, `map_to_tokens` would set a batch stride that hides the
+        # channels-last format of the map
         tokens = super().run(hook_point, value.permute(0, 2, 3, 1).flatten(1, 2), *context)
         return tokens.unflatten(1, value.shape[-2:]).permute(0, 3, 1, 2)
 

@@ -32,7 +32,7 @@ class Grids(NamedTuple):
 class GraftedMultiScaleAttention(NoDropout, PlainMerge, mvitv2.MultiScaleAttention):
     """`timm.models.mvitv2.MultiScaleAttention`, which also returns the size of the output map.
 
-    If queries (or keys) are pooled, the tokens on the query (or key) side are those at the center of each pooling window.
+    If queries (or keys) are pooled, the tokens on that side are the tokens at the centers of the pooling windows.
     The heads include the queries if the host adds them (residual pooling).
     """
 
@@ -112,7 +112,7 @@ def _attention_site(module: Any, path: str, shapes: ShapeProbe, **tokens: Any) -
         return unread_site(module, path, **tokens)
     heads = fused_heads(module)
     scored = ["pool_k", "norm_k", "rel_pos_h", "rel_pos_w"]
-    if module.residual_pooling:  # queries are added to the heads, so no graft leaves them unused
+    if module.residual_pooling:  # queries are added to the heads, so grafts never make them unused
         del heads["rows"]["q"]
     else:
         scored += ["pool_q", "norm_q"]
@@ -131,7 +131,7 @@ def _attention_site(module: Any, path: str, shapes: ShapeProbe, **tokens: Any) -
 
 
 def _pooled_tokens(pool: nn.Module | None, path: str, shapes: ShapeProbe, prefix: int) -> int | None:
-    """Return the number of tokens after `pool`; None: unchanged."""
+    """Return the number of tokens after `pool`; None if `pool` does not change it."""
     if pool is None or _stride(pool) == (1, 1):
         return None
     before, after = shapes.input_shape(path)[-2:], shapes.output_shape(path)[-2:]

@@ -59,7 +59,7 @@ def _image_size(model: Any) -> tuple[int, int]:
 class TimmNaFlex(TimmFamily):
     """Sites `blocks.<i>.attn` and `blocks.<i>.mlp`.
 
-    Dictionaries of patches have a mask; only grafts that would mix hidden tokens refuse the call.
+    Dictionaries of patches have a mask; grafts that would mix hidden tokens raise an error.
     """
 
     name = "timm.naflex"

@@ -13,7 +13,7 @@ from attngraft.hosts.timm.family import CHILDREN, TimmFamily, checked_site, pref
 
 
 class GraftedRelPosAttention(SelfAttention, relpos.RelPosAttention):
-    """`timm.models.vision_transformer_relpos.RelPosAttention`: a block's own bias replaces the shared one."""
+    """`timm.models.vision_transformer_relpos.RelPosAttention`: a block's own bias replaces the shared bias."""
 
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Projected:
         q, k, v = split_qkv(self.qkv(x), self.num_heads)

@@ -91,7 +91,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def rotary_block_sites(block: Any, path: str, **tokens: Any) -> Sites:
-    """Yield the two sites of a block with one of these attentions; `tokens` are the fields that the model determines."""
+    """Yield the two sites of a block of the EVA family; `tokens` are the geometry fields of its tokens."""
     yield _rotary_site(block.attn, f"{path}.attn", **tokens)
     yield from mlp_sites(block.mlp, f"{path}.mlp", **tokens)
 

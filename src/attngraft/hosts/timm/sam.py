@@ -54,7 +54,7 @@ class GraftedBlock(PaddedWindows, sam.Block):
             record_coordinates(self, x, lambda maps: sam.window_partition(maps, self.window_size)[0])
         windows, padded = sam.window_partition(self.norm1(x), self.window_size)
         if padded != grid and self.mixes:
-            # for every image, as the bias depends on the queries; fewer would fix the batch size of exported programs
+            # one mask per image: each has its own bias, and a shared mask would fix the batch size of exported programs
             ones = sam.window_partition(x.new_ones(x.shape[0], *grid, 1), self.window_size)[0]
             branch = self.attn(windows, ones.flatten(1) > 0)
         else:

@@ -75,7 +75,7 @@ class GraftedSwinV2CrBlock(ShiftedWindowBlock, SwinTransformerV2CrBlock):
 
 
 _TABLE = ("relative_position_bias_table",)
-#: attention class -> parameters (except q and k) used by the scores only: all, those with heads first, and last
+#: attention class -> parameters (except q and k) used only by the scores: all, with heads as first axis, as last axis
 _POSITIONS: Mapping[type[nn.Module], tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     WindowAttention: (_TABLE, (), _TABLE),
     WindowAttentionV2: (("logit_scale", "cpb_mlp"), ("logit_scale", "cpb_mlp.2"), ()),

@@ -22,7 +22,7 @@ _OUTLOOK: dict[HookPoint, str] = {
 
 
 class MapSite(SpaceSite, PlainMerge):
-    """Attention on maps (B, rows, columns, C); grafts inside get tokens."""
+    """Attention on maps (B, rows, columns, C); grafts get tokens, except at `space`."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         replaced = self.stand_in(x)
@@ -43,8 +43,8 @@ class GraftedAttention(MapSite, FusedQkv, volo.Attention):
 class GraftedOutlookAttention(MapSite, volo.OutlookAttention):
     """`timm.models.volo.OutlookAttention`: the first hook point is `heads`, before the output projection.
 
-    Scores (B, H, positions, cells, cells) are a linear map of the token at each position. They take the place of the
-    queries; there are no keys.
+    Scores (B, H, positions, cells, cells) are a linear map of the token at each position. They are stored
+    in place of the queries; there are no keys.
     """
 
     fused_attn = False
@@ -115,7 +115,8 @@ def _outlooker_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
 
 
 def _class_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    module, last = block.attn, f"network.{len(shapes.model.network) - 1}"  # the class token is added after it
+    # the host adds the class token after these blocks
+    module, last = block.attn, f"network.{len(shapes.model.network) - 1}"
     _, rows, columns, dim = shapes.output_shape(last)
     value_rows = ("kv", module.num_heads * module.head_dim)
     heads = projected_heads(module, {"q": "q", "k": "kv", "v": value_rows}, width=module.head_dim)

@@ -39,14 +39,14 @@ def present_tokens(x: Tensor, window: tuple[int, int], grid: tuple[int, ...]) ->
 
 
 class WindowState(NamedTuple):
-    """Inputs of the scores of window attention besides q, k and v."""
+    """Inputs of the scores of window attention besides q, k and bias."""
 
     mask: Tensor | None  #: (windows of an image, N, N), added to the scores; None without shift
     direction: Tensor | None = None  #: normalized queries (B, H, N, d), if a temperature multiplies the scores
 
 
 class WindowSite(PlainMerge):
-    """Attention in shifted windows, as in Swin; B counts windows, image by image.
+    """Attention in shifted windows, as in Swin; B is the number of windows of all images, image by image.
 
     Subclasses define `position_bias`. They override `split` if `qkv` does not return q, k and v, and `products` if the
     products have a factor other than `scale`.
@@ -88,7 +88,7 @@ class WindowSite(PlainMerge):
         mask = projected.rest.mask
         if mask is None:
             return scores
-        # an axis for the windows of an image, which have the same masks in every image
+        # add an axis for the windows of an image, because all images share their masks
         by_image = scores.view(-1, mask.shape[0], *scores.shape[1:]) + mask.unsqueeze(1).unsqueeze(0)
         return by_image.view(scores.shape)
 
@@ -133,12 +133,12 @@ class WindowAxisSite(SelfAttention):
 
 
 class WindowMerger(GraftedModule):
-    """A block that merges its attention's windows and therefore has `attn.end`."""
+    """A block that merges the windows of its attention, and therefore has the hook point `attn.end`."""
 
     attn: Any
 
     def between(self, hook_point: HookPoint) -> str | None:
-        grafted = hook_point == "attn.end" and isinstance(self.attn, SelfAttention)  # a plain attention has no grafts
+        grafted = hook_point == "attn.end" and isinstance(self.attn, SelfAttention)  # an unpatched module has no grafts
         return self.attn.between(hook_point) if grafted else None
 
     def linear_before(self, hook_point: HookPoint) -> LinearLayer | None:
@@ -149,7 +149,7 @@ class WindowMerger(GraftedModule):
 
 
 class PaddedWindows(WindowMerger):
-    """A block that pads windows, and passes the padding mask to its attention if that has a mix graft."""
+    """A block that pads windows, and passes the padding mask to its attention if the attention has a mix graft."""
 
     @property
     def in_use(self) -> bool:
