@@ -28,13 +28,15 @@ def class_token_attention(recording: Recording) -> Tensor:
         pictures = class_token_attention(recording).log()
 
     Raises:
-        RecordError: a layer has no class token, or a different number of tokens than the layer before it.
+        RecordError: a layer has no class token, or a different number of tokens than the first layer.
     """
     rows = []
     for site in recording:
         prefix = recording.prefix(site)
         if "class" not in prefix:
-            raise RecordError(f"{site!r} has no class token ({', '.join(prefix) or 'no prefix tokens'})")
+            raise RecordError(
+                f"{site!r} has no class token ({', '.join(prefix) or 'no prefix tokens'}); choose other sites"
+            )
         weights = recording[site]["weights"]
         rows.append(weights[:, :, prefix.index("class")].mean(1))
         if rows[-1].shape != rows[0].shape:

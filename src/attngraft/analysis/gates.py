@@ -45,7 +45,7 @@ class _Spread:
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, dict[str, _Spread]]:
-    """Return the distributions by name of the gate (`horizontal.alpha`) and site."""
+    """Return the distributions by gate (such as `horizontal.alpha`) and site."""
     gates: dict[str, dict[str, _Spread]] = {}
     for images in request.batches(model):
         recording = recorded(model, images, "gates", sites=request.sites)
