@@ -12,7 +12,7 @@ from attngraft.results.analysis import FORMAT, AnalysisResult
 from attngraft.strict import read
 from attngraft.suggest import did_you_mean
 
-FOLDER = "analysis"  #: name of the results folder in a study or run folder
+FOLDER = "analysis"  #: name of the folder of analysis results in a study or run folder
 
 #: name of the analysis -> module that defines it as `ANALYSIS`, in the order in which analyses are listed
 ANALYSES = {

@@ -21,7 +21,7 @@ _LEAST = math.log(1e-8)  #: lower limit of the color scale
 def class_token_attention(recording: Recording) -> Tensor:
     """Return the class token's row of every recorded map, averaged over heads, (B, layers, tokens).
 
-    The paper shows its logarithm for single images:
+    The paper shows the logarithm of these rows for single images:
 
         with torch.no_grad(), attngraft.record(model, "weights") as recording:
             model(images)

@@ -24,7 +24,7 @@ class _Spread:
     """Distribution of the finite values of one gate at one site."""
 
     values: Distribution | None = None  #: None: no finite values
-    not_finite: int = 0  #: number of NaN and infinite values, which occur for statistics over a single head
+    not_finite: int = 0  #: number of NaN and infinite values, which statistics over a single head produce
 
     def add(self, values: Tensor) -> None:
         finite = values[values.isfinite()]

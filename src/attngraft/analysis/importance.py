@@ -23,7 +23,7 @@ _BRANCHES = ("self", "inverse")
 def importance(inverse_weights: Tensor) -> Tensor:
     """Return the largest inverse attention of each query, max_j L_ij: (..., Nq, Nk) to (..., Nq).
 
-    L sums to 1 over the queries of each key, so queries that many keys attend to stand out.
+    L sums to 1 over the queries for each key, so the value is large for queries that dominate at least one key.
     """
     return inverse_weights.amax(-1)
 

@@ -13,8 +13,8 @@ from attngraft.results.analysis import Picture, PictureRow
 from attngraft.results.sections import Cell, Column, Table
 
 _MARKED_SIDE = 240  #: smallest length in pixels of the longer side of an image with marks
-_BACKDROP_SIDE = 112  #: longer side in pixels of the gray image under a map, at most
-_DIGITS = 6  #: significant digits of a map's numbers; few, so that files are readable
+_BACKDROP_SIDE = 112  #: largest length in pixels of the longer side of the gray image under a map
+_DIGITS = 6  #: significant digits of a map's numbers; few enough to keep files readable
 
 Values = list[list[float]]  #: numbers of a map, row by row
 

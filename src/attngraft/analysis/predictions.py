@@ -46,7 +46,7 @@ def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions]
         both = f"{name} and {request.names[0]}"
         if each.classes != first.classes:
             raise UsageError(
-                f"{both} were trained for different classes; use --data with labeled images of classes that both have"
+                f"{both} were trained for different classes; use --data with labeled images of classes that both models have"
             )
         if each.names != first.names or (each.target != first.target).any():
             raise UsageError(

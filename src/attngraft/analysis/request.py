@@ -40,7 +40,8 @@ class AnalysisRequest:
     shown: int = 4  #: largest number of images to show individually
     batch: int = 32
     heads: bool = False  #: show heads separately instead of their mean
-    latents: tuple[int, ...] = ()  #: indices of the latents to show; empty: a few, and all in the last layer
+    #: indices of the latents to show; empty: a few latents in each layer, and all latents in the last layer
+    latents: tuple[int, ...] = ()
     positions: tuple[tuple[int, int], ...] = ()  #: (row, column) of the filters to show; empty: nine default positions
     label_maps: Path | None = None  #: folder of label maps with a class index per pixel
     progress: Callable[[int], None] = lambda images: None  #: called with the number of images just processed

@@ -62,8 +62,8 @@ class SegmentationMasks:
         width, height = self._images.open(index).size
         if labels.shape != (height, width):
             raise DataError(
-                f"{file}: has {labels.shape[1]} x {labels.shape[0]} labels for an image of {width} x {height} pixels; the "
-                "sizes must be the same"
+                f"{file}: has {labels.shape[1]} x {labels.shape[0]} labels for an image of {width} x {height} pixels; save "
+                "the label map in the size of the image"
             )
         host = model.preparation.host
         transforms = eval_transform(host, crop_pct=host.crop_pct, interpolation="nearest").transforms

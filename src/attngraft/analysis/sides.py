@@ -30,7 +30,7 @@ class ClassDifference(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Indices of gained and lost images, in the order of the images, and differences by class."""
+    """Indices of gained and lost images in image order, and differences by class."""
 
     gained: NDArray[np.intp]  #: wrong with the first model, correct with the second
     lost: NDArray[np.intp]  #: correct with the first model, wrong with the second
@@ -113,7 +113,7 @@ def run(request: AnalysisRequest) -> Content:
 def _pictures(
     request: AnalysisRequest, first: LabelPredictions, second: LabelPredictions, sides: Sides
 ) -> list[Pictures]:
-    """Return examples of gained and lost images; empty if the image set lacks any predicted image."""
+    """Return examples of gained and lost images; empty if the image set lacks an image of the predictions."""
     by_name = {} if request.image_set is None else {name: i for i, name in enumerate(request.image_set.names)}
     if any(name not in by_name for name in first.names):
         return []

@@ -47,7 +47,7 @@ class CentredKernelAlignment:
     def __init__(self) -> None:
         self.first: tuple[str, ...] = ()
         self.second: tuple[str, ...] = ()
-        #: sums over batches: HSIC(K, L), HSIC(K, K), HSIC(L, L), and both HSICs with itself without centering
+        #: sums over batches: HSIC(K, L), HSIC(K, K), HSIC(L, L), then HSIC(K, K) and HSIC(L, L) without centering
         self._sums: tuple[Tensor, ...] | None = None
 
     def add(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:

@@ -196,7 +196,7 @@ def run(request: AnalysisRequest) -> Content:
 
 
 def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
-    """Return the first attention layer with a map in both models, or else the first of each model."""
+    """Return the first attention layer that has a map in both models, or else the first in each model."""
     first, second = (_maps_by_site(request, model) for model in request.models)
     common = next((site for site in first if site in second), None)
     pair = (common, common) if common is not None else (next(iter(first)), next(iter(second)))

@@ -40,7 +40,7 @@ def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | N
     """Compute the Pearson correlation and top-k agreement of the two directions of a layer.
 
     Bi-directional attention computes both directions from one score matrix. The sequential model uses two, so its agreement
-    beyond `chance` is learned. The agreement is an expected value if there are ties, which are broken at random.
+    beyond `chance` is learned. Ties are broken at random, and the agreement is the expected value.
 
     Args:
         latents_to_tokens: (B, H, M, N), rows sum to 1.
@@ -131,7 +131,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield the site and both maps of each layer that has both directions.
 
-    In the sequential model, the two directions are separate sites of a block; the first site is returned.
+    In the sequential model, the two directions are separate sites of a block; the site with `latents_to_tokens` is yielded.
     """
     for site in recording:
         if _DIRECTIONS[0] not in recording[site]:

@@ -75,7 +75,7 @@ def open_programs(where: str, host: HostOptions, *, trust_code: bool = False) ->
     with trusting(name if kind == "host" else None, every=trust_code):
         config, _ = host_config(name, options)
         if name.startswith(SCHEME):
-            refuse_untrusted(name)  # create_model does not check trust
+            refuse_untrusted(name)  # create_model does not check whether the code is trusted
         model = create_model(name, pretrained=config.pretrained, weights=config.weights, **config.args)
         shown = host_input(name, config.args)
     takes = shown.get("kind", "images")
@@ -148,7 +148,7 @@ def measure_models(
 def _programs(model: nn.Module, codec: Codec, batch_size: int, tokens: int, device: torch.device) -> list[Program]:
     """Return the task's programs with random inputs on the device."""
     programs: Iterable[Program] = codec.programs(model, batch_size=batch_size).values()
-    if isinstance(codec, Serving) and codec.kind == "text":  # its example inputs are shorter
+    if isinstance(codec, Serving) and codec.kind == "text":  # its example texts are shorter
         shape = (batch_size, min(tokens, codec.input["max_length"] or tokens))
         programs = [Program(module=model, args=(torch.randint(codec.input["vocab_size"], shape),))]
     moved = [(part.module.eval(), send_to_device((part.args, dict(part.kwargs)), device)) for part in programs]

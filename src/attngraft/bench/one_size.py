@@ -73,7 +73,7 @@ def measure_size(task: SizeTask) -> SizeResult:
     """Run a measurement in a new process, which is also ended if this process is interrupted.
 
     Raises:
-        MeasuringError: outputs differ from the reference, or the process failed; the message includes its message.
+        MeasuringError: outputs differ from the reference, or the process failed; the message includes the process's error.
     """
     command = [sys.executable, "-m", __name__, json.dumps(dataclasses.asdict(task))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

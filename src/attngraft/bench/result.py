@@ -62,7 +62,7 @@ class BenchResult:
 
     title: str
     command: str
-    environment: Mapping[str, Any]  #: versions, commit, device, threads, start
+    environment: Mapping[str, Any]  #: versions, commit, device, threads, start time
     load: list[float]  #: load averages over 1, 5 and 15 minutes at the start; near 0 on a quiet machine
     settings: Mapping[str, Any]  #: options of the command
     measurements: tuple[Measurement, ...]

@@ -174,7 +174,7 @@ def sweep(
     """Add the missing measurements of `layers` and `sizes` to `result`, in order of increasing size.
 
     Args:
-        starting: called with the layer's title and the size before each measurement, even if it is skipped.
+        starting: called with the layer's title and the number of tokens before each measurement, even if it is already done.
         done: called with the result after each new point or end.
 
     Raises:

@@ -100,7 +100,7 @@ def _plot(panel: Curves | Boxes, name: str, alt: str, draw: partial[None], *, le
 
 
 def _model_color(result: AnalysisResult, theme: Theme, subject: int) -> str:
-    """Return the color of a model, as for variants of a study: gray for the baseline, else by index."""
+    """Return a model's color as in figures of studies: gray for the baseline, otherwise by index."""
     if subject == result.baseline:
         return theme.baseline
     index = subject - (result.baseline is not None and subject > result.baseline)

@@ -27,7 +27,7 @@ from attngraft.results.wording import minus
 
 TEXT_SIZE = 9.0  #: points
 LINE_HEIGHT = 12.5  #: points between the baselines of stacked labels
-STEPS = (1, 2, 5, 10)  #: distances between ticks, up to a power of ten
+STEPS = (1, 2, 5, 10)  #: distances between ticks, times a power of ten
 
 
 @dataclass(frozen=True, kw_only=True)

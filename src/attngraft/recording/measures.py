@@ -39,7 +39,7 @@ def relative_distance(
     Args:
         weights: (..., N, N), spatial tokens only, row by row.
         grid: (rows, columns) of the map, N = rows * columns.
-        normalize: "per_query" is the expected distance of a query; "pair_mean" divides it by N - 1, so that the mean over
+        normalize: "per_query" is the expected distance of a query; "pair_mean" divides this by N - 1, so that the mean over
             queries is the mean of a_ij |p_i - p_j|_1 over the N (N - 1) ordered pairs.
 
     Raises:

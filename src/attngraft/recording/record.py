@@ -28,9 +28,9 @@ def record(
             model(images)
         recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
 
-    Outputs do not change: if the host uses a fused kernel, the attention map is computed in addition and needs additional
-    memory. Compiled code (`torch.compile`) runs eagerly within the block only. On exit, recorders
-    are removed and modules without grafts get their original class back.
+    Outputs do not change: if the host uses a fused kernel, the attention map is computed in addition, which needs more
+    memory. Compiled code (`torch.compile`) runs eagerly inside the block. On exit, recorders are removed and modules
+    without grafts get their original class back.
 
     Args:
         what: names of the tensors to keep (see `Recording`), the name of a graft for all of its tensors, or `gates` for

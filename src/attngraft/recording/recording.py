@@ -26,7 +26,7 @@ from attngraft.suggest import did_you_mean
 #: names selected by `gates`: the factors by which grafts weight tensors of the host
 GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
-#: hook points whose tensors are maps (B, rows, columns, C) in hosts without a token axis
+#: hook points whose tensors are maps (B, rows, columns, C) in hosts whose features are maps
 MAP_HOOK_POINTS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
 
 FILTER_NDIM = 5  #: number of axes of filters (B, H, K, rows, columns); attention maps (B, H, Nq, Nk) have 4
@@ -50,7 +50,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     |---|---|---|
     | `scores` | (B, H, Nq, Nk) | input of the softmax: scaled products, bias and mask |
     | `weights` | (B, H, Nq, Nk) | attention map after softmax and weights grafts, before dropout |
-    | `values` | (B, H, Nk, dv) | values that the map averages |
+    | `values` | (B, H, Nk, dv) | values, which are averaged with the weights |
     | `heads` | (B, H, Nq, dv) | input of the output projection |
     | `tokens` | (B, Nq, C) | output of the output projection and token grafts |
     | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, rows, columns, C) | output of that hook point |
@@ -58,9 +58,9 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: attention of each latent over the tokens (rows sum to 1) |
     | `tokens_to_latents` | (B, H, N, M) | attention of each token over the latents (rows sum to 1) |
 
-    In hosts with windows B counts windows; `on_map`, `attention_map_for_query` and `full_attention_map` map them back to the
-    image. `prefix` returns the names of a site's prefix tokens. If the maps do not fit in memory, use `reduce` to keep only
-    means.
+    In hosts with windows, B is the number of windows; `on_map`, `attention_map_for_query` and `full_attention_map` map the
+    windows back to the image. `prefix` returns the names of a site's prefix tokens. If the maps do not fit in memory, use
+    `reduce` to keep only means.
     """
 
     def __init__(self, what: frozenset[str] | None = None, coordinates: TokenCoordinates | None = None) -> None:
@@ -181,7 +181,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return tokens_to_map(by_token, self._coordinates.token_indices(site, by_token.shape[1])).movedim(3, 1)
 
     def without_padding(self, site: str, name: str) -> Tensor:
-        """Return a tensor without the padding tokens of windows; unchanged if there are none or unknown."""
+        """Return a tensor without the padding tokens of windows, or unchanged if no padding is known."""
         tensor, geometry = self[site][name], self._coordinates.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
         if window is None or tensor.ndim not in (3, 4) or tensor.shape[tensor.ndim - 2] != window[0] * window[1]:
@@ -216,7 +216,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return full_attention_map(weights, self._coordinates.token_indices(site, weights.shape[-1]))
 
     def keys_on_map(self, site: str, name: str = "weights") -> Tensor:
-        """Return cross-attention with its keys arranged on the map, (B, H, Nq, rows, columns).
+        """Return cross-attention weights with the keys at their map positions, (B, H, Nq, rows, columns).
 
         In BiXT, for example, the queries are the latents.
 

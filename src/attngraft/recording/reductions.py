@@ -108,7 +108,7 @@ def _evenness(weights: Tensor, layout: TokenLayout) -> Tensor:
     return _rows(steepness_of_weights(weights) / (1 - 1 / keys), weights, layout)
 
 
-#: name -> function of maps (B, H, Nq, Nk) that returns values by image, of which the mean is kept
+#: name -> function of maps (B, H, Nq, Nk) that returns values by image; their mean over images is kept
 REDUCTIONS: Mapping[str, Callable[[Tensor, TokenLayout], Tensor]] = {
     "mean": lambda weights, layout: weights,
     "entropy": lambda weights, layout: _rows(entropy(weights), weights, layout),

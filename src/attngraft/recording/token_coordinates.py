@@ -140,7 +140,7 @@ class TokenCoordinates:
 
 
 def _unknown_because(geometry: Geometry) -> str | None:
-    """Return why token positions do not follow from the geometry; None if they do."""
+    """Return why token positions cannot be computed from the geometry, or None if they can."""
     if geometry.grid is None:
         return "they have no grid"
     if isinstance(geometry, AttentionGeometry) and geometry.window is not None:

@@ -1,4 +1,4 @@
-"""Memory of this process: its growth during a call, a limit on it, and the storages of tensors."""
+"""Memory of this process: growth during a call, limit of the growth, and storages of tensors."""
 
 import ctypes
 import os
@@ -106,7 +106,7 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device, *, kept: Iterable[torch.Tensor]) -> int:
-    """Return the peak memory of `work` in bytes: the tensors `kept`, plus its allocations on the device."""
+    """Return the peak memory of `work` in bytes: the tensors `kept` plus new allocations on the device."""
     state = storage_bytes(kept)
     if device.type == "cpu":
         with LiveStorages() as storages:

@@ -116,7 +116,7 @@ def duration(
     synchronize: Callable[[], object] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Duration:
-    """Time `work` in seconds per call, for absolute bars.
+    """Time `work` in seconds per call, to compare with an absolute bar.
 
     Raises:
         ValueError: `samples` is below 1.
