@@ -1,4 +1,4 @@
-"""Learning curves, and the epochs until a run matches the baseline's best (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
+"""Learning curves and epochs to the baseline's best value (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Distributions of more values than fit in memory, such as head weights and gates over a data set (HV)."""
+"""Distributions of more values than fit in memory, such as gates over a data set (HV)."""
 
 import numpy as np
 import torch

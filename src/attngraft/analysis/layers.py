@@ -24,7 +24,7 @@ def ticks(sites: Sequence[str]) -> list[str]:
 
 
 def captions(sites: Sequence[str]) -> list[str]:
-    """Return captions of sites for pictures and rows, such as `layer 3`; for a single site, its full name."""
+    """Return captions of sites, such as `layer 3`; the caption of a single site is its full name."""
     return list(sites) if len(sites) < 2 else [f"layer {tick}" for tick in ticks(sites)]
 
 

@@ -133,7 +133,7 @@ class Analysis:
         """Run the analysis.
 
         Raises:
-            UsageError: there are too few or too many models, images are missing, or a model is not a run but must be.
+            UsageError: there are too few or too many models, images are missing, or a model is not a run as required.
             RecordError: no model can be analyzed; the message contains the reason for each.
         """
         if not self.models[0] <= len(request.models) <= self.models[1]:

@@ -113,7 +113,7 @@ def run(request: AnalysisRequest) -> Content:
 def _pictures(
     request: AnalysisRequest, first: LabelPredictions, second: LabelPredictions, sides: Sides
 ) -> list[Pictures]:
-    """Return examples of gained and lost images; empty if the image set lacks an image of the predictions."""
+    """Return examples of gained and lost images; empty if the image set lacks a predicted image."""
     by_name = {} if request.image_set is None else {name: i for i, name in enumerate(request.image_set.names)}
     if any(name not in by_name for name in first.names):
         return []

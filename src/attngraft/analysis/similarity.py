@@ -72,7 +72,7 @@ class CentredKernelAlignment:
     def matrix(self) -> Tensor:
         """Return CKA, (layers of the first model, layers of the second), in float64.
 
-        It is NaN for a layer with the same features for all images, whose HSIC with itself is 0 up to rounding.
+        Entries are NaN for a layer with the same features for all images, since HSIC(K, K) is 0 up to rounding.
 
         Raises:
             UsageError: nothing was added.

@@ -34,7 +34,7 @@ def recorded(
 def find_tensors(
     request: AnalysisRequest, model: ModelHandle, names: Collection[str], *, missing: str, inputs: Tensor | None = None
 ) -> dict[str, list[str]]:
-    """Return the full names of the tensors called one of `names` at each chosen site, in the host's order.
+    """Return the full names of tensors called one of `names` at each chosen site, in the host's order.
 
     Full names include the prefix of a graft, as in `elsa.ghost_add`. The model is run once, on `inputs` or on the first
     image, and no tensors are stored.

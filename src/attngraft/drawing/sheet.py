@@ -32,7 +32,7 @@ STEPS = (1, 2, 5, 10)  #: distances between ticks, times a power of ten
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """One panel of a figure: size in inches including all margins, drawing function, and text alternative."""
+    """One panel of a figure: size in inches with all margins, drawing function, and text alternative."""
 
     name: str
     alt: str

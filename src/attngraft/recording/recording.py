@@ -58,8 +58,8 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: attention of each latent over the tokens (rows sum to 1) |
     | `tokens_to_latents` | (B, H, N, M) | attention of each token over the latents (rows sum to 1) |
 
-    In hosts with windows, B is the number of windows; `on_map`, `attention_map_for_query` and `full_attention_map` map the
-    windows back to the image. `prefix` returns the names of a site's prefix tokens. If the maps do not fit in memory, use
+    In hosts with windows, B is the number of windows of all images; `on_map`, `attention_map_for_query` and
+    `full_attention_map` map the windows back to the images. `prefix` returns the names of a site's prefix tokens. If the maps do not fit in memory, use
     `reduce` to keep only means.
     """
 
@@ -72,7 +72,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         self._unavailable: dict[str, dict[str, str]] = {}  # site -> undefined reduction -> reason
 
     def is_requested(self, site: str, name: str) -> bool:
-        """Return whether to keep a tensor of this name, and add the name to the `available` names of the site."""
+        """Return whether to keep a tensor of this name, and add the name to the available names of the site."""
         if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             return True
         self._available.setdefault(site, {})[name] = None

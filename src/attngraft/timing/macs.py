@@ -32,7 +32,7 @@ def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 
 
 def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
-    """Count the values of all (or only the trainable) parameters of a model; shared parameters count once."""
+    """Count the values of all (or only trainable) parameters of a model; shared parameters count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable_only)
 
 

@@ -1,4 +1,4 @@
-"""Memory of this process: growth during a call, limit of the growth, and storages of tensors."""
+"""Memory of this process: growth during a call, growth limit, and tensor storages."""
 
 import ctypes
 import os
@@ -21,7 +21,7 @@ _PROCESS = Path("/proc/self")
 
 
 def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
-    """Return the growth of resident memory to its peak during `work`, in bytes, and the duration of `work`.
+    """Return the growth of resident memory to its peak during `work`, in bytes, and the duration.
 
     The duration is in seconds of `clock`. Memory that earlier calls freed is first returned to the system, since its reuse
     would not be counted. This requires an allocator such as glibc's, and resetting the peak requires Linux; on other
