@@ -59,8 +59,8 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     | `tokens_to_latents` | (B, H, N, M) | attention of each token over the latents (rows sum to 1) |
 
     In hosts with windows, B is the number of windows of all images; `on_map`, `attention_map_for_query` and
-    `full_attention_map` map the windows back to the images. `prefix` returns the names of a site's prefix tokens. If the maps do not fit in memory, use
-    `reduce` to keep only means.
+    `full_attention_map` map the windows back to the images. `prefix` returns the names of a site's prefix tokens. If the
+    maps do not fit in memory, use `reduce` to keep only means.
     """
 
     def __init__(self, what: frozenset[str] | None = None, coordinates: TokenCoordinates | None = None) -> None:
