@@ -85,7 +85,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(UsageError, match="the same images"):
         found.add({"a": features(5, 2, 0), "b": features(6, 2, 0)}, {"b": features(5, 2, 1)})
     found.add({"a": features(5, 2, 0)}, {"b": features(5, 2, 1)})
-    with pytest.raises(UsageError, match="differ from those of the previous batch"):
+    with pytest.raises(UsageError, match="differ from the previous batch; add the same layers"):
         found.add({"c": features(5, 2, 0)}, {"b": features(5, 2, 1)})
 
 

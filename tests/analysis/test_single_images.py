@@ -64,7 +64,7 @@ def test_layers_whose_map_a_graft_replaced_are_named(tmp_path: Path) -> None:
     model = vit()
     attngraft.graft(model, "misa@blocks.1")
     with pytest.raises(
-        RecordError, match="blocks.1.attn: no attention map, which rollout requires of all layers; .*--sites"
+        RecordError, match="blocks.1.attn: no attention map, but rollout requires maps of all layers; use --sites"
     ):
         rollout.ANALYSIS(make_request(model))
     assert rollout.ANALYSIS(make_request(model, sites="blocks.2")).table.rows

@@ -221,7 +221,7 @@ def test_label_maps_are_found_by_their_stems(tmp_path: Path) -> None:
     given = make_request(vit(), vit(), limit=2, label_maps=folder / "noise")
     assert len(ANALYSIS(given).table.rows) == 8
     twice = dataclasses.replace(given.images, names=[f"{place % 2}/{place // 2}" for place in range(10)])
-    with pytest.raises(DataError, match=r"noise/0/0.png: label map of 0/0 not found; each image must have one"):
+    with pytest.raises(DataError, match=r"noise/0/0.png: label map of 0/0 not found; add a label map for each image"):
         ANALYSIS(dataclasses.replace(given, image_set=twice))
 
 

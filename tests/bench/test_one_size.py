@@ -99,7 +99,7 @@ def test_the_end_of_a_process_is_interpreted(monkeypatch: pytest.MonkeyPatch) ->
     assert measure_size(a_task()).outcome == "out of memory"
     ends(monkeypatch, 1, stderr="Traceback ...\nZeroDivisionError: by zero\n")
     with pytest.raises(
-        MeasuringError, match=r"BiXT layer with 196 tokens: its process failed: ZeroDivisionError: by zero"
+        MeasuringError, match=r"BiXT layer with 196 tokens: the process failed: ZeroDivisionError: by zero"
     ):
         measure_size(a_task())
     ends(monkeypatch, 3)

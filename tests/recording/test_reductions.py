@@ -156,5 +156,5 @@ def test_windows_of_which_nobody_says_where_they_stand_have_no_distances() -> No
         model(torch.randn(1, 3, 64, 64))
     site = next(iter(recording))
     assert recording[site]["entropy"].isfinite().all()
-    with pytest.raises(attngraft.RecordError, match="distances need tokens on a grid"):
+    with pytest.raises(attngraft.RecordError, match="distance requires tokens on a grid"):
         recording[site]["distance"]

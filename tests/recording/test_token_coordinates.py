@@ -165,7 +165,7 @@ def test_keys_of_cross_attention_stand_on_their_own_map() -> None:
     assert coordinates.key_indices("cross", 8).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
     with pytest.raises(RecordError, match="4 tokens"):
         coordinates.key_indices("cross", 4)
-    with pytest.raises(RecordError, match=".own. is a self-attention"):
+    with pytest.raises(RecordError, match=".own. is self-attention"):
         coordinates.key_indices("own")
 
 

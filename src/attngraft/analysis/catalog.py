@@ -12,9 +12,9 @@ from attngraft.results.analysis import FORMAT, AnalysisResult
 from attngraft.strict import read
 from attngraft.suggest import did_you_mean
 
-FOLDER = "analysis"  #: name of the folder of results in the folder of a study or run
+FOLDER = "analysis"  #: name of the folder of analysis results in a study or run folder
 
-#: name -> module that defines it as ANALYSIS, in the order of listing
+#: name of the analysis -> module that defines it as `ANALYSIS`, in the order in which analyses are listed
 ANALYSES = {
     "entropy": "entropy",
     "entropy-maps": "entropy_maps",
@@ -55,7 +55,9 @@ def analyses() -> list[Analysis]:
 
 
 def save_analysis(result: AnalysisResult, folder: Path) -> Path:
-    """Save a result to `<name>.json`, from which the other files are generated, and return the path.
+    """Save a result to `<name>.json` and return the path.
+
+    The result's other files are generated from this file.
 
     Raises:
         StorageError: the file cannot be written.
@@ -68,7 +70,7 @@ def load_analysis(path: Path) -> AnalysisResult:
     """Read a result written by `save_analysis`.
 
     Raises:
-        ConfigError: the file is damaged or has a newer format.
+        ConfigError: the file cannot be read, is damaged or has a newer format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -82,7 +84,7 @@ def load_analysis(path: Path) -> AnalysisResult:
 
 
 def load_analyses(folder: Path) -> list[AnalysisResult]:
-    """Return all results in a folder, in the order of the catalog; none if the folder does not exist."""
+    """Return all results in a folder in catalog order, or an empty list if the folder does not exist."""
     order = {name: index for index, name in enumerate(ANALYSES)}
     results = [load_analysis(path) for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
     return sorted(results, key=lambda each: (order.get(each.name, len(order)), each.name))

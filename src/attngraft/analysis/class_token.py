@@ -21,20 +21,22 @@ _LEAST = math.log(1e-8)  #: lower limit of the color scale
 def class_token_attention(recording: Recording) -> Tensor:
     """Return the class token's row of every recorded map, averaged over heads, (B, layers, tokens).
 
-    The paper shows its logarithm for single images:
+    The paper shows the logarithm of these rows for single images:
 
         with torch.no_grad(), attngraft.record(model, "weights") as recording:
             model(images)
         pictures = class_token_attention(recording).log()
 
     Raises:
-        RecordError: a layer has no class token, or a different number of tokens than the layer before it.
+        RecordError: a layer has no class token, or a different number of tokens than the first layer.
     """
     rows = []
     for site in recording:
         prefix = recording.prefix(site)
         if "class" not in prefix:
-            raise RecordError(f"{site!r} has no class token ({', '.join(prefix) or 'no prefix tokens'})")
+            raise RecordError(
+                f"{site!r} has no class token ({', '.join(prefix) or 'no prefix tokens'}); choose other sites"
+            )
         weights = recording[site]["weights"]
         rows.append(weights[:, :, prefix.index("class")].mean(1))
         if rows[-1].shape != rows[0].shape:

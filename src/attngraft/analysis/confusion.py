@@ -1,4 +1,4 @@
-"""Confusion matrices, and their differences from the first model's (HV, Fig. 4)."""
+"""Confusion matrices, and their differences from the first model's matrix (HV, Fig. 4)."""
 
 import numpy as np
 

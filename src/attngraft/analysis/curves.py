@@ -1,4 +1,4 @@
-"""Learning curves, and epochs to the baseline's best (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
+"""Learning curves and epochs to the baseline's best value (CB, Fig. 9; HV, Figs. 2, 3; BiSA, Fig. 3)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from attngraft.training.run_folder import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """Seed and curve of a run, as `epochs_to_baseline` expects them."""
+    """Seed and curve of a run, in the form that `epochs_to_baseline` accepts."""
 
     seed: int
     curve: Mapping[str, Sequence[float]]
@@ -28,7 +28,7 @@ def run(request: AnalysisRequest) -> Content:
     keys = list(dict.fromkeys((primary, "val/loss", "train/loss", "val/top5")))
     shown = [key for key in keys if any(key in row for _, record in runs for row in record.epochs)]
     reached = []  # the first epoch (from 1) at which each run is as good as the baseline's best
-    counted = any(record.recipe.counts_updates for _, record in runs)  # evaluations are not epochs
+    counted = any(record.recipe.counts_updates for _, record in runs)  # if so, rows are evaluations, not epochs
     for _, record in runs:
         found = epochs_to_baseline(
             [_curve(record, primary)],

@@ -10,7 +10,7 @@ from attngraft.targets.handle import ModelHandle
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Return the distances by site and head, including the mean over heads."""
+    """Return the distances by site and head; the head "mean" is the mean over heads."""
     with record(model.model, "weights", sites=request.sites) as recording:
         recording.reduce("distance")
         for images in request.batches(model):

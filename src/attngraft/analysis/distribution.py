@@ -1,4 +1,4 @@
-"""Distributions of more values than fit in memory, such as head weights and gates over a data set (HV)."""
+"""Distributions of more values than fit in memory, such as gates over a data set (HV)."""
 
 import numpy as np
 import torch
@@ -47,7 +47,9 @@ class Distribution:
         """
         flat = numbers.detach().flatten().double().cpu()
         if not flat.isfinite().all():
-            raise UsageError(f"{int((~flat.isfinite()).sum())} of {len(flat)} values are NaN or infinite")
+            raise UsageError(
+                f"{int((~flat.isfinite()).sum())} of {len(flat)} values are NaN or infinite; add only finite values"
+            )
         if len(flat) == 0:
             return
         counts = torch.histc(flat.clamp(self.low, self.high), len(self.counts), self.low, self.high)
@@ -57,12 +59,12 @@ class Distribution:
 
     @property
     def total(self) -> int:
-        """Number of values."""
+        """Number of added values."""
         return int(self.counts.sum())
 
     @property
     def mean(self) -> float:
-        """Mean of all values.
+        """Mean of all added values.
 
         Raises:
             UsageError: nothing was added.
@@ -72,7 +74,7 @@ class Distribution:
     def quantile(self, share: float) -> float:
         """Return a quantile, interpolated linearly within its bin.
 
-        It is limited to the smallest and largest value.
+        The result is between the smallest and largest added value.
 
         Raises:
             UsageError: nothing was added, or `share` is not between 0 and 1.

@@ -14,7 +14,7 @@ from attngraft.recording.record import record
 from attngraft.results.analysis import Curves
 from attngraft.targets.handle import ModelHandle
 
-_Layer = dict[str, float | None]  #: column -> mean over images, heads and rows, in nats; None where undefined
+_Layer = dict[str, float | None]  #: column -> mean over images, heads and rows (entropies in nats); None if undefined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class _Model:
     def drawn(self, column: str) -> dict[str, _Layer]:
         """Return the layers with a value in this column.
 
-        The entropy among patches omits the last layer, as in the paper, unless it is the only one.
+        For the entropy among patches, the last layer is omitted as in the paper, unless no other layer has a value.
         """
         found = {site: each for site, each in self.layers.items() if each[column] is not None}
         if column == "among patches":

@@ -39,7 +39,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 def _entropy_on_map(recording: Recording, site: str) -> Tensor:
     """Return the entropy of each row among the spatial tokens of an image, (H, rows, columns).
 
-    Windows are merged.
+    The windows of an image are merged into one map.
 
     Raises:
         RecordError: the positions of the tokens are unknown, or their number does not match the map.
@@ -52,8 +52,8 @@ def _entropy_on_map(recording: Recording, site: str) -> Tensor:
             f"{site!r} has maps of {queries} x {keys} tokens for {indices.numel()} positions of the image; entropy maps "
             "require that all tokens attend to each other"
         )
-    rows = entropy(without_prefix(weights, prefix) if prefix else weights)  # (W, H, N), without the prefix
-    tokens = torch.nn.functional.pad(rows, (prefix, 0)).transpose(1, 2)  # token indices include the prefix
+    rows = entropy(without_prefix(weights, prefix) if prefix else weights)  # (W, H, N), without prefix tokens
+    tokens = torch.nn.functional.pad(rows, (prefix, 0)).transpose(1, 2)  # token indices count prefix tokens
     return tokens_to_map(tokens, indices.to(tokens.device))[0].movedim(2, 0).cpu()
 
 
@@ -79,7 +79,7 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
 
 
 def _panel(name: str, image: ShownImage, maps: dict[str, dict[str, Values]], low: float, high: float) -> Pictures:
-    """Return a panel with the image and its layers side by side, or, if by head, with one layer per row."""
+    """Return a panel with the image and a row of all layers, or, with separate heads, one row per layer."""
     under, means, by_layer = backdrop(image.view), [], []
     for caption, by_head in zip(captions(list(maps)), maps.values(), strict=True):
         if "mean" in by_head:

@@ -22,7 +22,7 @@ from attngraft.timing.macs import evaluating
 
 Kind = Literal["maps", "filters", "latents"]  #: see `ExplorerLayer.numbers`
 
-_MAPS = frozenset({"weights", "inverse_weights"})  #: names of square maps, possibly after a graft's prefix
+_MAPS = frozenset({"weights", "inverse_weights"})  #: names of square maps, without a graft's prefix
 _LATENTS = ("latents_to_tokens", "tokens_to_latents")
 
 STEPS = 127  #: largest value of a signed byte
@@ -48,7 +48,9 @@ class QuantizedTensor:
         """
         largest = float(numbers.abs().max()) if numbers.numel() else 0.0
         if not math.isfinite(largest):
-            raise RecordError(f"{site}: its values contain NaN or infinity")
+            raise RecordError(
+                f"{site}: the values contain NaN or infinity: the model diverged in training, or its activations overflow"
+            )
         share = numbers.float() / (largest or 1.0)
         return cls(bytes=(share.sign() * share.abs().sqrt() * STEPS).round().to(torch.int8).cpu(), largest=largest)
 
@@ -65,7 +67,7 @@ class ExplorerLayer:
     | kind | `numbers`, shapes | |
     |---|---|---|
     | maps | (W, H, N, N) | attention map of each window; W = 1 without windows |
-    | filters | (H, K, rows, columns) | filter at each position over its k x k neighborhood, offsets row by row |
+    | filters | (H, K, rows, columns) | filter at each position over its k x k neighborhood, K = k x k, row-major |
     | latents | (H, M, N), (H, N, M) | attention of latents to tokens, and of tokens to latents; None if missing |
     """
 
@@ -75,12 +77,11 @@ class ExplorerLayer:
     heads: int
     token_indices: Tensor  #: index of the token at each map position, counted over all windows, (rows, columns)
     prefix: tuple[str, ...] = ()  #: names of the prefix tokens
-    #: entropy of each head in nats, mean over the rows without padding; empty unless rows are distributions
+    #: mean entropy of each head in nats, over all rows except padding; empty if rows are not distributions
     entropy: tuple[float, ...]
-    ceiling: float  #: upper bound of the entropy, mean over the rows
-    distance: tuple[
-        float, ...
-    ] = ()  #: attention distance of each head, as a fraction of the map's sides; empty for latents
+    ceiling: float  #: mean upper bound of the entropy, over the same rows
+    #: attention distance of each head, as a fraction of the map's sides; empty for latents, or if `entropy` is empty
+    distance: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +115,7 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
         for compute, name in _tensors(recording, site):
             try:
                 if compute is _maps_layer and not self_attention:
-                    raise RecordError(f"{site}: its queries and keys are different tokens")
+                    raise RecordError(f"{site}: queries and keys are different tokens")
                 layers.append(compute(recording, site, name))
             except RecordError as error:
                 skipped[site] = str(error)
@@ -125,7 +126,7 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
 
 
 def _tensors(recording: Recording, site: str) -> Iterator[tuple[Callable[[Recording, str, str], ExplorerLayer], str]]:
-    """Yield the tensors of a site that the page can show: function that computes the layer, name."""
+    """Yield the function that computes the layer, and the name, of each tensor that the page can show."""
     tensors = recording[site]
     for name in _LATENTS:
         if name in tensors:
@@ -151,7 +152,7 @@ def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
     if windows != expected:
         raise RecordError(f"{site}: has {windows} sequences of {tokens} tokens, but a map of the image has {expected}")
     prefix = recording.prefix(site)
-    # without prefix tokens, this only affects windows: their padding is not on the map
+    # without prefix tokens, the reductions "patch_..." only exclude the padding tokens of windows
     layout, among = TokenLayout(len(prefix), token_indices=indices), "" if prefix else "patch_"
     spread, ceiling = (REDUCTIONS[f"{among}{each}"](maps, layout).mean((0, 2)) for each in ("entropy", "ceiling"))
     distance = windowed_distance(maps, normalized_coordinates(indices, tokens))  # (W, H, N)
@@ -176,7 +177,7 @@ def _filters_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
     side = math.isqrt(offsets)
     down, across = (each.flatten() - side // 2 for each in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
     row, column = (down[:, None] + torch.arange(rows))[:, :, None], (across[:, None] + torch.arange(columns))[:, None]
-    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)  # neighbors on the map, (K, rows, columns)
+    inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)  # on the map, (K, rows, columns)
     spread: tuple[float, ...] = ()
     distances: tuple[float, ...] = ()
     sums = filters.sum(1)

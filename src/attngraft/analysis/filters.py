@@ -19,7 +19,7 @@ from attngraft.targets.handle import ModelHandle
 
 Positions = Sequence[tuple[float, float]]  #: (row, column) as fractions of the map's sides
 
-#: default positions: the center, then row by row
+#: default positions: the center, then the others row by row
 POSITIONS: Positions = ((1 / 2, 1 / 2), *((y / 6, x / 6) for y in (1, 3, 5) for x in (1, 3, 5) if (y, x) != (3, 3)))
 
 
@@ -28,11 +28,11 @@ class _Filters:
     """Filters of one layer at some positions of one image."""
 
     at: list[tuple[int, int]]  #: row and column of each position on the layer's map
-    by_head: list[tuple[str, Tensor]]  #: head (or "mean"), and its filters (positions, k, k)
+    by_head: list[tuple[str, Tensor]]  #: head (or "mean") and filters (positions, k, k)
     center: float  #: weight of the center, averaged over the map and the heads
 
 
-_Image = tuple[ShownImage, Positions, dict[str, _Filters]]  #: with the filters by site
+_Image = tuple[ShownImage, Positions, dict[str, _Filters]]  #: image, positions, and filters by site
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> list[_Image]:
@@ -49,8 +49,8 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
         }
         if not filters:
             raise RecordError(
-                "this model's filters are the same at every position of an image; the analysis requires filters that depend "
-                "on the position, such as those of elsa"
+                "this model's filters are the same at every position of an image; use a model whose filters depend on the "
+                "position, such as a model with elsa"
             )
         positions = _positions(request.positions, filters)
         layers = {site: _at_positions(each, positions, heads=request.heads) for site, each in filters.items()}
@@ -59,9 +59,9 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _positions(chosen: Sequence[tuple[int, int]], filters: Mapping[str, Tensor]) -> Positions:
-    """Return the positions as fractions of the map's sides; default: `POSITIONS`.
+    """Return the chosen positions as fractions of the map's sides, or `POSITIONS` if none are chosen.
 
-    Chosen positions are on the map of the first layer.
+    Chosen positions are (row, column) on the map of the first layer.
     """
     if not chosen:
         return POSITIONS
@@ -122,7 +122,7 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
 def _panel(
     name: str, image: ShownImage, positions: Positions, layers: Mapping[str, _Filters], *, heads: bool
 ) -> Pictures:
-    """Return a panel with the image, then a row per layer (and head) and a column per position."""
+    """Return a panel with the image, then one row per layer (and head) with one column per position."""
     rows = [PictureRow(name="positions", pictures=[Picture(image=marked(image.view, positions))])]
     signed = False
     for caption, layer in zip(captions(list(layers)), layers.values(), strict=True):

@@ -24,7 +24,7 @@ class _Spread:
     """Distribution of the finite values of one gate at one site."""
 
     values: Distribution | None = None  #: None: no finite values
-    not_finite: int = 0  #: number of NaN and infinite values, which occur for statistics over a single head
+    not_finite: int = 0  #: number of NaN and infinite values, which statistics over a single head produce
 
     def add(self, values: Tensor) -> None:
         finite = values[values.isfinite()]
@@ -45,7 +45,7 @@ class _Spread:
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, dict[str, _Spread]]:
-    """Return the distributions by name of the gate (`horizontal.alpha`) and site."""
+    """Return the distributions by gate (such as `horizontal.alpha`) and site."""
     gates: dict[str, dict[str, _Spread]] = {}
     for images in request.batches(model):
         recording = recorded(model, images, "gates", sites=request.sites)

@@ -17,8 +17,8 @@ from attngraft.results.sections import Cell
 from attngraft.targets.handle import ModelHandle
 
 _KINDS = {"ghost_mul": "multiplier", "ghost_add": "addend"}
-_FEW = 10  #: number of channels of a layer to show next to their mean
-_MOST = 64  #: number of channels to show with --heads
+_FEW = 10  #: number of channels of a layer to show, in addition to the mean
+_MOST = 64  #: number of channels of a layer to show with --heads
 _PER_ROW = 16
 
 
@@ -32,7 +32,7 @@ class _Matrices:
     values: Tensor  #: (channels or ghost heads, rows, columns)
 
     def pictures(self, most: int) -> list[Picture]:
-        """Return pictures of at most `most` matrices, evenly spaced."""
+        """Return pictures of at most `most` matrices, evenly spaced by index."""
         count = len(self.values)
         chosen = sorted({int(index) for index in np.linspace(0, count - 1, min(most, count)).round()})
         return [Picture(values=map_values(self.values[index]), caption=f"{self.unit} {index}") for index in chosen]
@@ -60,8 +60,8 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 def _by_offset(site: str, values: Tensor, geometry: Geometry) -> Tensor:
     """Return matrices indexed by the key's offset from the query.
 
-    Matrices of neighborhoods (channels, k, k) are returned unchanged. Those of whole grids (H, N, N), which depend only on
-    the offset, become (H, 2 rows - 1, 2 columns - 1).
+    Matrices over neighborhoods (channels, k, k) are returned unchanged. Matrices over whole grids (H, N, N) depend only on
+    the offset and are returned as (H, 2 rows - 1, 2 columns - 1).
     """
     check_finite(values, f"the ghost head of {site} contains")
     window = geometry.window if isinstance(geometry, AttentionGeometry) else None
@@ -72,7 +72,7 @@ def _by_offset(site: str, values: Tensor, geometry: Geometry) -> Tensor:
     down, right = row[None] - row[:, None] + rows - 1, column[None] - column[:, None] + columns - 1
     by_offset = values.new_zeros(len(values), 2 * rows - 1, 2 * columns - 1)
     by_offset[:, down, right] = values
-    return by_offset if torch.equal(by_offset[:, down, right], values) else values  # a neighborhood of the same size
+    return by_offset if torch.equal(by_offset[:, down, right], values) else values  # else: a neighborhood with k = N
 
 
 def _present(request: AnalysisRequest, models: Measured[list[_Matrices]]) -> Content:
@@ -98,7 +98,7 @@ def _present(request: AnalysisRequest, models: Measured[list[_Matrices]]) -> Con
 
 
 def _by_layer(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
-    """Yield a panel per kind with one row per layer: the mean over channels, then some channels."""
+    """Yield one panel per kind of matrix; each row is a layer: mean over channels, then some channels."""
     for kind in dict.fromkeys(each.kind for each in layers):
         of_kind = [each for each in layers if each.kind == kind]
         rows = []
@@ -109,7 +109,7 @@ def _by_layer(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
 
 
 def _by_channel(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
-    """Yield one panel per layer."""
+    """Yield one panel of channels per layer and kind of matrix."""
     for each in layers:
         pictures = each.pictures(_MOST)
         rows = [
@@ -120,7 +120,7 @@ def _by_channel(name: str, layers: Sequence[_Matrices]) -> Iterator[Panel]:
 
 
 def _rows(name: str, layers: Sequence[_Matrices]) -> Iterator[list[Cell]]:
-    """Yield table rows with statistics over all offsets, then for each offset."""
+    """Yield table rows with the statistics of each layer over all offsets, then at each offset."""
     for each in layers:
         yield [name, each.site, each.kind, None, None, *_statistics(each.values)]
     for each in layers:

@@ -23,7 +23,7 @@ _BRANCHES = ("self", "inverse")
 def importance(inverse_weights: Tensor) -> Tensor:
     """Return the largest inverse attention of each query, max_j L_ij: (..., Nq, Nk) to (..., Nq).
 
-    L sums to 1 over the queries of each key, so queries that many keys attend to stand out.
+    L sums to 1 over the queries for each key, so the value is large for queries that dominate at least one key.
     """
     return inverse_weights.amax(-1)
 
@@ -63,8 +63,8 @@ def importance_map(recording: Recording, site: str, name: str = "bisa.inverse_we
 @dataclass(kw_only=True)
 class _Model:
     images: dict[str, str] = field(default_factory=dict)  #: name -> PNG
-    maps: dict[str, dict[str, dict[str, Values]]] = field(default_factory=dict)  #: by site, image and head
-    sizes: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: by site and branch, one per image
+    maps: dict[str, dict[str, dict[str, Values]]] = field(default_factory=dict)  #: maps by site, image and head
+    sizes: dict[tuple[str, str], list[float]] = field(default_factory=dict)  #: size by site and branch, one per image
 
     def size(self, site: str, branch: str) -> float | None:
         return mean(self.sizes.get((site, branch), []))
@@ -142,7 +142,7 @@ def _by_head(name: str, model: _Model) -> Iterator[Pictures]:
 
 
 def _sizes(models: Sequence[tuple[int, str, _Model]]) -> list[Curves]:
-    """Return curves of the magnitudes over the shared axis of layers."""
+    """Return a panel with the curves of the magnitudes over the layers; empty if none were recorded."""
     axis = LayerAxis.of(list(model.maps) for _, _, model in models)
     lines: list[Line] = []
     for index, name, model in models:

@@ -42,7 +42,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _chosen(count: int, request: AnalysisRequest) -> list[int]:
-    """Return the requested latents; by default `_CHOSEN` of all `count`, evenly spaced."""
+    """Return the requested latents; by default, `_CHOSEN` of the `count` latents, evenly spaced."""
     if request.latents:
         return list(dict.fromkeys(request.latents))
     return sorted({int(index) for index in np.linspace(0, count - 1, min(_CHOSEN, count)).round()})
@@ -109,7 +109,7 @@ def _all_latents(title: str, image: ShownImage, head: str, maps: Tensor) -> Pict
 
 
 def _rows(name: str, image: ShownImage, maps: _Maps, request: AnalysisRequest, *, every: bool) -> Iterator[list[Cell]]:
-    """Yield the table rows of all shown maps; with `every`, these include all latents of the last layer."""
+    """Yield the table rows of all shown maps; `every` adds all latents of the last layer."""
     for site, by_head in maps.items():
         count = len(next(iter(by_head.values())))
         for latent in range(count) if every and site == list(maps)[-1] else _chosen(count, request):

@@ -1,4 +1,4 @@
-"""The axis of layers shared by several models, and the names of layers on it."""
+"""Layer axis shared by several models, and short names of layers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def ticks(sites: Sequence[str]) -> list[str]:
 
 
 def captions(sites: Sequence[str]) -> list[str]:
-    """Return captions of sites for pictures and rows, such as `layer 3`; for a single site, its full name."""
+    """Return captions of sites, such as `layer 3`; the caption of a single site is its full name."""
     return list(sites) if len(sites) < 2 else [f"layer {tick}" for tick in ticks(sites)]
 
 
@@ -36,11 +36,11 @@ def _common_prefix(parts: list[list[str]]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerAxis:
-    """The axis of layers shared by several models.
+    """Layer axis shared by several models.
 
-    If the site names of all models differ only in numbers (`blocks.0.attn`, `blocks.3.attn`), they are aligned by name, and
-    a model without one of the sites has a gap there. Otherwise (`blocks.3.attn`, `layers.0.blocks.1.attn`) they are aligned
-    by position, with the tick labels of the models with the most layers.
+    Models with site names that differ only in numbers (`blocks.0.attn`, `blocks.3.attn`) are aligned by name, with gaps for
+    missing sites. Models with different names (`blocks.3.attn`, `layers.0.blocks.1.attn`) are aligned by position, and the
+    tick labels are from the models with the most layers.
     """
 
     positions: Mapping[str, int]  #: site -> position on the axis
@@ -48,7 +48,7 @@ class LayerAxis:
 
     @classmethod
     def of(cls, models: Iterable[Sequence[str]]) -> LayerAxis:
-        """Return the axis for the sites of each model, given in the model's order."""
+        """Create the axis from the sites of each model, in the model's order."""
         groups: list[list[Sequence[str]]] = []
         for sites in models:
             alike = [group for group in groups if any(_patterns(sites) & _patterns(each) for each in group)]
@@ -69,9 +69,9 @@ class LayerAxis:
         band: Mapping[str, tuple[float, float]] | None = None,
         dashed: bool = False,
     ) -> Line:
-        """Return a curve of values by site, with gaps where the model has no such site.
+        """Return a curve of values by site, with gaps for missing sites.
 
-        `band` contains the bounds (low, high) of a band around it.
+        `band` contains the bounds (low, high) of a band around the curve, by site.
         """
         by_position = {self.positions[site]: value for site, value in values.items()}
         x = list(range(min(by_position, default=0), max(by_position, default=-1) + 1))
@@ -92,7 +92,7 @@ class LayerAxis:
         return Curves(title=title, lines=lines, x_axis="layer", y_axis=y_axis, ticks=self.ticks)
 
     def bounds(self, name: str, models: Iterable[Mapping[str, float | None]]) -> list[Line]:
-        """Return dotted reference lines of a bound by site; models with equal bounds share a line."""
+        """Return a dotted reference line for each model from its bound by site; equal lines are merged."""
         lines = [self.line(name, None, values) for values in models]
         return [line for index, line in enumerate(lines) if line not in lines[:index]]
 
@@ -102,7 +102,7 @@ def _patterns(sites: Iterable[str]) -> set[str]:
 
 
 def _merged(orders: Sequence[Sequence[str]]) -> list[str]:
-    """Merge the sites of all models, in the models' order and by number within a pattern."""
+    """Merge the sites of several models in their order; sites that differ only in numbers are sorted."""
     axis: list[str] = []
     for order in sorted(orders, key=len, reverse=True):
         at = 0

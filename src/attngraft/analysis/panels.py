@@ -13,8 +13,8 @@ from attngraft.results.analysis import Picture, PictureRow
 from attngraft.results.sections import Cell, Column, Table
 
 _MARKED_SIDE = 240  #: smallest length in pixels of the longer side of an image with marks
-_BACKDROP_SIDE = 112  #: largest side in pixels of an image under a map
-_DIGITS = 6  #: significant digits of a map's numbers, which keeps the files readable
+_BACKDROP_SIDE = 112  #: largest length in pixels of the longer side of the gray image under a map
+_DIGITS = 6  #: significant digits of a map's numbers; few enough to keep files readable
 
 Values = list[list[float]]  #: numbers of a map, row by row
 
@@ -25,7 +25,7 @@ def png(view: Tensor) -> str:
 
 
 def backdrop(view: Tensor) -> str:
-    """Return a small gray version of an image to draw under maps, small because a result has one per map."""
+    """Return a gray image to draw under maps, small because a result contains a copy for each map."""
     image = _image(view).convert("L")
     image.thumbnail((_BACKDROP_SIDE, _BACKDROP_SIDE))
     return _encoded(image)
@@ -64,7 +64,7 @@ def _encoded(image: Image.Image) -> str:
 
 
 def image_row(images: Iterable[ShownImage]) -> PictureRow:
-    """Return a first row with the images themselves."""
+    """Return the first row of a panel: the images, with their names as captions."""
     return PictureRow(name="", pictures=[Picture(caption=image.name, image=png(image.view)) for image in images])
 
 
@@ -79,7 +79,7 @@ def map_values(tensor: Tensor) -> Values:
 
 
 def check_finite(tensor: Tensor, what: str) -> None:
-    """Check that all values are finite; `what` is the start of the message, such as "the maps contain".
+    """Check that all values are finite; `what` starts the message, for example "the maps contain".
 
     Raises:
         RecordError: some values are NaN or infinite.
@@ -96,7 +96,7 @@ def cells(values: Values) -> Iterator[tuple[int, int, float]]:
 
 
 def head_maps(maps: Tensor, *, heads: bool) -> list[tuple[str, Tensor]]:
-    """Return the maps (H, ...) with the number of their head, or only their mean."""
+    """Return (head, map) for each of the maps (H, ...), or only ("mean", mean over heads)."""
     return [(str(head), each) for head, each in enumerate(maps)] if heads else [("mean", maps.mean(0))]
 
 
@@ -107,7 +107,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Table:
-    """Return a table; a column with strings contains text, any other numbers."""
+    """Return a table; columns that contain a string are text columns, all others are numeric."""
     listed = [list(row) for row in rows]
     text = [any(isinstance(cell, str) for cell in cells) for cells in zip(*listed, strict=True)]
     columns = [Column(name=name, kind="text" if each else "number") for name, each in zip(names, text, strict=True)]

@@ -1,4 +1,4 @@
-"""Predictions of models on labeled images, saved by their runs or computed."""
+"""Predictions of models on labeled images, read from their runs or computed."""
 
 from dataclasses import dataclass
 
@@ -29,10 +29,11 @@ def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions]
     """Return the predictions of all models on the same images, and a description of the images.
 
     If all models are runs with a saved predictions.npz, and the user did not choose other images, the files are read.
-    Otherwise the models are run on up to `limit` labeled images, choosing only among the classes of the data.
+    Otherwise the models are run on up to `limit` labeled images, and predict only the classes of the data.
 
     Raises:
-        UsageError: images do not have one label each, a model has other classes, or runs have different validation images.
+        UsageError: images do not have one label each, a model was not trained for the classes, or the validation images
+            of the runs differ.
         TrainingError: a file is damaged.
     """
     if not request.use_saved_predictions:
@@ -45,7 +46,7 @@ def predictions_of_all(request: AnalysisRequest) -> tuple[list[LabelPredictions]
         both = f"{name} and {request.names[0]}"
         if each.classes != first.classes:
             raise UsageError(
-                f"{both} were trained for different classes; use --data with labeled images of classes that both have"
+                f"{both} were trained for different classes; use --data with labeled images of classes that both models have"
             )
         if each.names != first.names or (each.target != first.target).any():
             raise UsageError(
@@ -65,7 +66,9 @@ def _saved(model: ModelHandle) -> LabelPredictions:
     except (OSError, ValueError) as error:
         raise TrainingError(f"{record.predictions}: cannot be read ({error}); repeat the run") from None
     if not {"target", "predicted"} <= arrays.keys() or "classes" not in record.facts:
-        raise UsageError(f"{model.name}: expected one label per image; its task has several labels, or none")
+        raise UsageError(
+            f"{model.name}: expected one label per image; its task has several labels or none; choose another run"
+        )
     return LabelPredictions(
         names=tuple(numbered_names(map(str, arrays["name"]))),
         target=arrays["target"].astype(np.int64),
@@ -81,7 +84,7 @@ def _predict(request: AnalysisRequest, model: ModelHandle) -> LabelPredictions:
             f"{images.source}: these images have no labels; use --data with labeled images (class folders, a table, ...)"
         )
     if images.labels.ndim != 1:
-        raise UsageError(f"{images.source}: expected one label per image; its images have several labels, or none")
+        raise UsageError(f"{images.source}: images have several labels; use --data with images of one label each")
     indices = images.sample(request.limit)
     predicted: list[np.ndarray] = []
     columns: list[int] | None = None
@@ -105,8 +108,8 @@ def _predict(request: AnalysisRequest, model: ModelHandle) -> LabelPredictions:
 def _columns(model: ModelHandle, images: ImageSet, outputs: int) -> list[int]:
     """Return the index of the model's output for each class of the data.
 
-    Classes are matched by name. A model without class names is assumed to have those of ImageNet if it has 1000 outputs, or
-    those of the data if it has as many outputs.
+    Classes are matched by name. A model without class names is assumed to have the classes of ImageNet if it has 1000
+    outputs, or the classes of the data if it has as many outputs.
     """
     known = model.classes
     if not known and outputs == CLASSES and set(images.classes) <= set(synsets()):

@@ -18,7 +18,7 @@ _HOOK_POINTS = ("attn.end", "mlp.end")
 _SHARES = (0.2, 0.3, 0.5, 0.99)  #: shares of the field, as in Ding et al.
 _CURVE = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 _LEAST = -4.0  #: lower limit of the color scale (log10)
-_BATCH = 8  #: largest batch size for gradients
+_BATCH = 8  #: largest batch size for computing gradients
 
 
 def receptive_field(
@@ -74,8 +74,9 @@ def pixel_gradient(
 def area_holding(field: Tensor, share: float) -> float:
     """Return the relative area of the smallest centered rectangle that contains `share` of the field.
 
-    The rectangle grows by a pixel at both ends of its longer side, and proportionally on the shorter one. Ding et al. (2022)
-    report the area for shares of 20%, 30%, 50% and 99%. It is large if distant pixels have as much effect as near ones.
+    The rectangle grows by a pixel at both ends of its longer side and proportionally along its shorter side. Ding et al.
+    (2022) report the area for shares of 20%, 30%, 50% and 99%. A large area means that distant pixels have about as much
+    effect as near pixels.
 
     Raises:
         UsageError: the field is 0 everywhere, or `share` is not between 0 and 1.
@@ -85,7 +86,9 @@ def area_holding(field: Tensor, share: float) -> float:
     field = field.double()
     total = float(field.sum())
     if total <= 0:
-        raise UsageError("the field is 0 everywhere: no pixel affects these features")
+        raise UsageError(
+            "the field is 0 everywhere: no pixel affects the features; choose other features or another place"
+        )
     longer = max(field.shape)
     for radius in range(longer):
         rows, columns = (
@@ -93,7 +96,7 @@ def area_holding(field: Tensor, share: float) -> float:
             for size, reach in ((size, radius * size // longer) for size in field.shape)
         )
         inside = field[rows, columns]
-        if float(inside.sum()) >= share * total * (1 - 1e-12):  # sums may round differently
+        if float(inside.sum()) >= share * total * (1 - 1e-12):  # the tolerance covers rounding of the two sums
             return inside.numel() / field.numel()
     return 1.0
 
@@ -119,7 +122,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
         total = total + len(images) * pixel_gradient(features, images).double().cpu()
         count += len(images)
     if not bool(total.isfinite().all()) or not bool((total > 0).any()):
-        raise RecordError(f"{site}: the gradient of its features is 0 or not finite")
+        raise RecordError(f"{site}: the gradient of its features is 0 or not finite; choose another layer with --sites")
     values = total / total.max()
     areas = {share: area_holding(values, share) for share in (*_SHARES, *_CURVE)}
     return _Field(site=site, hook_point=hook_point, values=values, areas=areas)

@@ -20,7 +20,7 @@ Measured: TypeAlias = list[tuple[int, str, T]]  #: index, name and measurement o
 
 
 class ShownImage(NamedTuple):
-    """One of the images that are shown one by one, prepared for a model."""
+    """An image to show individually, prepared for a model."""
 
     name: str
     view: Tensor  #: (C, H, W), uint8
@@ -32,15 +32,16 @@ class AnalysisRequest:
     """Models, images and options of an analysis."""
 
     models: tuple[ModelHandle, ...]
-    image_set: ImageSet | None = None  #: None: the analysis needs no images
-    baseline: int | None = None  #: index of the model that others are compared with, if any
+    image_set: ImageSet | None = None  #: None: no images were given
+    baseline: int | None = None  #: index of the model with which the others are compared, if any
     left_out: Mapping[str, str] = field(default_factory=dict)  #: requested models that could not be opened -> reason
     sites: str = "all"
-    limit: int = 500  #: largest number of images for means
-    shown: int = 4  #: largest number of images shown one by one
+    limit: int = 500  #: largest number of images to average over
+    shown: int = 4  #: largest number of images to show individually
     batch: int = 32
     heads: bool = False  #: show heads separately instead of their mean
-    latents: tuple[int, ...] = ()  #: indices of the latents to show; empty: a few, and all of the last layer
+    #: indices of the latents to show; empty: a few latents in each layer, and all latents in the last layer
+    latents: tuple[int, ...] = ()
     positions: tuple[tuple[int, int], ...] = ()  #: (row, column) of the filters to show; empty: nine default positions
     label_maps: Path | None = None  #: folder of label maps with a class index per pixel
     progress: Callable[[int], None] = lambda images: None  #: called with the number of images just processed
@@ -51,10 +52,10 @@ class AnalysisRequest:
 
     @property
     def images(self) -> ImageSet:
-        """The images.
+        """The image set.
 
         Raises:
-            UsageError: there are no images.
+            UsageError: no images were given.
         """
         if self.image_set is None:
             raise UsageError("no images; add --image FILE or --data SOURCE")
@@ -67,9 +68,9 @@ class AnalysisRequest:
         return not chosen and all(model.has_predictions for model in self.models)
 
     def batches(self, model: ModelHandle, *, least: int = 1) -> Iterator[Tensor]:
-        """Yield input batches of up to `limit` images, the same images for every model.
+        """Yield batches of inputs, in total up to `limit` images, which are the same for every model.
 
-        A last batch of fewer than `least` images is skipped.
+        A batch of fewer than `least` images is skipped.
         """
         indices = self.images.sample(self.limit)
         for start in range(0, len(indices), self.batch):
@@ -79,7 +80,7 @@ class AnalysisRequest:
             self.progress(len(part))
 
     def pictures(self, model: ModelHandle) -> Iterator[ShownImage]:
-        """Yield up to `shown` images, the same for every model."""
+        """Yield up to `shown` images, which are the same for every model."""
         for index in self.images.sample(self.shown):
             view = model.view(self.images.open(index))
             yield ShownImage(self.images.names[index], view, model.inputs([view]))
@@ -106,10 +107,10 @@ class Analysis:
     summary: str  #: one line
     source: str  #: papers: "CB, Figs. 3a and 5a"
     run: Callable[[AnalysisRequest], Content]
-    images: Literal["none", "shown", "many"] = "many"  #: none; a few, shown one by one; many, for means
-    models: tuple[int, int] = (1, 12)  #: smallest and largest number
-    runs_only: bool = False  #: needs runs: it reads their training metrics
-    #: compares predictions, saved by runs or made on labeled images; "shown": also shows some of the images
+    images: Literal["none", "shown", "many"] = "many"  #: "shown": a few, shown individually; "many": to average over
+    models: tuple[int, int] = (1, 12)  #: smallest and largest number of models
+    runs_only: bool = False  #: requires runs, whose training metrics the analysis reads
+    #: whether the analysis compares predictions, read from runs or computed; "shown": it also shows some of the images
     predictions: Literal["", "counted", "shown"] = ""
 
     def _count(self, noun: str) -> str:
@@ -125,14 +126,14 @@ class Analysis:
         return models + {"none": "", "shown": ", a few images", "many": ", images"}[self.images]
 
     def needs_images(self, *, saved: bool) -> bool:
-        """Return whether images are required, given whether predictions of all models are `saved`."""
+        """Return whether images are required; `saved`: whether all models have saved predictions."""
         return self.images != "none" and not (saved and self.predictions == "counted")
 
     def __call__(self, request: AnalysisRequest) -> AnalysisResult:
         """Run the analysis.
 
         Raises:
-            UsageError: there are too few or too many models, images are missing, or models are not runs.
+            UsageError: there are too few or too many models, images are missing, or a model is not a run as required.
             RecordError: no model can be analyzed; the message contains the reason for each.
         """
         if not self.models[0] <= len(request.models) <= self.models[1]:
@@ -175,12 +176,12 @@ def measure_models(
 
     Returns:
         measured: index, name and measurement of each model that could be measured.
-        left_out: by name, the reason for each model that could not be measured (with the type of error unless it is a
-            `RecordError`) and for each layer that `measure` added.
+        left_out: model that could not be measured, or layer that `measure` left out -> reason. Reasons of models start with
+            the type of the error unless it is a `RecordError`.
 
     Raises:
         RecordError: no model could be measured.
-        HostError, GraftSpecError: no model could be measured, all because of this kind of error.
+        HostError, GraftSpecError: no model could be measured, and all raised this type of error.
     """
     measured: Measured[T] = []
     errors: dict[str, AttngraftError] = {}

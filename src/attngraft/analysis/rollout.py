@@ -26,10 +26,10 @@ def rollout(maps: Iterable[Tensor], *, fuse: Fuse = "mean", residual: float = 0.
 
     Args:
         maps: map of each layer, (B, H, N, N), from first to last.
-        fuse: function that combines the heads.
+        fuse: how heads are combined: their "mean", "max" or "min".
         residual: weight of the skip connection.
-        discard: fraction of the entries of the fused map to set to 0, the smallest of each image, except those of the class
-            token.
+        discard: fraction of each image's entries of the fused map to set to 0, smallest first. Attention to the first
+            token (the class token) is kept.
 
     Raises:
         UsageError: there are no maps, or their sizes differ.
@@ -71,19 +71,20 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 def _rollout_on_map(recording: Recording, model: ModelHandle) -> Tensor:
     """Return the share of each patch in the class token, (rows, columns).
 
-    Without a class token, it is the share in the mean of all tokens.
+    In a model without a class token, return the share in the mean of all tokens.
     """
     if missing := sites_without_maps(recording, model):
         raise RecordError(
-            f"{', '.join(missing)}: no attention map, which rollout requires of all layers; choose layers with maps "
-            "with --sites"
+            f"{', '.join(missing)}: no attention map, but rollout requires maps of all layers; use --sites to choose "
+            "layers with maps"
         )
     sites = [site for site in recording if "weights" in recording.available(site)]
     maps = [recording[site]["weights"] for site in sites]
     for site, weights in zip(sites, maps, strict=True):
         if len(weights) != 1 or weights.shape[-1] != weights.shape[-2]:
             raise RecordError(
-                f"{site}: rollout requires attention among all tokens in each layer, without windows or other keys"
+                f"{site}: rollout requires self-attention among all tokens in each layer, without windows; choose "
+                "such layers with --sites"
             )
         if weights.shape[-1] != maps[0].shape[-1]:
             raise RecordError(

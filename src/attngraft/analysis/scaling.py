@@ -18,7 +18,7 @@ from attngraft.targets.handle import ModelHandle
 def _measure(
     request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
 ) -> dict[str, tuple[float | None, float]]:
-    """Return the ratio of quantiles and the mean by site, and by instance if a site has several."""
+    """Return the scale's ratio of quantiles and its mean by site (and instance, if a site has several)."""
     host = host_of(model)
     scales = []
     for path, _, instance, graft in grafted(host.core):
@@ -26,7 +26,9 @@ def _measure(
         if isinstance(scale, Tensor) and instance.startswith("cb_s"):
             scales.append((host.adapter.canonical(path), instance, scale))
     if not scales:
-        raise RecordError("the model has no cb_s, whose learned scale this analysis shows; graft cb_s and train it")
+        raise RecordError(
+            "the model has no cb_s graft, whose learned scale this analysis shows; graft cb_s and train the model"
+        )
     count = Counter(path for path, _, _ in scales)
     found = {}
     for path, instance, scale in scales:

@@ -40,7 +40,7 @@ class SegmentationMasks:
         Labels are resized (nearest neighbor) and cropped like the model's images.
 
         Raises:
-            DataError: an image has no label map, or one of another size; the message contains the file.
+            DataError: an image's label map is missing, cannot be read, or has another size; the message contains the file.
         """
         labels = torch.stack([self._labels(index, model) for index in indices])
         return adaptive_avg_pool2d(boundary(labels, radius=RADIUS).float(), size)
@@ -62,13 +62,13 @@ class SegmentationMasks:
         width, height = self._images.open(index).size
         if labels.shape != (height, width):
             raise DataError(
-                f"{file}: has {labels.shape[1]} x {labels.shape[0]} labels for an image of {width} x {height} pixels; the "
-                "sizes must be the same"
+                f"{file}: has {labels.shape[1]} x {labels.shape[0]} labels for an image of {width} x {height} pixels; save "
+                "the label map in the size of the image"
             )
         host = model.preparation.host
         transforms = eval_transform(host, crop_pct=host.crop_pct, interpolation="nearest").transforms
         image = Image.fromarray(labels.astype(np.int32))
-        for transform in transforms[:-1]:  # the last one converts to a tensor
+        for transform in transforms[:-1]:  # the last transform converts to a tensor
             image = transform(image)
         return torch.from_numpy(np.array(image))
 
@@ -80,4 +80,4 @@ class SegmentationMasks:
             if file.is_file():
                 return file
         other = f" (nor {by_stem})" if unique and by_stem != by_path else ""
-        raise DataError(f"{by_path}: label map of {name} not found{other}; each image must have one")
+        raise DataError(f"{by_path}: label map of {name} not found{other}; add a label map for each image")

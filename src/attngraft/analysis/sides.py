@@ -30,7 +30,7 @@ class ClassDifference(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """Indices of gained and lost images, in the order of the images, and differences by class."""
+    """Indices of gained and lost images in image order, and differences by class."""
 
     gained: NDArray[np.intp]  #: wrong with the first model, correct with the second
     lost: NDArray[np.intp]  #: correct with the first model, wrong with the second
@@ -40,7 +40,7 @@ class Sides(NamedTuple):
 def changed_sides(
     first: NDArray[np.bool_], second: NDArray[np.bool_], *, labels: NDArray[np.integer], names: Sequence[str]
 ) -> Sides:
-    """Compare the images that two models classify correctly.
+    """Find images that only one of two models classifies correctly, and compare accuracy by class.
 
     Args:
         first: whether the first model's prediction is correct, for each image, (N,).
@@ -113,7 +113,7 @@ def run(request: AnalysisRequest) -> Content:
 def _pictures(
     request: AnalysisRequest, first: LabelPredictions, second: LabelPredictions, sides: Sides
 ) -> list[Pictures]:
-    """Return examples of gained and lost images; empty if the saved predictions are for other images."""
+    """Return examples of gained and lost images; empty if the image set lacks a predicted image."""
     by_name = {} if request.image_set is None else {name: i for i, name in enumerate(request.image_set.names)}
     if any(name not in by_name for name in first.names):
         return []
@@ -124,7 +124,7 @@ def _pictures(
         pictures = []
         for index in indices[np.linspace(0, len(indices) - 1, min(_MOST, len(indices))).round().astype(int)]:
             if request.use_saved_predictions:
-                request.progress(1)  # otherwise counted when the models processed it
+                request.progress(1)  # otherwise, images are counted when the models process them
             image = request.images.open(by_name[first.names[index]])
             predicted = (first.classes[each.predicted[index]] for each in (first, second))
             pictures.append(Picture(caption=" / ".join(predicted), image=png(request.models[0].view(image))))

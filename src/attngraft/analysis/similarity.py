@@ -13,10 +13,10 @@ from attngraft.analysis.tensors import recorded
 from attngraft.errors import UsageError
 from attngraft.results.analysis import Grid
 
-#: a layer's HSIC with itself below this fraction of its kernel's size is a rounding error (float64, float32 features)
+#: HSIC(K, K) below this fraction of its value without centering is a rounding error (float64, float32 features)
 _ROUNDING = 1e-13
 
-_LEAST = 4  #: smallest number of images for the unbiased estimate
+_LEAST = 4  #: smallest number of images in a batch for the unbiased estimate
 
 _UNEQUAL = "CKA requires features of the same images for all layers, with at least four images per batch"
 
@@ -47,7 +47,7 @@ class CentredKernelAlignment:
     def __init__(self) -> None:
         self.first: tuple[str, ...] = ()
         self.second: tuple[str, ...] = ()
-        #: sums over batches of HSIC between both models, of each with itself, and of the latter without centering
+        #: sums over batches: HSIC(K, L), HSIC(K, K), HSIC(L, L), then HSIC(K, K) and HSIC(L, L) without centering
         self._sums: tuple[Tensor, ...] | None = None
 
     def add(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> None:
@@ -62,7 +62,7 @@ class CentredKernelAlignment:
             raise UsageError(_UNEQUAL)
         names = tuple(first), tuple(second)
         if self._sums is not None and names != (self.first, self.second):
-            raise UsageError("the layers differ from those of the previous batch")
+            raise UsageError("the layers differ from the previous batch; add the same layers for every batch")
         self.first, self.second = names
         both = torch.stack([_hsic(kernel, b) for kernel in a])
         batch = both, _hsic(a, a), _hsic(b, b), _uncentered(a), _uncentered(b)
@@ -72,7 +72,7 @@ class CentredKernelAlignment:
     def matrix(self) -> Tensor:
         """Return CKA, (layers of the first model, layers of the second), in float64.
 
-        It is NaN for a layer with the same features for all images, whose HSIC with itself is 0 up to rounding.
+        Entries are NaN for a layer with the same features for all images, since HSIC(K, K) is 0 up to rounding.
 
         Raises:
             UsageError: nothing was added.
@@ -120,7 +120,7 @@ def run(request: AnalysisRequest) -> Content:
     if not batches:
         raise UsageError(
             f"cka: requires at least {_LEAST} images in a batch, got {min(len(request.images), request.limit)} images with "
-            f"--batch {request.batch}"
+            f"--batch {request.batch}; use more images or a larger batch"
         )
     matrix = alignment.matrix().clamp(0, 1)
     values = [[None if math.isnan(each) else each for each in row] for row in matrix.tolist()]

@@ -65,7 +65,7 @@ def structural_similarity(
         SSIM = (2 m_x m_y + c1) (2 s_xy + c2) / ((m_x^2 + m_y^2 + c1) (s_x^2 + s_y^2 + c2))
 
     with means m and (co)variances s weighted by a Gaussian window, c1 = (0.01 R)^2 and c2 = (0.03 R)^2. Pictures are
-    mirrored at the border. The mean over pixels is the index of the paper. BiSA shows the dissimilarity (1 - SSIM) / 2.
+    mirrored at the border. Wang et al.'s index is the mean over pixels. BiSA shows the dissimilarity (1 - SSIM) / 2.
 
     Args:
         sigma: standard deviation of the window in pixels.
@@ -93,7 +93,7 @@ def structural_similarity(
 def gradient(picture: Tensor) -> Tensor:
     """Return the gradient magnitude at every pixel of pictures (B, rows, columns), from Sobel filters.
 
-    It is 1 for a ramp of 1 per pixel. The border is padded by replication.
+    A ramp of 1 per pixel has magnitude 1. The border is padded by replication.
     """
     across = picture.new_tensor([[-1, 0, 1], [-2, 0, 2], [-1, 0, 1]]) / 8
     padded = F.pad(picture.unsqueeze(1), (1, 1, 1, 1), mode="replicate")
@@ -104,7 +104,7 @@ class Sharpness(NamedTuple):
     """Sharpness measures of pictures, one value per image (B,)."""
 
     mean: Tensor  #: mean gradient magnitude
-    at_boundaries: Tensor  #: mean at boundaries / mean elsewhere; above 1, edges of the picture lie on boundaries
+    at_boundaries: Tensor  #: mean magnitude at boundaries / elsewhere; above 1 if edges lie on boundaries
     correlation: Tensor  #: correlation of the gradient magnitude with the boundary, over all pixels
 
 
@@ -115,7 +115,7 @@ def sharpness(picture: Tensor, boundary: Tensor) -> Sharpness:
         picture: pictures, for example from `pictures`.
         boundary: degree from 0 to 1 to which each pixel is a boundary, (B, rows, columns), from labels
             (`tasks.images.boundaries.boundary`) or from the image's edges (`gradient`, scaled to a maximum of 1). If all
-            pixels or none are boundaries, the comparison is NaN.
+            pixels or none are boundaries, `at_boundaries` and `correlation` are NaN.
 
     Raises:
         UsageError: the shapes differ; resize the boundaries to the picture first.
@@ -146,7 +146,7 @@ class _Comparison:
 
     pictures: PicturePair
     dissimilarity: Tensor
-    measures: Tensor  #: mean dissimilarity and the values of `sharpness` by image and model, (B, 2, 4)
+    measures: Tensor  #: mean dissimilarity, then the values of `sharpness`, by image and model, (B, 2, 4)
 
 
 def run(request: AnalysisRequest) -> Content:
@@ -196,7 +196,7 @@ def run(request: AnalysisRequest) -> Content:
 
 
 def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
-    """Return the first attention layer with a map that both models have, or the first of each."""
+    """Return the first attention layer that has a map in both models, or else the first in each model."""
     first, second = (_maps_by_site(request, model) for model in request.models)
     common = next((site for site in first if site in second), None)
     pair = (common, common) if common is not None else (next(iter(first)), next(iter(second)))
@@ -211,7 +211,7 @@ def _common_sites(request: AnalysisRequest) -> tuple[str, str]:
 
 
 def _maps_by_site(request: AnalysisRequest, model: ModelHandle) -> Mapping[str, tuple[int, ...]]:
-    """Return the shapes of the maps that attention layers output, in the order of execution."""
+    """Return the shape of each attention layer's output map by site, in the order of execution."""
     missing = f"{model.name}: no chosen attention layer has a map of the image"
     find_tensors(request, model, (_HOOK_POINT,), missing=f"{missing}: none has a recorded output")
     recording = recorded(model, next(request.pictures(model)).inputs, _HOOK_POINT, sites=request.sites)

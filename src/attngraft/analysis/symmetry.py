@@ -30,7 +30,7 @@ class Symmetry(NamedTuple):
     """Symmetry of one layer by head (H,), averaged over images and latents, and by image and head (B, H)."""
 
     correlation: Tensor  #: correlation of a latent's attention to the tokens with the tokens' attention to the latent
-    agreement: Tensor  #: share of a latent's k most attended tokens that are among the k that attend to it most
+    agreement: Tensor  #: share of a latent's k most attended tokens among the k tokens that attend to the latent most
     chance: float  #: agreement of unrelated maps, k / N
     correlation_by_image: Tensor
     agreement_by_image: Tensor
@@ -39,16 +39,16 @@ class Symmetry(NamedTuple):
 def symmetry(latents_to_tokens: Tensor, tokens_to_latents: Tensor, *, k: int | None = None) -> Symmetry:
     """Compute the Pearson correlation and top-k agreement of the two directions of a layer.
 
-    Bi-directional attention computes both directions from one score matrix, and the sequential model from two, so agreement
-    beyond `chance` in the latter is learned. Agreement is the expected value if ties are broken at random.
+    Bi-directional attention computes both directions from one score matrix. The sequential model uses two, so its agreement
+    beyond `chance` is learned. Ties are broken at random, and the agreement is the expected value.
 
     Args:
         latents_to_tokens: (B, H, M, N), rows sum to 1.
         tokens_to_latents: (B, H, N, M), rows sum to 1.
-        k: number of tokens; default: a tenth of them.
+        k: number of most attended tokens to compare; default: N // 10, at least 1.
 
     Raises:
-        UsageError: the shapes do not match.
+        UsageError: the shapes do not match, or `k` is not between 1 and N.
     """
     second = tokens_to_latents.transpose(-2, -1)
     if second.shape != latents_to_tokens.shape:
@@ -101,11 +101,11 @@ class _Measure:
         )
 
 
-_Layer = tuple[float, dict[str, _Measure]]  #: chance level of the agreement, and measures by name
+_Layer = tuple[float, dict[str, _Measure]]  #: chance level of the agreement, and "correlation" and "agreement"
 
 
 def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, _Layer]:
-    """Return chance level and measures by site."""
+    """Return the chance level and the measures of each site."""
     names = find_tensors(request, model, _DIRECTIONS, missing=_NONE)
     if {name for each in names.values() for name in each} != set(_DIRECTIONS):
         raise RecordError(_NONE)
@@ -129,9 +129,9 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 
 
 def _pairs(recording: Recording) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield the site and the two maps, latents to tokens and tokens to latents, of each layer that has both.
+    """Yield the site and both maps of each layer that has both directions.
 
-    If latents and tokens attend in turn, the two maps belong to two sites of one block, and the first site is yielded.
+    In the sequential model, the two directions are separate sites of a block; the site with `latents_to_tokens` is yielded.
     """
     for site in recording:
         if _DIRECTIONS[0] not in recording[site]:

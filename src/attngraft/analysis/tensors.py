@@ -14,7 +14,7 @@ from attngraft.targets.handle import ModelHandle
 
 
 def host_of(model: ModelHandle) -> Host:
-    """Return the host adapter of a model.
+    """Return the host of a model: its adapter and sites.
 
     Raises:
         HostError: no adapter supports the model.
@@ -34,10 +34,10 @@ def recorded(
 def find_tensors(
     request: AnalysisRequest, model: ModelHandle, names: Collection[str], *, missing: str, inputs: Tensor | None = None
 ) -> dict[str, list[str]]:
-    """Return the tensors with one of these names at each chosen site, in the host's order.
+    """Return the full names of tensors called one of `names` at each chosen site, in the host's order.
 
-    The returned names include the prefix of a graft, as in `elsa.ghost_add`. The model is run once, on `inputs` or on the
-    first image, and no tensors are stored.
+    Full names include the prefix of a graft, as in `elsa.ghost_add`. The model is run once, on `inputs` or on the first
+    image, and no tensors are stored.
 
     Raises:
         RecordError: no site has such a tensor; the message is `missing`.

@@ -1,1 +1,1 @@
-"""Benchmarks of attention operations: checked outputs, result files, scaling with tokens."""
+"""Benchmarks of attention operations: output checks, result files, scaling with the number of tokens."""

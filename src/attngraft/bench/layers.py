@@ -21,14 +21,14 @@ class BenchLayer:
 
     title: str
     stack: Callable[[int], nn.Module]  #: number of layers -> stack
-    inputs: Callable[[int], tuple[Tensor, ...]]  #: number of tokens -> inputs of the stack, a batch of one
+    inputs: Callable[[int], tuple[Tensor, ...]]  #: number of tokens -> inputs of the stack, with batch size 1
     checked: int = 1024  #: maximum number of tokens for the check of outputs
 
 
 class BiXTStack(nn.Module):
-    """Complete layers of BiXT.
+    """Stack of complete BiXT layers.
 
-    A layer is cross-attention with projections and both feed-forward networks, then a latent block.
+    Each layer is cross-attention with projections and both feed-forward networks, then a latent block.
     """
 
     def __init__(self, depth: int) -> None:
@@ -66,7 +66,7 @@ def latents_and_tokens(count: int) -> tuple[Tensor, ...]:
 
 #: name -> kind of layer; to benchmark another mechanism, add a line here and a command in `cli/bench.py`
 LAYERS: Mapping[str, BenchLayer] = {
-    "bixt": BenchLayer(  # enough tokens to take the same code path as a million
+    "bixt": BenchLayer(  # enough tokens to take the same code path as a million tokens
         title="BiXT layer", stack=BiXTStack, inputs=latents_and_tokens, checked=2**15
     ),
     "vit": BenchLayer(title="ViT block, fused attention", stack=vit, inputs=tokens_alone),

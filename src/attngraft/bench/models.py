@@ -32,13 +32,13 @@ PAIRS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCost:
-    """Costs of the forward pass of one model in float32: of all programs of its task, once each."""
+    """Costs of one model's forward pass in float32, which runs each program of its task once."""
 
     name: str
     inputs: Sequence[Sequence[int]]  #: shapes of the tensors in a batch
     examples_per_second: float  #: median
-    time_ratio: Interval | None  #: time over that of the first model, in interleaved pairs; None for the first
-    peak_memory_bytes: int  #: weights, batch, and what the forward pass allocates
+    time_ratio: Interval | None  #: time divided by the first model's, in interleaved pairs; None for the first model
+    peak_memory_bytes: int  #: bytes of the weights, the batch, and the allocations of the forward pass
     macs: int  #: multiply-adds per example
     parameters: int
 
@@ -57,7 +57,7 @@ class ModelCosts:
 def open_programs(where: str, host: HostOptions, *, trust_code: bool = False) -> tuple[nn.Module, Codec]:
     """Open a model to time: a run, an exported folder, a host, or a file of weights that names its host.
 
-    Unlike `targets.judged.open_target` it accepts hosts with random weights, whose cost is the same.
+    Unlike `targets.judged.open_target` it accepts hosts with random weights, since weights do not affect the cost.
 
     Raises:
         UsageError: there is no such model, or the input of the host is neither images nor texts.
@@ -75,12 +75,14 @@ def open_programs(where: str, host: HostOptions, *, trust_code: bool = False) ->
     with trusting(name if kind == "host" else None, every=trust_code):
         config, _ = host_config(name, options)
         if name.startswith(SCHEME):
-            refuse_untrusted(name)  # create_model trusts its caller
+            refuse_untrusted(name)  # create_model does not check whether the code is trusted
         model = create_model(name, pretrained=config.pretrained, weights=config.weights, **config.args)
         shown = host_input(name, config.args)
     takes = shown.get("kind", "images")
     if takes not in ("images", "text"):
-        raise UsageError(f"{where}: takes {takes}, which only its task can make; give its run, or an exported folder")
+        raise UsageError(
+            f"{where}: inputs of kind {takes} can only be created by a task; pass a run or an exported folder"
+        )
     shown = {"size": shown["input_size"]} if takes == "images" else shown
     return model, Serving(kind=takes, input=shown, activation="none", classes=())
 
@@ -98,9 +100,9 @@ def measure_models(
     Args:
         opened: models with their codecs, by name.
         batch_size: examples in a batch.
-        tokens: length of texts, at most what the model takes.
-        threads: CPU threads; None: torch's own choice.
-        pairs: timed passes of each model.
+        tokens: length of texts in tokens, reduced to the model's maximum.
+        threads: number of CPU threads; None: PyTorch's default.
+        pairs: number of timed passes of each model.
 
     Raises:
         UsageError: a forward pass failed.
@@ -121,7 +123,7 @@ def measure_models(
                 macs = sum(count_macs(part.module, *part.args, **part.kwargs) for part in single)
             except (TypeError, ValueError, RuntimeError) as error:
                 shapes = ", ".join(str(tuple(each.shape)) for each in tensors)
-                raise UsageError(f"{name}: its forward pass on inputs of shape {shapes} failed: {error}") from error
+                raise UsageError(f"{name}: the forward pass on inputs of shape {shapes} failed: {error}") from error
             measured[name] = {
                 "inputs": [list(each.shape) for each in tensors],
                 "peak_memory_bytes": peak,
@@ -146,7 +148,7 @@ def measure_models(
 def _programs(model: nn.Module, codec: Codec, batch_size: int, tokens: int, device: torch.device) -> list[Program]:
     """Return the task's programs with random inputs on the device."""
     programs: Iterable[Program] = codec.programs(model, batch_size=batch_size).values()
-    if isinstance(codec, Serving) and codec.kind == "text":  # its own example inputs are short
+    if isinstance(codec, Serving) and codec.kind == "text":  # its example texts are shorter
         shape = (batch_size, min(tokens, codec.input["max_length"] or tokens))
         programs = [Program(module=model, args=(torch.randint(codec.input["vocab_size"], shape),))]
     moved = [(part.module.eval(), send_to_device((part.args, dict(part.kwargs)), device)) for part in programs]

@@ -1,12 +1,12 @@
 """Measurement of one layer at one number of tokens, in a separate process.
 
-`measure_size` starts the process, which checks the layer's outputs against the reference backend, creates the inputs
-and calls the layer once: memory is the growth of resident memory up to the peak of that call, without inputs and
-weights. Then it times further calls. A new process has no memory left over from an earlier size.
+`measure_size` starts the process. The process checks the layer's outputs against the reference backend, creates the inputs
+and calls the layer once. The memory result is the growth of resident memory to the peak of that call, without inputs and
+weights. Further calls are then timed. A new process has no memory left over from an earlier size.
 
-Memory is limited by `RLIMIT_AS`, the growth of the address space, counted from before the inputs are created. If that limit
-is not supported (Windows, macOS) or not set, the system ends processes that need too much. Time is limited by the
-process's own clock, from the same moment.
+`RLIMIT_AS` limits the growth of the address space from before the inputs are created. Where this limit is not supported
+(Windows, macOS) or not set, the system ends processes that need too much memory. A timer in the process, started at the
+same moment, limits the time.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ Outcome = Literal["measured", "too slow", "out of memory", "failed"]
 
 
 class MeasuringError(AttngraftError):
-    """A measurement failed, except for lack of time or memory."""
+    """A measurement failed for a reason other than a lack of time or memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """Settings of the measured call; results can be joined only if these are equal."""
+    """Settings of the measured call; a sweep can be resumed only with equal settings."""
 
     depth: int
     backward: bool
@@ -51,9 +51,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeTask(Call):
-    """Measurement to be made by one process."""
+    """Measurement to make in one process."""
 
-    layer: str  #: a name of `LAYERS`
+    layer: str  #: a key of `LAYERS`
     tokens: int
     seconds: float  #: time limit
     memory: int | None  #: memory limit in bytes
@@ -61,7 +61,7 @@ class SizeTask(Call):
 
 @dataclass(frozen=True, kw_only=True)
 class SizeResult:
-    """Result of one process."""
+    """Result of the measurement in one process."""
 
     outcome: Outcome
     seconds: tuple[float, ...] = ()  #: seconds of each timed call, or of the first call if there was no time for more
@@ -70,10 +70,10 @@ class SizeResult:
 
 
 def measure_size(task: SizeTask) -> SizeResult:
-    """Run a measurement in a new process, which ends on interruption.
+    """Run a measurement in a new process, which is also ended if this process is interrupted.
 
     Raises:
-        MeasuringError: outputs differ from the reference, or the process failed; includes the message of the process.
+        MeasuringError: outputs differ from the reference, or the process failed; the message includes the process's error.
     """
     command = [sys.executable, "-m", __name__, json.dumps(dataclasses.asdict(task))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -82,7 +82,7 @@ def measure_size(task: SizeTask) -> SizeResult:
         return SizeResult(outcome="out of memory")
     if done.returncode != 0 or not done.stdout:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise MeasuringError(f"{what}: its process failed: {last}")
+        raise MeasuringError(f"{what}: the process failed: {last}")
     found = json.loads(done.stdout.splitlines()[-1])
     result = SizeResult(**{**found, "seconds": tuple(found["seconds"])})
     if result.outcome == "failed":
@@ -136,12 +136,12 @@ class _Answer:
         result = {"outcome": outcome, "seconds": seconds, "memory": self.memory, "message": message}
         try:
             print(json.dumps(result), flush=True)  # noqa: T201
-        finally:  # also if there is no memory for the message, since nothing else ends the process
+        finally:  # also if printing runs out of memory, since nothing else ends the process
             os._exit(0)
 
 
 def _check(task: SizeTask, stack: torch.nn.Module) -> None:
-    """Check outputs, which also warms up libraries and threads, so that their memory is not counted."""
+    """Check the outputs; this also warms up libraries and threads, so that their memory is not counted."""
     inputs = LAYERS[task.layer].inputs(min(task.tokens, LAYERS[task.layer].checked))
     with torch.no_grad():
         with reference_backend():
@@ -164,7 +164,7 @@ def _work(task: SizeTask, stack: torch.nn.Module) -> Callable[[], object]:
 
 
 def _backward(stack: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Callable[[], object]:
-    """Return a function that runs forward and backward, for the sum of all outputs."""
+    """Return a function that runs the forward pass, and the backward pass of the sum of all outputs."""
     wanted = [*(tensor.requires_grad_() for tensor in inputs), *stack.parameters()]
 
     def work() -> None:

@@ -42,7 +42,7 @@ def check_outputs(candidate: Any, reference: Any, *, what: str, rtol: float = 1e
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One line: a ratio or a duration with its 95% interval, and its bar (upper limit)."""
+    """One line of a result: a ratio or a duration with its 95% interval, and its bar (upper limit)."""
 
     name: str
     unit: Literal["ratio", "seconds"]
@@ -58,11 +58,11 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """One run of one benchmark."""
+    """Result of one run of a benchmark."""
 
     title: str
     command: str
-    environment: Mapping[str, Any]  #: versions, commit, device, threads, start
+    environment: Mapping[str, Any]  #: versions, commit, device, threads, start time
     load: list[float]  #: load averages over 1, 5 and 15 minutes at the start; near 0 on a quiet machine
     settings: Mapping[str, Any]  #: options of the command
     measurements: tuple[Measurement, ...]
@@ -103,7 +103,7 @@ class Setting:
 
 
 def measured_once(name: str, value: float, *, bar: float) -> Measurement:
-    """Return a line for a deterministic ratio."""
+    """Return a line of the result for a deterministic ratio, measured once."""
     return Measurement(
         name=name, unit="ratio", value=value, low=value, high=value, bar=bar, passed=value <= bar, samples=1
     )
@@ -130,7 +130,7 @@ def write_result(result: Any, path: Path) -> None:
 
 
 def read_benchmark(path: Path, kind: type[ResultT], *, remedy: str = "measure again with this version") -> ResultT:
-    """Read a result of the dataclass `kind`, as `write_result` writes it.
+    """Read a result of the dataclass `kind` that `write_result` wrote.
 
     Raises:
         ConfigError: the file is not JSON, has unknown or missing fields, or an unknown format.

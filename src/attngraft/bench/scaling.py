@@ -24,8 +24,8 @@ from attngraft.timing.paired import median_interval
 
 #: grids of 14, 28, 56, 112, 224, 448 and 1,024 tokens a side
 SIZES = (196, 784, 3136, 12544, 50176, 200704, 1048576)
-FIT_FROM = 3136  #: minimum size of the fit; below it, the constant cost of a call dominates
-FREE_SHARE = 0.8  #: share of free memory that is the default limit
+FIT_FROM = 3136  #: smallest number of tokens in the fit; below, the constant cost of a call dominates
+FREE_SHARE = 0.8  #: default memory limit, as a share of the free memory
 TOLERANCE = 0.1  #: maximum difference between an exponent and its bar
 
 
@@ -61,7 +61,7 @@ class Exponent:
 
     @property
     def passed(self) -> bool:
-        """Whether the exponent, not only its interval, is within `TOLERANCE` of its bar."""
+        """Whether the exponent itself, not only its interval, is within `TOLERANCE` of the bar."""
         return self.bar is None or abs(self.value - self.bar) <= TOLERANCE
 
 
@@ -82,7 +82,7 @@ class Limits:
     """Limits for the measurement of one size."""
 
     seconds: float
-    memory: int | None  #: bytes; None: `FREE_SHARE` of the memory that is free at the start of a size
+    memory: int | None  #: bytes; None: `FREE_SHARE` of the memory that is free before the size is measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class ScalingResult:
     call: Call
     limits: Limits
     curves: tuple[Curve, ...]
-    bars: Mapping[str, float]  #: layer -> expected exponent of both of its curves
+    bars: Mapping[str, float]  #: layer -> expected exponent of time and of memory
     format: int = FORMAT
 
     @property
@@ -128,9 +128,9 @@ def begin(
 
 
 def resumed(result: ScalingResult, known: ScalingResult, *, path: Path) -> ScalingResult:
-    """Copy the measurements of `known` (from `path`) to the empty `result`.
+    """Return the empty `result` with the measurements of `known`, which were read from `path`.
 
-    Ended curves continue if the limits differ.
+    If the limits differ, curves that had ended can continue.
 
     Raises:
         UsageError: `known` was measured with another call, machine or version; the message contains the difference.
@@ -154,7 +154,7 @@ def resumed(result: ScalingResult, known: ScalingResult, *, path: Path) -> Scali
 def _machine(result: ScalingResult) -> dict[str, str]:
     """Return the entries of the environment that affect times.
 
-    Uncommitted changes (`+` at the commit) are ignored: a tracked result file is such a change itself.
+    The `+` that marks uncommitted changes is ignored, since writing a tracked result file is already such a change.
     """
     environment = result.environment
     named = {name: str(environment.get(name)) for name in ("device_name", "attngraft", "commit")}
@@ -174,11 +174,11 @@ def sweep(
     """Add the missing measurements of `layers` and `sizes` to `result`, in order of increasing size.
 
     Args:
-        starting: called with the layer's title and the size before each size, even if it is already measured.
+        starting: called with the layer's title and the number of tokens before each measurement, even if it is already done.
         done: called with the result after each new point or end.
 
     Raises:
-        MeasuringError: a measurement failed, except for lack of time or memory.
+        MeasuringError: a measurement failed for a reason other than a lack of time or memory.
     """
     wanted = list(layers)
     for tokens in sorted(set(sizes)):
@@ -201,7 +201,7 @@ def _task(layer: str, tokens: int, result: ScalingResult) -> SizeTask:
 
 
 def _extended(curve: Curve, task: SizeTask, result: SizeResult, *, bar: float | None) -> Curve:
-    """Return the curve extended by the result of one more size: a point, or the reason why it ends."""
+    """Return the curve extended by the result of one more size: a point, or the end with its reason."""
     if result.outcome == "too slow":
         return replace(curve, end=End(tokens=task.tokens, reason=f"over {task.seconds:g} s"))
     if result.outcome == "out of memory":
@@ -222,7 +222,7 @@ def _extended(curve: Curve, task: SizeTask, result: SizeResult, *, bar: float | 
 def exponent(points: Sequence[tuple[int, float]], *, bar: float | None = None) -> Exponent | None:
     """Fit the exponent of a quantity over sizes of at least `FIT_FROM` tokens.
 
-    It is None for fewer than three sizes.
+    Returns None for fewer than three sizes.
     """
     fitted = [(math.log(tokens), math.log(value)) for tokens, value in points if tokens >= FIT_FROM]
     if len(fitted) < 3:

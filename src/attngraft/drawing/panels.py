@@ -32,7 +32,8 @@ _PIXELS = 180  #: smallest length of a picture's longer side in pixels, so that 
 def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:
     """Draw a result as light and dark PNG and SVG files; return their contents by name.
 
-    Up to four consecutive panels share a sheet; each panel of pictures has its own. Further sheets are named `<name>-2`, ...
+    Up to four consecutive panels share a sheet; each panel of pictures is on a separate sheet. Sheets after the first are
+    named `<name>-2`, ...
     """
     sheets: list[list[Panel]] = []
     for panel in result.panels:
@@ -99,7 +100,7 @@ def _plot(panel: Curves | Boxes, name: str, alt: str, draw: partial[None], *, le
 
 
 def _model_color(result: AnalysisResult, theme: Theme, subject: int) -> str:
-    """Return gray for the baseline, and the colors of a study's variants for the other models."""
+    """Return a model's color as in figures of studies: gray for the baseline, otherwise by index."""
     if subject == result.baseline:
         return theme.baseline
     index = subject - (result.baseline is not None and subject > result.baseline)
@@ -232,9 +233,9 @@ def _draw_pictures(axes: Axes, theme: Theme, *, panel: Pictures) -> None:
 
 
 def pixels(picture: Picture, panel: Pictures) -> np.ndarray:
-    """Return a picture as uint8, (rows, columns, 3).
+    """Render a picture as RGB pixels, uint8, (rows, columns, 3).
 
-    It is the image, the map in colors, or the map over the gray image.
+    The result is the image, the map in colors, or the map in colors over the gray image.
     """
     image = None
     if picture.image is not None:
@@ -259,7 +260,7 @@ def colormap(*, diverging: bool) -> Colormap:
 
 
 def color_limits(cells: np.ndarray, low: float | None, high: float | None, *, diverging: bool) -> tuple[float, float]:
-    """Return the values at the ends of the color map; missing limits are the extremes of the finite cells."""
+    """Return the values at the ends of the color map, by default the extremes of the finite cells."""
     finite = cells[np.isfinite(cells)]
     least, most = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     low, high = least if low is None else low, most if high is None else high

@@ -15,8 +15,8 @@ from attngraft.results.sections import Matrix, Reliability
 from attngraft.results.wording import plural, shorten, shown
 
 LEVELS = 12  #: number of shades of a matrix
-_CELL = 0.125  #: inches; coordinates in points become integers, which keeps pages with a hundred matrices small
-_LABEL = 16  #: largest number of characters of a row's name
+_CELL = 0.125  #: side of a cell in inches; 9 points, since integer coordinates keep pages with many matrices small
+_LABEL = 16  #: largest number of characters of a row's or column's name
 
 
 def reliability_files(found: Reliability, *, title: str) -> dict[str, bytes]:
@@ -31,7 +31,7 @@ def reliability_drawing(
 ) -> Drawing:
     """Return a reliability diagram: accuracy against confidence, with bin counts below.
 
-    The baseline is a thin line.
+    The baseline is drawn as a thin line.
 
     Args:
         found: the variant's bins.
@@ -84,7 +84,7 @@ def _draw_reliability(
 def matrix_drawing(matrix: Matrix, *, alt: str, name: str) -> Drawing:
     """Return a large matrix drawn as shades.
 
-    A shade is the square root of the cell's share of its row, so that rare cells are visible.
+    The shade of a cell is the square root of its share of the row, so that small counts are visible.
     """
     left, top = (
         _CELL * math.ceil((0.2 + 0.068 * max((len(shorten(each, _LABEL)) for each in names), default=0)) / _CELL)
@@ -113,7 +113,7 @@ def _draw_matrix(axes: Axes, theme: Theme, *, matrix: Matrix) -> None:
         axes.text(x + 0.5, -0.3, shorten(name, _LABEL), rotation=90, ha="center", va="bottom", **text)
     for y, name in enumerate(matrix.rows):
         axes.text(-0.3, y + 0.5, shorten(name, _LABEL), ha="right", va="center", **text)
-    # one path per level, with a stroke, one cell wide, for each run of neighboring cells of that level
+    # one path per level; each run of neighboring cells of this level in a row is a stroke, one cell wide
     strokes: dict[int, list[tuple[float, float]]] = {}
     for y, row in enumerate(matrix.counts):
         total = sum(row) or 1

@@ -27,12 +27,12 @@ from attngraft.results.wording import minus
 
 TEXT_SIZE = 9.0  #: points
 LINE_HEIGHT = 12.5  #: points between the baselines of stacked labels
-STEPS = (1, 2, 5, 10)  #: round distances between ticks
+STEPS = (1, 2, 5, 10)  #: distances between ticks, times a power of ten
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """One panel of a figure: size in inches including all margins, drawing function, and text alternative."""
+    """One panel of a figure: size in inches with all margins, drawing function, and text alternative."""
 
     name: str
     alt: str

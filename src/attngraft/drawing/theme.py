@@ -88,5 +88,5 @@ def variant_styles(result: StudyResult) -> list[VariantStyle]:
 
 
 def css_themes() -> dict[str, str]:
-    """Return the colors of each theme as declarations of CSS variables, by name of the theme."""
+    """Return the colors of each theme as declarations of CSS variables, by theme name."""
     return {theme.name: " ".join(f"--{role}: {color};" for role, color in theme.colors.items()) for theme in THEMES}

@@ -24,11 +24,11 @@ def scaled_grid(
         image_size: rows and columns of the image in pixels.
         grid: grid of an image of the host's default size.
         default_size: the host's default size, rows and columns in pixels.
-        tokens: number of grid positions. Some hosts drop the pixels beyond the last whole patch, others pad them to one
-            more patch; only the number of tokens shows which.
+        tokens: number of grid positions. Some hosts drop the pixels beyond the last whole patch, others pad them to
+            one more patch; the number of tokens distinguishes the two cases.
 
     Returns:
-        None if no such grid has that many positions, or if it is ambiguous.
+        The grid; None if no possible grid has `tokens` positions, or if several grids are possible.
     """
     sides = list(zip(grid, image_size, default_size, strict=True))
     rows, columns = (side * pixels // default for side, pixels, default in sides)
@@ -142,7 +142,7 @@ def check_position(query: tuple[int, int], rows: int, columns: int) -> tuple[int
     """Return `query` (row, column) if it is on the map.
 
     Raises:
-        UsageError: it is not.
+        UsageError: `query` is not on the map.
     """
     row, column = query
     if not (0 <= row < rows and 0 <= column < columns):
@@ -154,7 +154,7 @@ def check_square(weights: Tensor) -> None:
     """Check that `weights` are attention maps whose queries and keys are the same tokens.
 
     Raises:
-        UsageError: they are not.
+        UsageError: `weights` has another shape, or queries and keys are different tokens.
     """
     if weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         raise UsageError(
@@ -172,7 +172,7 @@ def window_count(token_indices: Tensor, tokens: int, sequences: int) -> int:
     """Return the number of windows of one image.
 
     Raises:
-        UsageError: `sequences` is not a multiple of this number.
+        UsageError: `sequences` is not a multiple of the number of windows.
     """
     windows = int(token_indices.max()) // tokens + 1
     if sequences % windows:

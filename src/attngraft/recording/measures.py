@@ -15,7 +15,7 @@ def without_prefix(weights: Tensor, prefix: int = 1) -> Tensor:
     """
     spatial = weights[..., prefix:, prefix:]
     total = spatial.sum(-1, keepdim=True)
-    return spatial / total.masked_fill(total == 0, 1)  # not clamped: the maps of talking heads can have negative sums
+    return spatial / total.masked_fill(total == 0, 1)  # not clamped: sums can be negative in talking-heads attention
 
 
 def entropy(weights: Tensor) -> Tensor:
@@ -39,11 +39,11 @@ def relative_distance(
     Args:
         weights: (..., N, N), spatial tokens only, row by row.
         grid: (rows, columns) of the map, N = rows * columns.
-        normalize: "per_query" is the expected distance of a query; "pair_mean" divides it by N - 1, so that the mean is the
-            mean over the N (N - 1) ordered pairs.
+        normalize: "per_query" is the expected distance of a query; "pair_mean" divides this by N - 1, so that the mean over
+            queries is the mean of a_ij |p_i - p_j|_1 over the N (N - 1) ordered pairs.
 
     Raises:
-        UsageError: the map does not fit the grid (drop class and distillation tokens first), or has a single token.
+        UsageError: the map does not fit the grid (drop prefix tokens first), or the grid has a single token.
     """
     rows, columns = grid
     tokens = rows * columns
@@ -61,10 +61,10 @@ def relative_distance(
 
 
 def windowed_distance(weights: Tensor, coordinates: Tensor) -> Tensor:
-    """Return `relative_distance` in windows: (..., W, H, N, N) to (..., W, H, N).
+    """Return the attention distance of each query within its window, (..., W, H, N, N) to (..., W, H, N).
 
-    Rows are normalized to sum to 1 over the tokens on the map. The distance is 0 for a token that attends to none of them,
-    and for padding tokens.
+    Rows are normalized to sum to 1 over the tokens on the map. The distance is 0 for padding tokens and for tokens that
+    attend only to padding tokens.
 
     Args:
         weights: maps of W windows.
@@ -85,8 +85,8 @@ def steepness_of_weights(weights: Tensor) -> Tensor:
 def steepness(scores: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Return the nuclear norm of the softmax's Jacobian per row (Sec. 2.1).
 
-    It is t sum_j (a_j - a_j^2) with a = softmax(t s). The Jacobian is symmetric and positive semi-definite, so this is its
-    trace; it is largest, t (1 - 1/N), for uniform a.
+    It is t sum_j (a_j - a_j^2) with a = softmax(t s). The Jacobian is symmetric and positive semi-definite, so its
+    nuclear norm is its trace. The maximum, t (1 - 1/N), is reached for uniform a.
     `scores` is (..., N), the result (...).
     """
     return temperature * steepness_of_weights(torch.softmax(temperature * scores, dim=-1))

@@ -28,23 +28,23 @@ def record(
             model(images)
         recording["blocks.11.attn"]["weights"]  # (B, H, N, N), also where the host uses a fused kernel
 
-    Outputs do not change: if the host uses a fused kernel, the attention map is computed in addition, and takes memory that
-    the model itself does not need. Compiled code (`torch.compile`) runs eagerly within the block only. On exit, recorders
-    are removed and modules without grafts get their original class back.
+    Outputs do not change: if the host uses a fused kernel, the attention map is computed in addition, which needs more
+    memory. Compiled code (`torch.compile`) runs eagerly inside the block. On exit, recorders are removed and modules
+    without grafts get their original class back.
 
     Args:
         what: names of the tensors to keep (see `Recording`), the name of a graft for all of its tensors, or `gates` for
-            every weighting by a graft (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); default: everything. With
-            an empty collection nothing is kept, but `Recording.available` lists the names.
+            all factors by which grafts weight tensors (HV's alpha and beta, gates, BiSA's lambda, CB_S's scale); default:
+            all tensors. With an empty collection no tensors are kept, but `Recording.available` lists their names.
         sites: sites to record, as in a graft specification.
         detach: detach tensors from the autograd graph; False keeps the graph, for gradients through the tensors.
 
     Raises:
-        HostError: no adapter matches the model, or it is wrapped.
+        HostError: no adapter matches the model, or the model is wrapped.
         GraftSpecError: `sites` matches no site.
         RecordError: on exit, if the model ran and none of the chosen sites has a requested tensor.
     """
-    host = find_host(getattr(model, "_orig_mod", model))  # the model inside torch.compile's wrapper
+    host = find_host(getattr(model, "_orig_mod", model))  # unwrap torch.compile's module
     sources = list(_sources(host, sites))
     chosen = {source.site for source in sources}
     geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
@@ -78,15 +78,16 @@ def record(
 
 
 def _eager() -> AbstractContextManager[Any]:
-    """Disable compiled code, which contains no recorders, without recompiling anything."""
-    compiles = "torch._dynamo" in sys.modules  # importing it takes seconds; if it is not imported, nothing is compiled
+    """Return a context in which compiled code, which contains no recorders, runs eagerly."""
+    # if dynamo is not imported, nothing is compiled; importing it here would take seconds
+    compiles = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
 
 
 def _default_image_shape(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
     """Return the shape (B, C, H, W) of the host's default images.
 
-    It is None if the host takes no images, or no chosen site has a map.
+    Returns None if the host takes no images, or no chosen site has a map.
     """
     if not any(geometry.on_a_map for geometry in chosen):
         return None
@@ -98,9 +99,9 @@ def _default_image_shape(host: Host, chosen: Collection[Geometry]) -> torch.Size
 
 @contextmanager
 def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: torch.Size | None) -> Iterator[None]:
-    """Report the size of all images to `coordinates`.
+    """Set `coordinates.image_size` before each forward pass in the block.
 
-    Sizes are reported even if only a part of the model runs (`forward_features`).
+    This includes calls of only a part of the model, such as `forward_features`.
     """
     if default_shape is None:
         yield
@@ -116,7 +117,7 @@ def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: 
 
     convolutions = (module for module in host.core.modules() if isinstance(module, nn.Conv2d))
     first: nn.Module | None = next((module for module in convolutions if module.in_channels == channels), None)
-    if first is None:  # a linear layer embeds the patches
+    if first is None:  # patches are embedded by a linear layer instead
         first = next((child for child in host.core.children() if any(True for _ in child.parameters())), None)
     modules = [host.core] if first is None else [host.core, first]
     hooks = [module.register_forward_pre_hook(set_size, with_kwargs=True) for module in modules]
@@ -134,7 +135,7 @@ class _SiteRecorder:
     recording: Recording
     site: str
     prefix: str  #: prefix of recorded names: the graft's instance name and a dot, or "" for the module itself
-    excluded: frozenset[str]  #: hook points of the site that another module has
+    excluded: frozenset[str]  #: hook points of the site that belong to other modules
     detach: bool
     outer: Recorder | None
 
@@ -155,11 +156,11 @@ class _Source(NamedTuple):
     module: Any
     site: str  #: path of the site
     excluded: frozenset[str]  #: hook points that belong to other modules of the site
-    is_target: bool  #: whether grafts can be attached to it; otherwise it only records
+    is_target: bool  #: whether grafts can be attached to the module; otherwise, its tensors are only recorded
 
 
 def _sources(host: Host, sites: str) -> Iterator[_Source]:
-    """Yield every module that has a hook point, or records a tensor, of a chosen site."""
+    """Yield every module with a hook point or a recorded tensor of a chosen site."""
     try:
         choice = parse_where(sites)
     except ValueError as error:

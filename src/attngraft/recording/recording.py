@@ -26,10 +26,10 @@ from attngraft.suggest import did_you_mean
 #: names selected by `gates`: the factors by which grafts weight tensors of the host
 GATES = frozenset({"alpha", "beta", "gate", "lambda", "scale"})
 
-#: hook points whose tensors are maps (B, rows, columns, C) in hosts that keep maps
+#: hook points whose tensors are maps (B, rows, columns, C) in hosts whose features are maps
 MAP_HOOK_POINTS = frozenset({"attn.end", "mlp.front", "mlp.mid", "mlp.end", "space"})
 
-FILTER_NDIM = 5  #: axes of filters (B, H, K, rows, columns); maps (B, H, Nq, Nk) have 4
+FILTER_NDIM = 5  #: number of axes of filters (B, H, K, rows, columns); attention maps (B, H, Nq, Nk) have 4
 
 _T = TypeVar("_T")
 
@@ -50,35 +50,36 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     |---|---|---|
     | `scores` | (B, H, Nq, Nk) | input of the softmax: scaled products, bias and mask |
     | `weights` | (B, H, Nq, Nk) | attention map after softmax and weights grafts, before dropout |
-    | `values` | (B, H, Nk, dv) | values that the map averages |
+    | `values` | (B, H, Nk, dv) | values, which are averaged with the weights |
     | `heads` | (B, H, Nq, dv) | input of the output projection |
     | `tokens` | (B, Nq, C) | output of the output projection and token grafts |
-    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, H, W, C) | output of that hook point |
+    | `attn.end`, `mlp.front`, `mlp.mid`, `mlp.end` | (B, N, C) or (B, rows, columns, C) | output of that hook point |
     | `<instance>.<name>` | | tensors of a graft: `horizontal.alpha`, `vertical.beta`, `cb.context`, `cb_s.scale` ... |
     | `latents_to_tokens` | (B, H, M, N) | BiXT's cross-attention: attention of each latent over the tokens (rows sum to 1) |
     | `tokens_to_latents` | (B, H, N, M) | attention of each token over the latents (rows sum to 1) |
 
-    In hosts with windows B counts windows; `on_map`, `attention_map_for_query` and `full_attention_map` map them back to the
-    image. `prefix` names a site's prefix tokens. If the maps do not fit in memory, use `reduce` to keep only means.
+    In hosts with windows, B is the number of windows of all images; `on_map`, `attention_map_for_query` and
+    `full_attention_map` map the windows back to the images. `prefix` returns the names of a site's prefix tokens. If the
+    maps do not fit in memory, use `reduce` to keep only means.
     """
 
     def __init__(self, what: frozenset[str] | None = None, coordinates: TokenCoordinates | None = None) -> None:
         self._what, self._coordinates = what, coordinates or TokenCoordinates({})
-        self._available: dict[str, dict[str, None]] = {}  # site -> names, in their order
+        self._available: dict[str, dict[str, None]] = {}  # site -> names, in the order of first appearance
         self._calls: dict[str, dict[str, list[Tensor]]] = {}
         self._reductions: dict[str, tuple[str, ...]] = {}  # name of maps -> their reductions
         self._means: dict[str, dict[str, RunningMean]] = {}
         self._unavailable: dict[str, dict[str, str]] = {}  # site -> undefined reduction -> reason
 
     def is_requested(self, site: str, name: str) -> bool:
-        """Return whether to keep a tensor of this name, and add the name to those `available` at the site."""
+        """Return whether to keep a tensor of this name, and add the name to the available names of the site."""
         if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             return True
         self._available.setdefault(site, {})[name] = None
         return name in self._reductions or self._what is None or any(_matches(each, name) for each in self._what)
 
     def add(self, site: str, name: str, tensor: Tensor) -> None:
-        """Keep a tensor, or its reductions."""
+        """Store a tensor, or update the means of its reductions."""
         if name in (TOKEN_COORDINATES, BLOCK_COORDINATES):
             self._coordinates.report(site, tensor, in_blocks=name == BLOCK_COORDINATES)
             return
@@ -90,7 +91,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
             key = reduction if name == "weights" else f"{name}.{reduction}"
             try:
                 values = REDUCTIONS[reduction](tensor, layout)
-            except RecordError as error:  # raised when this reduction is read; other sites and reductions continue
+            except RecordError as error:  # raised later, when this reduction is read; others are unaffected
                 self._unavailable.setdefault(site, {})[key] = f"{site}: {error}"
                 continue
             try:
@@ -99,7 +100,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
                 raise RecordError(f"{site}: {error}") from None
 
     def reduce(self, *reductions: str, of: str = "weights") -> None:
-        """Keep means over all images instead of the maps, with one block's maps in memory at a time.
+        """Store means over all images instead of the maps; only one block's maps are in memory at a time.
 
             with torch.no_grad(), attngraft.record(model, "weights") as recording:
                 recording.reduce("entropy", "distance")
@@ -111,7 +112,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         |---|---|---|
         | `mean` | (H, Nq, Nk) | the map |
         | `entropy` | (H, Nq) | entropy of each row, in nats (CB Fig. 5a: the class token's rows) |
-        | `patch_entropy` | (H, N) | the same among spatial tokens only, rows normalized to sum to 1 (CB Fig. 3b) |
+        | `patch_entropy` | (H, N) | entropy of each row among spatial tokens, normalized to sum to 1 (CB Fig. 3b) |
         | `distance` | (H, N) | attention distance of each spatial token, as a fraction of the map's sides (CB Fig. 5b) |
         | `ceiling` | (H, Nq) | maximum of `entropy`, ln Nk |
         | `patch_ceiling` | (H, N) | maximum of `patch_entropy` |
@@ -123,12 +124,12 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         without a grid) raises an error.
 
         Args:
-            reductions: their names.
+            reductions: names in the table above.
             of: name of the maps to reduce (`bisa.inverse_weights`, `latents_to_tokens`); results for maps other than
                 `weights` are named `<of>.<reduction>`.
 
         Raises:
-            UsageError: unknown reduction.
+            UsageError: a reduction is unknown.
         """
         for name in reductions:
             if name not in REDUCTIONS:
@@ -150,7 +151,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         Indices are counted over the windows of one image.
 
         Raises:
-            RecordError: the host does not report where the tokens of this site are, or their number does not match.
+            RecordError: the host does not report token positions for this site, or the number of tokens does not match.
         """
         return self._coordinates.token_indices(site)
 
@@ -161,7 +162,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         returned unchanged.
 
         Raises:
-            RecordError: the host does not report where the tokens of this site are, or their number does not match.
+            RecordError: the host does not report token positions for this site, or the number of tokens does not match.
         """
         tokens = self[site][name]
         if name in MAP_HOOK_POINTS and tokens.ndim == 4:
@@ -180,21 +181,21 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return tokens_to_map(by_token, self._coordinates.token_indices(site, by_token.shape[1])).movedim(3, 1)
 
     def without_padding(self, site: str, name: str) -> Tensor:
-        """Return a tensor without padding tokens of windows, if the host reports them; otherwise unchanged."""
+        """Return a tensor without the padding tokens of windows, or unchanged if no padding is known."""
         tensor, geometry = self[site][name], self._coordinates.geometry(site)
         window = geometry.window if isinstance(geometry, AttentionGeometry) else None
         if window is None or tensor.ndim not in (3, 4) or tensor.shape[tensor.ndim - 2] != window[0] * window[1]:
             return tensor
         try:
             return self.on_map(site, name)
-        except (RecordError, UsageError):  # positions are not reported, or these are not the windows' tokens
+        except (RecordError, UsageError):  # unknown positions, or not the tokens of the windows
             return tensor
 
     def attention_map_for_query(self, site: str, query: tuple[int, int], name: str = "weights") -> Tensor:
         """Return the attention map of the token at `query` (row, column) on the image, (B, H, rows, columns).
 
-        It is 0 outside the token's window, and leaves out prefix tokens. `name` may also be filters of neighborhoods
-        (`elsa.local_filters`). For cross-attention see `keys_on_map`.
+        The map is 0 outside the token's window and excludes prefix tokens. `name` can also be the name of filters over
+        neighborhoods (`elsa.local_filters`). For cross-attention, see `keys_on_map`.
         """
         weights = self[site][name]
         if weights.ndim == FILTER_NDIM:
@@ -205,7 +206,8 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def full_attention_map(self, site: str, name: str = "weights") -> Tensor:
         """Return the attention map of the whole image, (B, H, rows * columns, rows * columns).
 
-        It is 0 between windows, and has (rows * columns)^2 numbers per head. `name` may also be filters of neighborhoods.
+        The map is 0 between windows and has (rows * columns)^2 numbers per head. `name` can also be the name of filters over
+        neighborhoods.
         """
         weights = self[site][name]
         if weights.ndim == FILTER_NDIM:
@@ -214,12 +216,12 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         return full_attention_map(weights, self._coordinates.token_indices(site, weights.shape[-1]))
 
     def keys_on_map(self, site: str, name: str = "weights") -> Tensor:
-        """Return cross-attention on the map of its keys, (B, H, Nq, rows, columns).
+        """Return cross-attention weights with the keys at their map positions, (B, H, Nq, rows, columns).
 
-        The queries are BiXT's latents, for example.
+        In BiXT, for example, the queries are the latents.
 
         Raises:
-            RecordError: the site is not a cross-attention, or its host does not report where its keys are.
+            RecordError: the site is not cross-attention, its keys have no grid, or the number of keys does not match.
         """
         weights = self[site][name]
         return weights[..., self._coordinates.key_indices(site, weights.shape[-1])]
@@ -305,7 +307,7 @@ class _SiteTensors(dict[str, _T]):
             raise RecordError(self._unavailable[name])
         if name in self._available:
             raise RecordError(
-                f"{name!r} of {self._site!r} was not kept; record(model, {{{name!r}, ...}}) keeps it unless it is reduced"
+                f"{name!r} of {self._site!r} was not kept; call record(model, {{{name!r}, ...}}) and do not reduce it"
             )
         raise RecordError(f"{self._site!r} has no {name!r}; available: {', '.join(self._available)}")
 
@@ -313,7 +315,7 @@ class _SiteTensors(dict[str, _T]):
 def _matches(requested: str, name: str) -> bool:
     """Return whether `requested` selects the tensor `name`.
 
-    It may be the tensor's name, its graft's name, or `gates`.
+    `requested` is the tensor's name, its graft's name, or `gates`.
     """
     return (
         name == requested

@@ -23,7 +23,7 @@ class TokenLayout(NamedTuple):
 
     prefix: int = 0  #: number of prefix tokens
     grid: tuple[int, int] | None = None  #: (rows, columns) of the other tokens; None: unknown
-    token_indices: Tensor | None = None  #: (rows, columns), see `attention_maps`; None: not reported by the host
+    token_indices: Tensor | None = None  #: (rows, columns), as in `attention_maps`; None: not reported by the host
 
     @property
     def map_size(self) -> tuple[int, int] | None:
@@ -32,7 +32,7 @@ class TokenLayout(NamedTuple):
 
 
 def _windowed(weights: Tensor, layout: TokenLayout) -> bool:
-    """Return whether these are maps of windows whose token indices the host reported."""
+    """Return whether `weights` are maps of windows and the host reported their token indices."""
     if layout.token_indices is None or layout.prefix or weights.ndim != 4 or weights.shape[-1] != weights.shape[-2]:
         return False
     return len(weights) % (int(layout.token_indices.max()) // weights.shape[-1] + 1) == 0
@@ -47,7 +47,7 @@ def _by_window(weights: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
 
 
 def _rows(values: Tensor, weights: Tensor, layout: TokenLayout) -> Tensor:
-    """Return the values by row (B, H, Nq); for windows by map position, (B, H, rows * columns)."""
+    """Return the values by row, (B, H, Nq), or for windows by map position, (B, H, rows * columns)."""
     if layout.token_indices is None or not _windowed(weights, layout):
         return values
     return tokens_to_map(values.movedim(1, 2), layout.token_indices.to(values.device)).flatten(1, 2).movedim(1, 2)
@@ -56,7 +56,7 @@ def _rows(values: Tensor, weights: Tensor, layout: TokenLayout) -> Tensor:
 def _among_patches(weights: Tensor, layout: TokenLayout) -> Tensor:
     """Return the attention map among the tokens on the image, rows summing to 1.
 
-    Other columns are 0 or left out.
+    The columns of other tokens are 0 or removed.
     """
     if weights.shape[-1] != weights.shape[-2]:
         raise RecordError(
@@ -79,7 +79,7 @@ def _among_patches(weights: Tensor, layout: TokenLayout) -> Tensor:
 def _patch_ceiling(weights: Tensor, layout: TokenLayout) -> Tensor:
     spatial = weights.shape[-1] - layout.prefix
     if weights.shape[-1] != weights.shape[-2] or spatial < 1:
-        raise RecordError("it has no maps among patches")
+        raise RecordError("its maps have no patches as both queries and keys, so patch_ceiling is undefined")
     if _windowed(weights, layout):
         windows, coordinates = _by_window(weights, layout)
         most = coordinates[..., 0].isfinite().sum(-1).clamp_min(1).float().log()
@@ -95,7 +95,7 @@ def _distance(weights: Tensor, layout: TokenLayout) -> Tensor:
     tokens = 0 if layout.grid is None else layout.grid[0] * layout.grid[1]
     if layout.grid is None or tokens < 2 or spatial.shape[-2:] != (tokens, tokens):
         raise RecordError(
-            f"distances need tokens on a grid: its maps are {weights.shape[-2]} x {weights.shape[-1]} tokens, its host "
+            f"distance requires tokens on a grid: its maps are {weights.shape[-2]} x {weights.shape[-1]} tokens, its host "
             f"declares {layout.prefix} prefix tokens and the grid {layout.grid}"
         )
     return relative_distance(spatial, layout.grid)
@@ -108,7 +108,7 @@ def _evenness(weights: Tensor, layout: TokenLayout) -> Tensor:
     return _rows(steepness_of_weights(weights) / (1 - 1 / keys), weights, layout)
 
 
-#: name -> function of maps (B, H, Nq, Nk), by image; the mean over all images is kept
+#: name -> function of maps (B, H, Nq, Nk) that returns values by image; their mean over images is kept
 REDUCTIONS: Mapping[str, Callable[[Tensor, TokenLayout], Tensor]] = {
     "mean": lambda weights, layout: weights,
     "entropy": lambda weights, layout: _rows(entropy(weights), weights, layout),
@@ -124,7 +124,7 @@ REDUCTIONS: Mapping[str, Callable[[Tensor, TokenLayout], Tensor]] = {
 
 
 class RunningMean:
-    """Mean over the first axis of everything added, in float32 or better."""
+    """Mean over the first axis of all added tensors, in float32 or higher precision."""
 
     def __init__(self) -> None:
         self.count = 0

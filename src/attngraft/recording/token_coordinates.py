@@ -14,7 +14,7 @@ from attngraft.recording.reductions import TokenLayout
 class TokenCoordinates:
     """Map positions of the tokens of the chosen sites.
 
-    They follow from the host's geometry and the size of the current images.
+    Positions are computed from the host's geometry and the size of the current images.
 
     Args:
         geometries: geometry by site, valid for images of the host's default size.
@@ -23,9 +23,10 @@ class TokenCoordinates:
 
     def __init__(self, geometries: Mapping[str, Geometry], default_size: tuple[int, int] | None = None) -> None:
         self._geometries, self._default_size = geometries, default_size
-        self.image_size = default_size  #: size of the images in the current forward pass; None: other inputs
+        self.image_size = default_size  #: size of the images in the current forward pass; None: no images
         self._reported: dict[str, Tensor] = {}  # token indices by site, from hosts that record how they cut windows
-        self.in_blocks: set[str] = set()  #: sites among them whose tensors are (B, blocks, tokens, C) instead of maps
+        #: sites of `_reported` whose tensors are (B, blocks, tokens, C) instead of maps
+        self.in_blocks: set[str] = set()
 
     def report(self, site: str, token_indices: Tensor, *, in_blocks: bool = False) -> None:
         """Store the token indices that the host recorded for a site in the current forward pass."""
@@ -53,7 +54,7 @@ class TokenCoordinates:
             tokens: length of a sequence, prefix tokens included; None: unknown.
 
         Raises:
-            RecordError: the host does not report where the tokens of this site are, or their number does not match.
+            RecordError: the host does not report token positions for this site, or the number of tokens does not match.
         """
         if site in self._reported:
             return self._reported[site]
@@ -70,7 +71,7 @@ class TokenCoordinates:
     def map_size(self, site: str) -> tuple[int, int] | None:
         """Return (rows, columns) of the map at the site's hook points.
 
-        It is None if it is unknown, or if queries are pooled.
+        Returns None if the map is unknown, or if queries are pooled.
         """
         geometry = self.geometry(site)
         if isinstance(geometry, AttentionGeometry) and geometry.query_tokens is not None:
@@ -86,12 +87,12 @@ class TokenCoordinates:
         """Return the index of the cross-attention key at each map position, (rows, columns).
 
         Raises:
-            RecordError: the site is not a cross-attention, its keys have no grid, or their number does not match.
+            RecordError: the site is not cross-attention, its keys have no grid, or the number of keys does not match.
         """
         geometry = self.geometry(site)
         if not isinstance(geometry, AttentionGeometry) or not geometry.cross:
             raise RecordError(
-                f"{site!r} is a self-attention, but `keys_on_map` is for cross-attention; use `attention_map_for_query` or "
+                f"{site!r} is self-attention, but `keys_on_map` requires cross-attention; use `attention_map_for_query` or "
                 "`full_attention_map`"
             )
         if geometry.keys_grid is None:
@@ -139,7 +140,7 @@ class TokenCoordinates:
 
 
 def _unknown_because(geometry: Geometry) -> str | None:
-    """Return why token positions do not follow from the geometry; None if they do."""
+    """Return why token positions cannot be computed from the geometry, or None if they can."""
     if geometry.grid is None:
         return "they have no grid"
     if isinstance(geometry, AttentionGeometry) and geometry.window is not None:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
-    """Count multiply-adds of one forward pass in evaluation mode: linears, convolutions, matmuls.
+    """Count multiply-adds of one forward pass in evaluation mode: linear layers, convolutions, matmuls.
 
     Each multiply-add is 1 MAC: the count is half of torch's flop counter. Attention is counted as its two matmuls,
     independent of the kernel. Parameters, running statistics and training flags are not changed.
@@ -20,7 +20,7 @@ def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
         model: on any device; on "meta" nothing is computed.
         *inputs, **keywords: arguments of the model, on its device.
     """
-    # Gradients stay enabled: under no_grad, the counter's module tracker fails for modules that get a bare parameter.
+    # Gradients stay enabled: under no_grad, the counter's module tracker fails for modules whose input is a bare parameter.
     with (
         evaluating(model),
         torch.enable_grad(),
@@ -32,19 +32,19 @@ def count_macs(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 
 
 def count_parameters(model: nn.Module, *, trainable_only: bool = False) -> int:
-    """Count the values of all (or only the trainable) parameters of a model, shared ones once."""
+    """Count the values of all (or only trainable) parameters of a model; shared parameters count once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad or not trainable_only)
 
 
 def activation_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
-    """Count bytes that autograd stores between forward and backward, each storage once.
+    """Count the bytes that autograd stores between forward and backward; each storage counts once.
 
     The model runs in its current mode. Parameters and buffers do not count; inputs do, if a layer saves them. Running
-    statistics and the random state change as in any forward pass. Works on the "meta" device too, with the tensors that
-    its attention kernel saves.
+    statistics and the random state change as in any forward pass. This also works on the "meta" device, but counts
+    the tensors that the attention kernel of that device saves.
     """
     own = {storage_key(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    kept: dict[int, torch.UntypedStorage] = {}  # references to the storages, so that no address is reused
+    kept: dict[int, torch.UntypedStorage] = {}  # references to the storages keep addresses from being reused
 
     def pack(tensor: Tensor) -> Tensor:
         kept.setdefault(storage_key(tensor), tensor.untyped_storage())
@@ -57,7 +57,7 @@ def activation_bytes(model: nn.Module, *inputs: Any, **keywords: Any) -> int:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Run the block in evaluation mode; restores every module's training flag."""
+    """Run the block in evaluation mode, then restore the training flag of every module."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Memory of this process: its growth during a call, a limit on it, and the storages of tensors."""
+"""Memory of this process: growth during a call, growth limit, and tensor storages."""
 
 import ctypes
 import os
@@ -21,11 +21,11 @@ _PROCESS = Path("/proc/self")
 
 
 def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
-    """Return the growth of resident memory in `work` up to its peak, in bytes, and its seconds.
+    """Return the growth of resident memory to its peak during `work`, in bytes, and the duration.
 
-    Seconds are measured by `clock`. Memory that earlier calls freed is first returned to the system, since its reuse
-    would not be counted. Not every allocator supports that (glibc's does), and only Linux can reset the peak: elsewhere
-    measure the first call of a new process. The growth is None if the system does not report it.
+    The duration is in seconds of `clock`. Memory that earlier calls freed is first returned to the system, since its reuse
+    would not be counted. This requires an allocator such as glibc's, and resetting the peak requires Linux; on other
+    systems, measure the first call of a new process. The growth is None if the system does not report it.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -50,7 +50,7 @@ def in_fresh_process(script: str, *what: str, threads: int) -> int:
 
 @contextmanager
 def address_space_limited(more: int | None) -> Iterator[None]:
-    """Limit memory growth in the block to `more` bytes, if the system supports it; None: no limit."""
+    """Limit the growth of the address space in the block to `more` bytes, if supported; None: no limit."""
     size = _address_space()
     if more is None or size is None:
         yield
@@ -67,7 +67,7 @@ def address_space_limited(more: int | None) -> Iterator[None]:
 
 
 def free_memory() -> int | None:
-    """Return the bytes that are available without swapping; None where the system does not report it."""
+    """Return the bytes available without swapping; None if the system does not report them."""
     return _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
 
 
@@ -100,13 +100,13 @@ def _kilobytes(file: Path, name: str) -> int | None:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of the tensors' storages, shared ones once."""
+    """Return the bytes of the tensors' storages; shared storages count once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device, *, kept: Iterable[torch.Tensor]) -> int:
-    """Return the bytes at the peak of `work`: what is `kept` from before, and what `work` allocates on the device."""
+    """Return the peak memory of `work` in bytes: the tensors `kept` plus new allocations on the device."""
     state = storage_bytes(kept)
     if device.type == "cpu":
         with LiveStorages() as storages:
@@ -121,7 +121,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device, *, kept: Iterab
 
 
 class LiveStorages(TorchDispatchMode):
-    """Sum the bytes of tensor storages created while active; `peak` is the largest sum alive at once.
+    """Count the bytes of live tensor storages that were created while active; `peak` is the maximum.
 
     This measures the peak memory of a training step on the CPU, where resident memory depends more on libraries and malloc
     than on the model. Memory that a kernel uses internally is not counted.

@@ -23,7 +23,7 @@ _MAX_REPEATS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class PairedRatio:
-    """Candidate's time over the baseline's: median of paired ratios with 95% bootstrap interval."""
+    """Candidate's time divided by the baseline's: median of paired ratios with 95% bootstrap interval."""
 
     ratio: float
     low: float
@@ -75,16 +75,16 @@ def several(
     synchronize: Callable[[], object] | None = None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, PairedRatio]:
-    """Time several candidates against one baseline in rounds, each of which gives one pair per candidate.
+    """Time several candidates against one baseline in rounds; each round gives one pair per candidate.
 
     Args:
         baseline, candidates: functions to time; their results are ignored.
-        pairs: number of paired samples.
-        warmup: untimed calls of each before the first pair.
+        pairs: number of rounds.
+        warmup: number of untimed calls of each function before the first round.
         min_seconds: repeat the work of a sample until the baseline takes at least this long, for work that is too short
             to time.
-        synchronize: waits for the device, called before reading the clock. None on CPU.
-        clock: returns seconds; `time.process_time` for CPU time.
+        synchronize: function that waits for the device, called before the clock is read; None on the CPU.
+        clock: function that returns seconds; `time.process_time` for CPU time.
 
     Raises:
         ValueError: `pairs` is below 1, or the work is too short for the clock (raise `min_seconds`).
@@ -116,7 +116,7 @@ def duration(
     synchronize: Callable[[], object] | None = None,
     clock: Clock = time.perf_counter,
 ) -> Duration:
-    """Time `work` in seconds per call, for absolute bars.
+    """Time `work` in seconds per call, to compare with an absolute bar.
 
     Raises:
         ValueError: `samples` is below 1.
@@ -133,7 +133,7 @@ def duration(
 
 
 def median_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
-    """Return the median of `values` and its 95% percentile-bootstrap interval, deterministically."""
+    """Return the median of `values` and its 95% percentile-bootstrap interval, with a fixed seed."""
     values = np.asarray(values, dtype=float)
     drawn = np.random.default_rng(0).choice(values, size=(RESAMPLES, values.size))
     low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
@@ -144,7 +144,7 @@ def rounds(works: int, count: int) -> Iterator[list[int]]:
     """Yield the order of `works` functions in each of `count` rounds.
 
     Every second round is reversed, and each pair of rounds starts one function later than the pair before it. Over
-    2 * works rounds, each function is equally often at each position; two alternate as A B, B A, B A, A B, ...
+    2 * works rounds, each function is equally often at each position; two functions alternate as A B, B A, B A, A B, ...
     """
     for index in range(count):
         start = index // 2 % works
@@ -198,7 +198,7 @@ def _collector_off() -> Iterator[None]:
     """Disable the garbage collector during samples; garbage is collected between rounds.
 
     Existing objects are frozen meanwhile, since traversing them in every round would take longer than the samples. If the
-    caller has frozen objects already, only those stay frozen.
+    caller has already frozen objects, no further objects are frozen.
     """
     was_enabled = gc.isenabled()
     freezes = gc.get_freeze_count() == 0
