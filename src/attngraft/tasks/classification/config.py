@@ -54,4 +54,4 @@ class ClassificationConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    sampling: Sampling | None = None  #: class frequencies in training; null: those of the data
+    sampling: Sampling | None = None  #: class frequencies in training; null: as in the data

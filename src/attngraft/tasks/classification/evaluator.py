@@ -18,7 +18,7 @@ from attngraft.tasks.classification.losses import example_losses
 MATRIX_LIMIT = 50  #: largest number of classes for which the report shows the full confusion matrix
 TOP = 5
 LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
-PAIRS = 20  #: number of most frequent confusions listed for more classes
+PAIRS = 20  #: number of most frequent confusions listed instead, for more classes
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -28,8 +28,8 @@ def records(
 ) -> dict[str, torch.Tensor]:
     """Return the columns of `Task.predict` from `logits` (B, classes).
 
-    These are `target`, `predicted`, its `confidence` and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
-    `logits` if they are stored.
+    The columns are `target`, `predicted`, `confidence` (the probability of the predicted class) and `loss`, (B,) each;
+    with more than five classes or without `logits`, also the best classes `top5` (B, up to 5); and `logits` if stored.
     """
     classes = logits.shape[1]
     top = logits.topk(min(TOP, classes), dim=-1).indices
@@ -64,7 +64,7 @@ def measure(table: RecordTable, *, classes: int) -> Measured:
     values["balanced_accuracy"] = balanced_accuracy(predicted, target, classes=classes)
     statistics["macro_f1"] = resampled_macro_f1(predicted, target, classes=classes)
     values["macro_f1"] = macro_f1(predicted, target, classes=classes)
-    if "loss" in table:  # runs of earlier versions did not store it
+    if "loss" in table:  # earlier versions did not store the loss
         loss = table.array("loss")
         statistics["loss"], values["loss"] = MeanScore(loss), float(loss.mean(dtype=np.float64))
     return Measured(values=values, statistics=statistics)

@@ -37,10 +37,10 @@ def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
-    """Return the distillation loss of the student's `logits` (B, classes) against the teacher's `taught`, batch mean.
+    """Return the distillation loss of the student's `logits` against the teacher's logits `taught`, (B, classes) each.
 
-    The loss is T^2 KL(softmax(taught / T) || softmax(logits / T)) (Hinton et al. 2015; the factor T^2 preserves the scale
-    of gradients as T grows). With `hard`, it is the cross entropy with the teacher's top class (DeiT, Touvron et al. 2021,
+    The loss is T^2 KL(softmax(taught / T) || softmax(logits / T)), averaged over the batch (Hinton et al. 2015; the factor
+    T^2 preserves the scale of gradients as T grows). With `hard`, it is the cross entropy with the teacher's top class (DeiT, Touvron et al. 2021,
     equation 3).
     """
     if hard:

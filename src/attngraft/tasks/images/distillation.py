@@ -20,9 +20,9 @@ class ImageDistillation(Distillation):
     """Distillation for tasks whose models map images to logits (B, classes).
 
     Args:
-        batches: normalization of batches for the student.
+        batches: normalizes batches for the student.
         student, teacher: description of each model's input.
-        loss: compares the logits of both models; for models with two heads, the means of both heads.
+        loss: compares the logits of both models; logits of a model with two heads are averaged.
         classes: number of classes.
 
     Raises:

@@ -9,7 +9,7 @@ from attngraft.tasks.seeding import seeded
 
 
 class Mixing:
-    """Mix a batch with its reverse.
+    """Mixup or CutMix of a batch with the same images in reverse order.
 
     Each process mixes images of its own batch; all processes draw the same random numbers.
     """
@@ -52,6 +52,8 @@ class MultiLabelMixing:
         """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1; unmixed from `mix_off_epoch` on."""
         size = len(images)
         mixing = Mixing(self.config, classes=size, smoothing=0.0, seed=self.seed)
-        identity = torch.arange(size, device=target.device)  # a class per image, so soft targets are mixing ratios
+        identity = torch.arange(
+            size, device=target.device
+        )  # with one class per image, soft targets are the mixing ratios
         mixed, ratios = mixing(images, identity, epoch=epoch, step=step)
         return mixed, target if ratios.ndim == 1 else ratios @ target.to(ratios.dtype)

@@ -28,7 +28,7 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Split
 
 FIELD = "task.token_labels.maps"
-EXACT_IN_HALF = 2048  #: largest integer up to which all are exact in float16
+EXACT_IN_HALF = 2048  #: largest number up to which float16 represents every integer exactly
 
 
 class LabelMaps:
@@ -116,9 +116,9 @@ class Crop:
 
 
 class TrackedTransform:
-    """Wrapper of `images.transforms.train_transform` that also returns the crop; images are bit-identical.
+    """Wrapper of `images.transforms.train_transform` that also returns the crop; the images are bit-identical.
 
-    Labels only follow the crop and the flips. Geometric steps of RandAugment (rotation, shear, shift) move the image without
+    Labels follow only the crop and the flips. Geometric steps of RandAugment (rotation, shear, shift) move the image without
     its labels, which then no longer match their patches exactly.
     """
 
@@ -152,8 +152,8 @@ class TrackedTransform:
 class MappedSplit(Split):
     """Examples of `split` with label maps; a batch has `image`, `target`, `maps` (B, 2, K, Y, X) and `crop` (B, 6).
 
-    The first call of `order` checks that every image has a map, which is before the first training step and never in
-    evaluation.
+    The first call of `order`, before the first training step, checks that every image has a map. Evaluation does not call
+    `order`.
     """
 
     def __init__(self, split: ImageSplit, transform: TrackedTransform, maps: LabelMaps) -> None:

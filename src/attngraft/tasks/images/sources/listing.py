@@ -25,7 +25,7 @@ EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-#: extensions of images that Pillow cannot read on all platforms
+#: extensions of image formats that Pillow cannot read on all platforms
 UNSUPPORTED = frozenset(
     (".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
 )

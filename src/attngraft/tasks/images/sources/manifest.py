@@ -1,4 +1,4 @@
-"""Tables of paths and labels: a .csv, .tsv or .parquet file, or a folder with one per split.
+"""Tables of paths and labels: a .csv, .tsv or .parquet file, or a folder with one table per split.
 
 A table has a column of paths and a column of labels, with a single label or a list of labels per image (`cat dog`,
 `cat,dog`, `cat;dog`, `cat|dog`, `["cat", "dog"]`), or a 0/1 column per class. An optional column names each image's split.
@@ -37,9 +37,25 @@ PATH_NAMES = (
     *("img_path", "image_name", "image_file", "image_id", "name"),
 )
 SPLIT_NAMES = ("split", "part", "subset", "partition", "set", "fold")
-TABLE_NAMES = ("metadata", "labels", "annotations", "manifest", "dataset", "data")  #: names of a folder's only table
+TABLE_NAMES = (
+    "metadata",
+    "labels",
+    "annotations",
+    "manifest",
+    "dataset",
+    "data",
+)  #: usual names of a single table in a folder
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif")  #: tried if paths have none
+_EXTENSIONS = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".JPG",
+    ".JPEG",
+    ".PNG",
+    ".webp",
+    ".tif",
+)  #: extensions to try if paths have no extension
 _PROBED = 20  #: number of paths to try when searching for the base folder
 
 

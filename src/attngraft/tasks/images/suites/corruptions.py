@@ -32,7 +32,7 @@ class Corruption:
     name: str
     levels: tuple[float, ...]  #: levels of the severities 1 to 5
     unit: str  #: unit of the levels
-    random: bool  #: whether results depend on the generator
+    random: bool  #: whether the corruption draws from the generator
     change: Change
 
     def __call__(self, image: Tensor, severity: int, generator: torch.Generator) -> Tensor:

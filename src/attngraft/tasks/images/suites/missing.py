@@ -11,7 +11,7 @@ def hide_center(images: Tensor, *, side: float = 0.5, fill: float | Tensor = 0.0
 
     Args:
         images: normalized images, where a `fill` of 0 is the mean color, or pixels from 0 to 1, where it is black.
-        side: sides of the rectangle as a fraction of the image's sides, rounded to whole pixels.
+        side: fraction of the image's height and width that the rectangle covers, rounded to whole pixels.
         fill: value of the rectangle, a number or a tensor (channels,).
 
     Raises:
