@@ -1,4 +1,4 @@
-"""Calibration of predicted probabilities: expected calibration error, and the bins of a reliability diagram."""
+"""Calibration of predicted probabilities: expected calibration error and reliability diagrams."""
 
 from collections.abc import Sequence
 

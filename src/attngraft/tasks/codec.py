@@ -1,4 +1,4 @@
-"""Inputs and outputs of a trained model without its data: for export, prediction and measurements of costs."""
+"""Inputs and outputs of a trained model without its data, for export, prediction and cost measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH = 16  #: largest number of tokens in an example input
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A separately callable part of a model (the whole model, an encoder, a generation step), with example inputs."""
+    """A separately callable part of a model (all of it, an encoder, a generation step) with example inputs."""
 
     module: nn.Module
     args: tuple[Any, ...] = ()
@@ -29,7 +29,7 @@ class Codec(ABC):
 
     @abstractmethod
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the model's positional and keyword arguments for a batch: on the CPU, drawn from torch's generator."""
+        """Return example positional and keyword arguments: on the CPU, drawn from torch's generator."""
 
     def programs(self, model: nn.Module, *, batch_size: int = 1) -> Mapping[str, Program]:
         """Return the separately callable parts of a model by name; by default only `forward`, the whole model."""
@@ -37,7 +37,7 @@ class Codec(ABC):
         return {"forward": Program(module=model, args=args, kwargs=kwargs)}
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the model's positional and keyword arguments for raw inputs, the arguments of `attngraft predict`.
+        """Return the model's positional and keyword arguments for raw inputs (those of `attngraft predict`).
 
         Raises:
             DataError: an input cannot be read.

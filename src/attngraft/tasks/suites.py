@@ -1,4 +1,4 @@
-"""Suites: named lists of conditions for evaluating a trained model; tasks define their suites in `Task.suites`."""
+"""Suites: named lists of conditions for evaluating a trained model, defined by `Task.suites`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class UnsupportedCondition(AttngraftError):
 
 
 def noise_generator(seed: int, index: int) -> torch.Generator:
-    """Return the random generator of one example; it is the same for all severities, so they scale the same noise."""
+    """Return one example's random generator, the same for all severities, so that they scale the same noise."""
     words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, index]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0]))
 
@@ -101,7 +101,7 @@ class BatchTarget:
 
 
 class ExampleAccess(ABC):
-    """Application of a task's conditions to its examples and batches; must be picklable, for loading processes."""
+    """Applies conditions to a task's examples and batches; must be picklable, for loading processes."""
 
     @abstractmethod
     def change_example(self, example: Any, change: Callable[..., Any], generator: torch.Generator) -> Any:

@@ -67,14 +67,14 @@ _MOVED = {"PixelAccess": "attngraft.tasks.images.suites.pixels", "SuiteSupport":
 
 
 class Split(ABC):
-    """An indexed set of examples; an example depends only on (seed, epoch, index), never on the worker or process."""
+    """An indexed set of examples that depend only on (seed, epoch, index), not on the worker or process."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        """Return the example at `key = (epoch, index)`; the global generators of Python, NumPy and torch must not change."""
+        """Return the example at `key = (epoch, index)`; must not change global random generators."""
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Batch:
@@ -89,7 +89,7 @@ class Split(ABC):
         return b""
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        """Return the indices of one training epoch in their order, or None for a random permutation of all examples.
+        """Return the order of indices in a training epoch; None for a random permutation of all examples.
 
         Override this for repeated augmentation or balanced sampling. The order must depend only on (seed, epoch) and have
         the same length in every epoch. Indices may exceed `len(self)` if `self[epoch, index]` and `name` accept them, for
@@ -121,7 +121,7 @@ class TaskData:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """One entry per evaluated example, in the split's order; saved as `predictions.npz`, compared across variants."""
+    """Predictions with one entry per evaluated example, in the split's order; saved as `predictions.npz`."""
 
     names: Sequence[str]
     #: score of each example if the primary metric is the mean of scores (top-1 accuracy: 1 if correct, 0 if not)
@@ -144,9 +144,10 @@ class Evaluation:
 class Loss:
     """One loss of a micro-batch. The engine minimizes the sum over the trained losses of factor * mean.
 
-    Means of micro-batches and processes are weighted by `Task.weights`, so that an update equals that on the whole
-    batch: sum of factor * mean * w / W, where W is the sum of all w. A loss without a weight counts all micro-batches equally;
-    use this if weights are only known after the forward pass. With weight zero, the mean must be a zero with a graph.
+    Means of micro-batches and processes are weighted by `Task.weights`, so that an update equals the update of
+    the whole batch: sum of factor * mean * w / W, where W is the sum of all w. A loss without a weight counts all
+    micro-batches equally; use this if weights are only known after the forward pass. With weight zero, the mean must be a
+    zero with a graph.
     """
 
     mean: Tensor  #: scalar, mean over examples, tokens, pixels or boxes
@@ -211,9 +212,7 @@ class Task(ABC):
     name: str
     primary: str  #: metric used to compare runs ("top1")
     higher_is_better: bool = True  #: whether a higher primary metric is better
-    metrics: ClassVar[
-        Mapping[str, Metric]
-    ] = {}  #: labels and directions of metrics; other metrics appear under their name
+    metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions; unlisted metrics appear by name
     default_recipe: ClassVar[str | None] = None  #: packaged recipe or recipe file, for `--task` without `--recipe`
     #: transformers' class that creates an `hf:` host; None: the class named in the host's configuration
     auto_class: ClassVar[str | None] = None
@@ -291,7 +290,7 @@ class Task(ABC):
         return False
 
     def load_files(self, folder: Path) -> None:
-        """Use the files that `save_files` wrote to `folder`, if any, instead of fitting anew; called before `load`."""
+        """Load the files that `save_files` wrote to `folder`, if any, instead of fitting; called before `load`."""
         return None
 
     def save_files(self, folder: Path) -> None:
@@ -366,7 +365,7 @@ class Task(ABC):
         return {name: Loss(mean=value, trained=name == "loss") for name, value in losses.items()}
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
-        """Return the records of a batch: statistics for the metrics, and outputs for users, at their original size.
+        """Return the records of a batch: statistics for metrics, and outputs for users in the original size.
 
         By default, call the model with `to_model` and pass its outputs to `predict`, whose rows are statistics.
 
@@ -439,7 +438,7 @@ class Task(ABC):
         )
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Codec:
-        """Return example inputs, programs and the decoding of outputs, without the data; by default from `serving`.
+        """Return the codec of the model's inputs and outputs, without the data; by default from `serving`.
 
         Args:
             facts, model_data_config: as in `serving`.
@@ -462,7 +461,7 @@ class Task(ABC):
 
     @classmethod
     def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the `task` section, without data, and the facts that `serving` describes, to evaluate an exported model.
+        """Return the `task` section, without data, and the facts for evaluating an exported model.
 
         This is the inverse of `Task.serving`. The facts are for `use_fitted_transform` and `measure`.
 
@@ -483,7 +482,7 @@ class Task(ABC):
         return ""
 
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted probabilities and their outcomes (True or False), both (N, K) with K predictions per example.
+        """Return K predicted probabilities per example and their outcomes (True or False), both (N, K).
 
         Args:
             columns: the `Predictions.arrays` that `SuiteSupport.columns` names.
@@ -499,8 +498,8 @@ class Task(ABC):
     def suites(cls) -> Mapping[str, Suite]:
         """Return the suites for this kind of examples by name; a suite needs the capabilities `Suite.needs`.
 
-        Names must differ from those of other tasks' suites. If this is empty, all suites are
-        accepted that `capabilities` allow.
+        Names must differ from those of other tasks' suites. A task that returns no
+        suites accepts every suite that its capabilities allow.
         """
         return {}
 
@@ -518,7 +517,7 @@ class Task(ABC):
         return None
 
     def suite_support(self) -> SuiteSupport:
-        """Return access to examples and predictions for evaluation suites; called after `load` or `suite_examples`.
+        """Return access to examples and predictions for suites; called after `load` or `suite_examples`.
 
         Raises:
             ConfigError: the task does not support suites.

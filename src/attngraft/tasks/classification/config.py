@@ -11,7 +11,7 @@ from attngraft.tasks.images.sampling import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Classification loss: `cross_entropy` (softmax), or `bce` (binary cross entropy per class, with sigmoids)."""
+    """Classification loss: `cross_entropy` (softmax), or `bce` (binary cross entropy of each class)."""
 
     name: Literal["cross_entropy", "bce"] = "cross_entropy"  #: the loss function
     smoothing: float = 0.1  #: label smoothing: fraction of each label spread over all classes; training only

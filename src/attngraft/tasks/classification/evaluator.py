@@ -77,7 +77,7 @@ def best_classes(logits: np.ndarray) -> np.ndarray:
 
 
 def class_shares(target: np.ndarray) -> np.ndarray:
-    """Return each example's weight in the mean recall, (N,): N / (number of occurring classes * size of its class)."""
+    """Return each example's weight in the mean recall, (N,): N / (occurring classes * size of its class)."""
     classes, index, counts = np.unique(target, return_inverse=True, return_counts=True)
     shares: np.ndarray = (len(target) / (len(classes) * counts))[index]
     return shares
@@ -96,7 +96,7 @@ def macro_f1(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> floa
 def _mean_over_classes(
     metric: Callable[..., torch.Tensor], predicted: np.ndarray, target: np.ndarray, classes: int
 ) -> float:
-    """Average over the classes in `target`; torchmetrics' macro average would include classes that are only predicted."""
+    """Average over the classes in `target`; torchmetrics also includes classes that are only predicted."""
     labels = torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy())
     by_class = metric(*labels, num_classes=classes, average="none")
     return float(by_class[np.unique(target)].double().mean())
@@ -105,7 +105,7 @@ def _mean_over_classes(
 def sections(
     predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int], noun: str = "image"
 ) -> list[Section]:
-    """Return the report sections for each seed's predictions: `target`, `predicted` and `confidence`, (N,) each.
+    """Return report sections from each seed's `target`, `predicted` and `confidence`, (N,) each.
 
     Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training examples.
     `noun` is the name of an example (image, text).

@@ -1,4 +1,4 @@
-"""Classification of any kind of examples with one label each: loss, statistics, metrics and report sections."""
+"""Base class of single-label classification: loss, statistics, metrics and report sections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,11 @@ class LabelTask(LogitsTask):
         self.activation = "sigmoid" if config.loss.name == "bce" else "softmax"
 
     def set_classes(self, classes: Sequence[str], counts: np.ndarray) -> None:
-        """Set the number of classes and the loss; `counts` (classes,) are training examples per class. Called by `load`.
+        """Set the classes and the loss; called by `load`.
+
+        Args:
+            classes: names of the classes.
+            counts: number of training examples of each class, (classes,).
 
         Raises:
             ConfigError: there are too few classes for the primary metric, or a weight is given for an unknown class.

@@ -45,7 +45,7 @@ class RestrictedClassifier(nn.Module):
 
 
 def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]) -> Evaluation:
-    """Return the accuracy as `real`: predictions are correct if they are among the `accepted` classes of their image.
+    """Return the accuracy `real`: any of an image's `accepted` classes is a correct prediction.
 
     Metrics that compare with a single label are dropped, because the choice among several labels is arbitrary.
     """

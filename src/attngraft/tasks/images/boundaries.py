@@ -32,7 +32,7 @@ def boundary(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tenso
 
 
 def boundary_only(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tensor:
-    """Return the label maps with all pixels off boundaries set to `ignore`, so any score covers boundaries only."""
+    """Return the label maps with all non-boundary pixels set to `ignore`, so scores cover only boundaries."""
     return labels.masked_fill(~boundary(labels, radius=radius, ignore=ignore), ignore)
 
 

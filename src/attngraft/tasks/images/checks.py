@@ -11,11 +11,8 @@ from attngraft.tasks.images.scan import ScanResult
 from attngraft.tasks.images.sources import Images, ImageSource
 
 CORRUPT_LIMIT = 100  #: largest number of images to skip if `max_corrupt` is a fraction
-_COMPARED = {
-    "full": "pixel by pixel",
-    "fast": "byte by byte",
-    "off": "",
-}  #: how images were compared, by depth of the scan
+#: how images were compared, by depth of the scan
+_COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}
 _LEAK = ("validation image", "training images")
 _EXAMPLES = 20  #: largest number of groups of duplicates listed in the facts
 
@@ -48,7 +45,10 @@ def check_amount(source: ImageSource) -> None:
 
 
 def check_split(source: ImageSource, images: Images, name: str) -> None:
-    """Check that a split ("training", "validation" or "test") has all classes, and that its first image is readable.
+    """Check that the split `name` has all classes, and that its first image is readable.
+
+    Args:
+        name: training, validation or test.
 
     Raises:
         DataError: the split is empty, a class has no images, all images have the same value of a regression target, or the

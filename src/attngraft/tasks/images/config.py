@@ -76,7 +76,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersConfig(DataConfig):
-    """The data source of regression: a table, a folder with one table per split, or the generated images `bars`.
+    """The data source of regression: a table, a folder with a table per split, or the generated `bars`.
 
     `label_column` names one column of numbers, `label_columns` several. Without a validation split, a random 20% of the
     images is used for validation.
@@ -104,12 +104,10 @@ class AugmentConfig:
     scale: tuple[float, float] = (0.08, 1.0)  #: `crop: resized`: smallest and largest fraction of the area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  #: `crop: resized`: smallest and largest aspect ratio (width / height)
     padding: int | None = None  #: `crop: pad`: largest shift in pixels; null: an eighth of the input's shorter side
-    interpolation: str | None = (
-        None  #: for resizing; null: the host's; `random` (with `crop: resized`): bilinear or bicubic
-    )
-    hflip: float | None = (
-        None  #: probability of a horizontal flip; null: 0.5, or 0 for digits (mirrored digits are not digits)
-    )
+    #: for resizing; null: the host's; `random` (with `crop: resized`): bilinear or bicubic
+    interpolation: str | None = None
+    #: probability of a horizontal flip; null: 0.5, or 0 for digits (mirrored digits are not digits)
+    hflip: float | None = None
     vflip: float = 0.0  #: probability of a vertical flip
     auto_augment: str | None = None  #: timm policy: `rand-m9-mstd0.5-inc1`, `3a`, `original`, `augmix-m5-w4-d2`
     color_jitter: float | tuple[float, ...] | None = None  #: strength; with auto_augment, only `3a` uses it

@@ -1,4 +1,4 @@
-"""Distillation of image classifiers: conversion of the student's images for the teacher, and loss on the logits."""
+"""Distillation of image classifiers: conversion of images for the teacher, and loss on logits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,7 +50,7 @@ class ImageDistillation(Distillation):
 
 
 class _InputConversion:
-    """Convert images normalized for the student (B, C, H, W) to the teacher's channels, size and normalization.
+    """Convert the student's images (B, C, H, W) to the teacher's channels, size and normalization.
 
     The renormalization (x * std + mean - mean') / std' is one multiplication and one addition. It commutes with resizing,
     whose weights sum to 1.

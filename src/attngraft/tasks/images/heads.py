@@ -7,7 +7,7 @@ from attngraft.errors import TrainingError
 
 
 def heads_of(outputs: object, *, classes: int) -> tuple[Tensor, ...]:
-    """Return the logits (B, classes) of each head: two heads for a distilled host in training mode, otherwise one.
+    """Return the logits (B, classes) of each head: two for a distilled host in training, otherwise one.
 
     The outputs are tensors, or a transformers output with `logits`. Half precision is converted to float32 for the loss.
 

@@ -91,7 +91,7 @@ class Inspection:
         }
 
     def sizes_and_modes(self, name: str) -> dict[str, Any]:
-        """Return sizes (width, height: smallest, median and largest by area) and modes of a split's scanned images."""
+        """Return the smallest, median and largest size (width, height) by area, and the modes, of a split's images."""
         survey, scan = self.survey, self.survey.scan
         unreadable = Counter(part for part, _, _ in survey.issues.unreadable)
         first = 0

@@ -1,4 +1,4 @@
-"""Training and validation splits built from the recipe's `data` and `augment` sections, for any kind of labels."""
+"""Splits built from the recipe's `data` and `augment` sections, for any kind of labels."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -98,7 +98,7 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
 
 
 def survey_images(config: DataConfig, *, saved_split: Path | None = None, progress: Progress | None = None) -> Survey:
-    """Open and check images like `open_images`, but collect all reasons for rejection instead of stopping at the first.
+    """Open and check images like `open_images`, but collect all reasons for rejection.
 
     Raises:
         ConfigError: a class is unknown.

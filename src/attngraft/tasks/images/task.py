@@ -27,7 +27,7 @@ from attngraft.tasks.task import Batch, Distillation, Serving, Split, TaskData
 
 
 class ImageTask(LogitsTask):
-    """Image task: loads images, normalizes batches and saves random splits; subclasses add labels, loss and metrics."""
+    """Base class that loads images, normalizes batches and saves random splits."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"analyses", "data_check", "explorer", "export", "halving", "predict"}

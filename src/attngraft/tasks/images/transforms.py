@@ -56,7 +56,7 @@ def only_shifts_and_flips(config: AugmentConfig, plan: TransformPlan) -> bool:
 
 
 def eval_transform(host: HostInput, *, crop_pct: float, interpolation: str | None = None) -> Compose:
-    """Return a transform that resizes and center-crops to the host's input size; its output is uint8 (C, H, W)."""
+    """Return a transform that resizes and center-crops to the host's input, as uint8 (C, H, W)."""
     return create_transform(
         input_size=(host.channels, host.height, host.width),
         is_training=False,

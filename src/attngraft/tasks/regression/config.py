@@ -9,7 +9,7 @@ from attngraft.tasks.images.config import AugmentConfig, NumbersConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Regression loss: `mse` (squared error), `l1` (absolute error) or `huber` (squared up to `delta`, then linear).
+    """Regression loss: `mse` (squared), `l1` (absolute) or `huber` (squared up to `delta`, then linear).
 
     The loss is averaged over images and numbers. Each number is in units of its standard deviation in training.
     """

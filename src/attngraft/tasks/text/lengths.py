@@ -1,4 +1,4 @@
-"""Model calls with texts of different lengths: padded, or one length at a time if padding cannot be masked."""
+"""Model calls with texts of different lengths: padded, or one length at a time without padding masks."""
 
 import inspect
 from typing import Any, cast

@@ -213,7 +213,7 @@ def save_split(path: Path, train: Texts, val: Texts) -> None:
 
 
 def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, str, str | None]:
-    """Return all rows, their splits (0: training, 1: validation, -1: neither), a note, and the test split's name."""
+    """Return all rows, their splits (0: train, 1: val, -1: neither), a description, and the test split."""
     settings = config.as_table()
     if path.is_dir():
         tables = {each.stem: each for each in sorted(path.iterdir(), reverse=True) if each.suffix.lower() in KINDS}
@@ -245,7 +245,7 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
                 f"{where}: no training rows; name their split with task.data.train_split; available: {values}"
             )
         if asked := config.val_split or config.train_split:
-            raise DataError(f"{path}: no split {asked!r}; no column names splits; set task.data.split_column")
+            raise DataError(f"{path}: no split {asked!r}, because no column names splits; set task.data.split_column")
         return table, np.zeros(len(table), dtype=np.int64), origin, None
     val = find_val(values, settings, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])

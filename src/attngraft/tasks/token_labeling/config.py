@@ -1,4 +1,4 @@
-"""The recipe's `task` section for token labeling: the fields of classification, and the source of patch labels."""
+"""The recipe's `task` section for token labeling: fields of classification, and `token_labels`."""
 
 from dataclasses import dataclass, field
 

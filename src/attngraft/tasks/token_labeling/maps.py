@@ -1,4 +1,4 @@
-"""Training images with dense label maps, and random crops that record the part of the image that they show.
+"""Training images with dense label maps, and random crops that record their position in the image.
 
 A label map, in the format of the authors, contains the class scores of a strong model at each location of a training image.
 It is a float16 tensor (2, K, Y, X) with the K highest scores before softmax at each location, and their classes. The file's
@@ -85,10 +85,15 @@ class LabelMaps:
 
 
 def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
-    """Save an image's label map: the `best` highest of the scores (classes, Y, X), before softmax, at each location.
+    """Save an image's label map: the `best` highest scores before softmax at each location.
 
     Readers assume a score of 0 for all other classes, so the scores of each location are shifted such that the highest
     unsaved score is 0. The file is float32 if class numbers exceed 2,048, which float16 cannot represent.
+
+    Args:
+        scores: (classes, Y, X).
+        file: the file to write.
+        best: number of scores to save at each location.
     """
     exact = scores.detach().float().cpu()
     values, classes = exact.topk(min(best + 1, len(exact)), dim=0)
@@ -150,7 +155,7 @@ class TrackedTransform:
 
 
 class MappedSplit(Split):
-    """Examples of `split` with label maps; a batch has `image`, `target`, `maps` (B, 2, K, Y, X) and `crop` (B, 6).
+    """Examples of `split` with label maps; a batch also contains `maps` (B, 2, K, Y, X) and `crop` (B, 6).
 
     The first call of `order`, before the first training step, checks that every image has a map. Evaluation does not call
     `order`.

@@ -61,7 +61,7 @@ class Images(ABC):
 
     @property
     def shard_index(self) -> np.ndarray | None:
-        """Shard (a large file) of each image and its position in the shard, (N, 2) int64; None if there are no shards."""
+        """Shard (a large file) of each image and position in the shard, (N, 2) int64; None without shards."""
         return None
 
     def stamp(self, index: int) -> Stamp | None:
@@ -118,7 +118,7 @@ class FileImages(Images):
 
 
 class ArrayImages(Images):
-    """Images given as uint8 arrays: (N, H, W) or (N, H, W, C) with 3 or 4 channels, or a list of N arrays of any size."""
+    """Images in uint8 arrays: (N, H, W) or (N, H, W, C) with C 3 or 4, or a list of N arrays of any size."""
 
     in_memory = True
 
@@ -173,7 +173,7 @@ def configured_root(config: DataConfig) -> Path | None:
 
 
 def split_name(stem: str) -> str:
-    """Return the split of a file: the last word of its name if it is a usual split name (`birds-train`), else the name."""
+    """Return the last word of a file's name if it is a split (train for `birds-train`), else the name."""
     last = re.split(r"[-_.]", stem)[-1]
     return last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else stem
 

@@ -1,4 +1,4 @@
-"""COCO annotations as multi-label data: an image's labels are the categories of its objects, including crowds.
+"""COCO annotations as multi-label data: the labels are the categories of objects, including crowds.
 
 The source is a .json file with `images`, `annotations` and `categories`, or a folder with one such file per split:
 `annotations/instances_train2017.json` with the images in `train2017/` or `images/train2017/`, or
@@ -34,7 +34,7 @@ _PROBED = 20  #: number of images to look for when searching for their folder
 
 @dataclass(frozen=True, kw_only=True)
 class _Annotations:
-    """Contents of an annotation file: image names in the order of the file, and the categories of each image's objects."""
+    """Image names in the order of an annotation file, and the categories of each image's objects."""
 
     path: Path
     names: list[str]

@@ -87,9 +87,7 @@ def list_folder(path: Path) -> Listing:
             if _is_folder(entry):
                 folders.append(relative)
                 pending.append((relative, above | {real}))
-            elif is_image(relative) and (
-                entry.is_symlink() or entry.is_file()
-            ):  # keep broken links, so they are reported
+            elif is_image(relative) and (entry.is_symlink() or entry.is_file()):  # broken links are reported
                 files.append(relative)
             elif is_unsupported(relative):
                 unsupported.append(relative)

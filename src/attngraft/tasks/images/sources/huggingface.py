@@ -1,4 +1,4 @@
-"""Hugging Face data sets on local disk: `save_to_disk` folders, downloaded repositories, and the library's own cache.
+"""Hugging Face data sets on local disk: from `save_to_disk`, downloaded repositories, or the library's cache.
 
 This requires only pyarrow and never downloads anything. Arrow files are read in place, with random access. Parquet files
 only allow sequential reads, so they are converted once to Arrow files in the cache folder.
@@ -127,7 +127,7 @@ class ArrowImages(FileImages):
 
 
 def image_columns(schema: pyarrow.Schema) -> list[str]:
-    """Return the columns of encoded images: those declared as images, else structs of bytes and path, else bytes."""
+    """Return the columns declared as images, else those of structs of bytes and path, else those of bytes."""
     import pyarrow.types as kinds
 
     declared = [
@@ -145,7 +145,7 @@ def image_columns(schema: pyarrow.Schema) -> list[str]:
 
 
 def features(schema: pyarrow.Schema) -> dict[str, Any]:
-    """Return the description of the columns by the library `datasets`; empty if another library wrote the file."""
+    """Return the column descriptions of the library `datasets`; empty if another library wrote the file."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:
         found = json.loads(text)["info"]["features"] if text else {}
@@ -201,7 +201,7 @@ def _mapped(path: Path, pa: Any) -> pyarrow.Table:
 
 
 def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
-    """Convert a parquet file to an Arrow file in the cache folder and open it; in memory if the cache is not writable."""
+    """Convert a parquet file to Arrow in the cache folder (in memory if it is not writable) and open it."""
     from pyarrow import parquet
 
     stat = os.stat(path)

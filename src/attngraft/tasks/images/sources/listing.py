@@ -36,7 +36,7 @@ Make = Callable[[list[str], np.ndarray], Images]
 
 @dataclass(frozen=True)
 class Listing:
-    """Paths of image files and of all folders (including empty ones), relative to the source, separated by `/`."""
+    """Paths of image files and of folders, also empty ones, relative to the source, separated by `/`."""
 
     where: str
     files: tuple[str, ...]
@@ -145,7 +145,7 @@ def class_source(
     origin: str,
     make: tuple[Make, Make],
 ) -> ImageSource:
-    """Build a source from the files of each class in each split; `make` builds the training and validation images.
+    """Build a source from the files of each class in each split; `make` builds the images of a split.
 
     Raises:
         DataError: there are no class folders.

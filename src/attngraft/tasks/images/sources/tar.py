@@ -1,4 +1,4 @@
-"""Tar files: a single one, one or more per split in a folder, or a pattern of shards (`birds-{000..009}.tar`).
+"""Tar files: a single tar, a folder with tars per split, or a pattern of shards (`birds-{000..009}.tar`).
 
 Labels are class folders inside the tar or, as in WebDataset, files with the same name as the image: `7.cls` contains the
 class, `7.json` contains fields. A tar is read once; its index (images, folders and label files) is stored in the cache
@@ -173,7 +173,7 @@ def _json_fields(text: str | None, where: str) -> dict[str, Any]:
 
 
 class TarImages(FileImages):
-    """Images that are members of tars; each process opens the tars itself, because forks would share positions.
+    """Images in tars; each process opens the tars itself, because forks would share file positions.
 
     Args:
         paths: the tars.
@@ -360,7 +360,7 @@ def tars_in(folder: Path) -> list[Path]:
 
 
 def open_tar_folder(folder: Path, config: DataConfig) -> ImageSource:
-    """Open the only tar in a folder, or the tars named by split: `train.tar`, or `train-000.tar`, `train-001.tar`, ...
+    """Open the only tar in a folder, or the tars named by split (`train.tar`, or `train-000.tar`, ...).
 
     Raises:
         DataError: there is no training or validation tar; see also `open_tar`.

@@ -65,7 +65,7 @@ class PatchesDropped:
 
 
 def patch_side(height: int, width: int) -> int:
-    """Return the smallest side of square patches that divides both sides of the image into at most `GRID` patches.
+    """Return the smallest side of square patches that tile the image, with at most `GRID` along a side.
 
     Raises:
         UnsupportedCondition: there is no such side.
@@ -98,7 +98,7 @@ def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackTarget(BatchTarget):
-    """Access to a model and a batch for changes of images; its functions take pixels (B, C, H, W) between 0 and 1."""
+    """Access to a model and a batch for changes of images, as pixels (B, C, H, W) between 0 and 1."""
 
     color: Color
 

@@ -30,7 +30,7 @@ def hide_center(images: Tensor, *, side: float = 0.5, fill: float | Tensor = 0.0
 def drop_patches(
     images: Tensor, scores: Tensor, *, share: float = 0.5, patch: int = 16, fill: float | Tensor = 0.0
 ) -> Tensor:
-    """Drop the `share` of patches with the highest scores from images (B, channels, H, W) (Naseer et al. 2021).
+    """Drop the patches with the highest scores from images (B, channels, H, W) (Naseer et al. 2021).
 
     Use random scores for random dropping, the class token's attention to each patch for salient dropping, and the negative
     attention for non-salient dropping.

@@ -52,7 +52,7 @@ class PixelAccess(ExampleAccess):
 
 
 class ImagePixels(PixelAccess):
-    """Access to the pixels of examples (image, label) and image batches, either uint8 or normalized for the host."""
+    """Access to the pixels of examples (image, label) and batches, uint8 or normalized for the host."""
 
     def __init__(self, host: HostInput) -> None:
         self.host, self.color = host, host.mean

@@ -230,7 +230,7 @@ def synsets() -> tuple[str, ...]:
 
 @cache
 def real_labels() -> tuple[tuple[int, ...], ...]:
-    """Return ReaL's labels of the 50,000 validation images, by image number; empty for images without a correct label."""
+    """Return ReaL's labels of the 50,000 validation images, by number; an image can have no label."""
     content = pkgutil.get_data("timm.data", "_info/imagenet_real_labels.json")
     return tuple(tuple(labels) for labels in json.loads(content or b"[]"))
 
