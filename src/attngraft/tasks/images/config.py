@@ -70,7 +70,7 @@ class DataConfig:
 
     @property
     def splits_train(self) -> bool:
-        """Whether the validation split is taken from the training split even if the source has a validation split."""
+        """Whether validation images are taken from the training split even if there is a validation split."""
         return self.val_fraction is not None or self.split_file is not None
 
 

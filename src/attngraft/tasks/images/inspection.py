@@ -91,7 +91,7 @@ class Inspection:
         }
 
     def sizes_and_modes(self, name: str) -> dict[str, Any]:
-        """Return the smallest, median and largest size (width, height) by area, and the modes, of a split's images."""
+        """Return a split's image sizes (width, height: smallest, median and largest by area) and modes."""
         survey, scan = self.survey, self.survey.scan
         unreadable = Counter(part for part, _, _ in survey.issues.unreadable)
         first = 0

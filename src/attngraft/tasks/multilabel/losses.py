@@ -36,7 +36,7 @@ def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bo
 
 
 def example_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the binary cross entropy of each example (B,), averaged over classes, whatever the training loss."""
+    """Return the binary cross entropy of each example (B,), averaged over classes, for every training loss."""
     losses = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
     return losses.mean(-1)
 

@@ -72,7 +72,7 @@ class TextSource:
 
 
 def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> TextSource:
-    """Read the table or tables, and split the texts; `saved_split` is a file that replaces the random split.
+    """Read the tables and split the texts; `saved_split` is a file that replaces the random split.
 
     Raises:
         DataError: the data cannot be used; the message names the file and the remedy.

@@ -69,7 +69,7 @@ class TokenLabelLoss:
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the cross entropy with targets that are distributions over the last axis, averaged over all rows."""
+    """Return the mean cross entropy of logits with targets that are distributions over the last axis."""
     return -(target * logits.log_softmax(-1)).sum(-1).mean()
 
 

@@ -121,7 +121,7 @@ class Crop:
 
 
 class TrackedTransform:
-    """Wrapper of `images.transforms.train_transform` that also returns the crop; the images are bit-identical.
+    """Wrapper of `images.transforms.train_transform` that also returns the crop; images are identical.
 
     Labels follow only the crop and the flips. Geometric steps of RandAugment (rotation, shear, shift) move the image without
     its labels, which then no longer match their patches exactly.

@@ -115,7 +115,7 @@ def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
     assert len(open_test_set("a", whole).images) == 200
     picture(0).save(whole / "beside.png")
     with pytest.raises(
-        DataError, match=r"whole: 1 image outside the class folders \(beside.png\).*: move them into the folder"
+        DataError, match=r"whole: 1 image outside the class folders \(beside.png\).*; move them into the folder"
     ):
         open_test_set("a", whole)
     with pytest.raises(DataError, match="no file is named like ImageNet's validation images"):

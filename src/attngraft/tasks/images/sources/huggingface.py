@@ -1,4 +1,4 @@
-"""Hugging Face data sets on local disk: from `save_to_disk`, downloaded repositories, or the library's cache.
+"""Local Hugging Face data sets: from `save_to_disk`, downloaded, or in the library's cache.
 
 This requires only pyarrow and never downloads anything. Arrow files are read in place, with random access. Parquet files
 only allow sequential reads, so they are converted once to Arrow files in the cache folder.

@@ -26,7 +26,7 @@ class PixelAccess(ExampleAccess):
 
     @abstractmethod
     def to_example(self, example: Any, pixels: Tensor) -> Any:
-        """Return the example with its image replaced by `pixels`; the result must collate with unchanged examples."""
+        """Return the example with `pixels` as its image; the result must collate with unchanged examples."""
 
     @abstractmethod
     def from_batch(self, batch: Batch) -> Tensor:
