@@ -122,7 +122,7 @@ def test_the_tokenizer_and_its_limit(tmp_path: Path) -> None:
 
 def test_a_host_for_text_does_not_fit_images(tmp_path: Path) -> None:
     saved_text(tmp_path, "bert")
-    with pytest.raises(ConfigError, match="takes text, but this task has images"):
+    with pytest.raises(ConfigError, match="takes text, but this task requires images"):
         HostInput.from_model(host_input(str(tmp_path), {}))
 
 

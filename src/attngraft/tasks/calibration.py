@@ -1,4 +1,4 @@
-"""Calibration of predicted probabilities: expected calibration error, and the bins of a reliability diagram."""
+"""Calibration of predicted probabilities: expected calibration error and reliability diagrams."""
 
 from collections.abc import Sequence
 
@@ -67,7 +67,7 @@ def reliability_section(
 
 
 def bin_of(probability: np.ndarray, *, bins: int = BINS) -> np.ndarray:
-    """Return the bin index of each probability. 1 belongs to the last bin (torchmetrics puts it in an extra one)."""
+    """Return the bin index of each probability. The last bin includes 1, unlike in torchmetrics."""
     edges = torch.linspace(0, 1, bins + 1).double().numpy()  # the same edges as torchmetrics, to the last digit
     index: np.ndarray = np.clip(np.searchsorted(edges, probability, side="right") - 1, 0, bins - 1)
     return index

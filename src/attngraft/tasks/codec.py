@@ -1,4 +1,4 @@
-"""Inputs and outputs of a trained model without its data: for export, prediction and measurements of costs."""
+"""Inputs and outputs of a trained model without its data, for export, prediction and cost measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LENGTH = 16  #: largest number of tokens in an example input
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """A part of a model that is called by itself (the whole, an encoder, a step of generation), with example inputs."""
+    """A separately callable part of a model (all of it, an encoder, a generation step) with example inputs."""
 
     module: nn.Module
     args: tuple[Any, ...] = ()
@@ -29,23 +29,23 @@ class Codec(ABC):
 
     @abstractmethod
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the model's positional and keyword arguments for a batch: on the CPU, drawn from torch's generator."""
+        """Return example positional and keyword arguments: on the CPU, drawn from torch's generator."""
 
     def programs(self, model: nn.Module, *, batch_size: int = 1) -> Mapping[str, Program]:
-        """Return the parts of a model that are called by themselves, by name; by default `forward`, the whole."""
+        """Return the separately callable parts of a model by name; by default only `forward`, the whole model."""
         args, kwargs = self.example_inputs(batch_size)
         return {"forward": Program(module=model, args=args, kwargs=kwargs)}
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the model's positional and keyword arguments for raw inputs, the arguments of `attngraft predict`.
+        """Return the model's positional and keyword arguments for raw inputs (those of `attngraft predict`).
 
         Raises:
             DataError: an input cannot be read.
         """
-        raise NotImplementedError(f"{type(self).__name__}.encode is missing")
+        raise NotImplementedError(f"{type(self).__name__}.encode is missing; override it to predict from raw inputs")
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the outputs for encoded inputs: by default of one forward pass. Override this to generate."""
+        """Return the outputs for encoded inputs, by default from one forward pass; override this for generation."""
         return model(*args, **kwargs)
 
     @abstractmethod
@@ -66,8 +66,8 @@ class Serving(Codec):
     activation: Literal["softmax", "sigmoid", "none"]
     classes: tuple[str, ...]  #: names of the outputs: classes, or the predicted numbers
     threshold: float | None = None  #: multi-label: labels with at least this probability are predicted; None: one label
-    scale: tuple[float, ...] = ()  #: of each number
-    offset: tuple[float, ...] = ()  #: of each number
+    scale: tuple[float, ...] = ()  #: factor of each predicted number
+    offset: tuple[float, ...] = ()  #: offset of each predicted number
 
     @property
     def takes(self) -> str:
@@ -99,5 +99,5 @@ class Serving(Codec):
         return [dict(zip(self.classes, row, strict=True)) for row in self.activate(logits).tolist()]
 
 
-#: entry of manifests whose codec is not a `Serving`
+#: `serving` of the manifests of models whose codec is not a `Serving`
 OTHER = Serving(kind="other", input={}, activation="none", classes=())

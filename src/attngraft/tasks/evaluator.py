@@ -1,4 +1,4 @@
-"""Evaluators, which computed metrics before `Task.measure`; still supported in tasks of other packages."""
+"""Evaluators, the predecessor of `Task.measure`; still supported for tasks of other packages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

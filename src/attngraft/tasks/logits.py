@@ -16,7 +16,7 @@ from attngraft.tasks.task import Batch, Serving, Task
 
 
 class LogitsTask(Task):
-    """Task whose model returns logits (B, K) for K classes or numbers; a batch has their `target`.
+    """Task whose model returns logits (B, K) for K classes, or K numbers; a batch contains `target`.
 
     The recipe section is a dataclass with `data` and `metrics.primary`.
     """

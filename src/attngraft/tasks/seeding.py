@@ -13,9 +13,9 @@ _WORD = 2**64
 
 @contextmanager
 def seeded(stream: str, *key: int) -> Iterator[None]:
-    """Context manager that seeds the global generators of Python, NumPy and torch (CPU) and restores them on exit.
+    """Seed the global generators of Python, NumPy and torch (CPU) within a context; restore them on exit.
 
-    For library code that draws from the global generators. `stream` separates draws for different purposes that have the
+    For library code that draws from the global generators. Different `stream` names give independent draws for the
     same `key`. Not thread-safe.
     """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()

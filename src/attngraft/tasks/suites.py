@@ -1,4 +1,4 @@
-"""Suites: named lists of conditions to evaluate a trained model under; tasks define theirs (`Task.suites`)."""
+"""Suites: named lists of conditions for evaluating a trained model, defined by `Task.suites`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from attngraft.errors import AttngraftError, DataError
 from attngraft.tasks.task import Batch, Evaluation, Split
 
-#: `conditions`: examples are evaluated under each condition; `calibration`: of predictions on clean examples; `throughput`:
-#: timing without predictions
+#: `conditions`: examples are evaluated under each condition; `calibration`: calibration of the predictions on
+#: clean examples; `throughput`: timing without predictions
 Kind = Literal["conditions", "calibration", "throughput"]
 
 
@@ -26,31 +26,31 @@ class UnsupportedCondition(AttngraftError):
 
 
 def noise_generator(seed: int, index: int) -> torch.Generator:
-    """Return the random generator of one example, the same for all severities, which therefore scale the same noise."""
+    """Return one example's random generator, the same for all severities, so that they scale the same noise."""
     words = np.random.SeedSequence([zlib.crc32(b"noise"), seed, index]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0]))
 
 
 class BatchChange(Protocol):
-    """Change of a batch; `ExampleAccess.change_batch` of the same task calls it."""
+    """Change of a batch, called by `ExampleAccess.change_batch` of the same task."""
 
-    gradients: ClassVar[bool]  #: whether it requires a backward pass through the model, which takes more memory
+    gradients: ClassVar[bool]  #: whether the change needs a backward pass, and therefore more memory
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A change applied to all examples, by at most one of `example` and `batch`; with neither, examples are unchanged."""
+    """A change of all examples, by `example` or by `batch`; if both are None, examples are unchanged."""
 
-    name: str  #: name of the file, unique in the suite
+    name: str  #: file name, unique in the suite
     group: str  #: group of conditions that differ only in their noise seed and are averaged
     label: str  #: description of the group
     settings: Mapping[str, Any] = field(default_factory=dict)  #: everything that affects the predictions, JSON-ready
     noise_seed: int | None = None  #: None: the condition is not random
     example: Callable[..., Any] | None = None  #: change of one example, for `ExampleAccess.change_example`; picklable
     batch: BatchChange | None = None
-    kind: str = ""  #: name of the corruption if groups are its severities, whose mean is also reported
+    kind: str = ""  #: corruption whose severities the groups are; the report adds their mean
     severity: int | None = None
 
 
@@ -66,8 +66,9 @@ class Suite:
     home: str = ""  #: name of the suite whose predictions are used; empty: this suite
     stands_for: tuple[str, ...] = ()  #: names of the suites that this alias stands for
     test_set: str = ""  #: name of the test set that the user must download
-    download: str = ""  #: instructions for downloading it
-    #: raises a DataError: (test_set, folder of its examples, classes of the model if known, name of the model)
+    download: str = ""  #: download instructions for the test set
+    #: raises a DataError if the test set cannot be used; called with the test set's name, its folder, the classes of the
+    #: model if known, and the model's name
     check: Callable[[str, str, Sequence[str] | None, str], None] | None = None
 
     @property
@@ -91,16 +92,16 @@ class BatchTarget:
     """Access to a model and a batch for changes of batches, such as attacks."""
 
     model: nn.Module
-    outputs: Callable[[Any], Any]  #: function of the changed batch
-    losses: Callable[[Any], Tensor]  #: losses (B,) of the changed batch, in full precision
+    outputs: Callable[[Any], Any]  #: returns the model's outputs for the changed batch
+    losses: Callable[[Any], Tensor]  #: returns the losses (B,) of the changed batch, in full precision
     indices: Sequence[int]  #: indices of the examples in the full data
     report: Callable[[str], None] = lambda text: (
         None
-    )  #: called with a remark on how the examples were changed, if that depends on the model
+    )  #: adds a note on how the examples were changed, where that depends on the model
 
 
 class ExampleAccess(ABC):
-    """Application of a task's conditions to its examples and batches; must be picklable, for loading processes."""
+    """Applies conditions to a task's examples and batches; must be picklable, for loading processes."""
 
     @abstractmethod
     def change_example(self, example: Any, change: Callable[..., Any], generator: torch.Generator) -> Any:
@@ -121,7 +122,7 @@ class SuiteSupport:
 
     losses: Callable[[Any, Batch], Tensor]  #: (model outputs, batch) -> evaluation loss of each example, (B,)
     columns: tuple[str, ...]  #: names of the `Predictions.arrays` to store
-    subset: Callable[[Split, np.ndarray], Split]  #: (split, indices) -> split of these examples only
+    subset: Callable[[Split, np.ndarray], Split]  #: (split, indices) -> split of the examples at `indices`
     access: ExampleAccess = None  # type: ignore[assignment]
     pixels: InitVar[ExampleAccess | None] = None  #: deprecated name of `access`
 
@@ -133,22 +134,22 @@ class SuiteSupport:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedModel:
-    """Facts about a model that is evaluated, for `Task.suite_examples`."""
+    """Description of the evaluated model, for `Task.suite_examples`."""
 
     name: str  #: for messages
-    facts: Mapping[str, Any]  #: of its training data; empty if unknown
-    args: Mapping[str, Any]  #: arguments of its factory that its training data required
+    facts: Mapping[str, Any]  #: facts of the training data; empty if unknown
+    args: Mapping[str, Any]  #: `TaskData.model_args` of the training data
     data_config: Mapping[str, Any]  #: `model_data_config`, as in `Task.load`
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteExamples:
-    """Examples for a suite, and how predictions on them are scored."""
+    """Examples for a suite, and the scoring of predictions."""
 
     split: Split
-    facts: Mapping[str, Any]  #: of the model's task, as `Task.measure` takes them
+    facts: Mapping[str, Any]  #: `facts` for `Task.measure`
     notes: tuple[str, ...] = ()
-    answers: Sequence[int] | None = None  #: sorted classes that may be predicted, if `restrict` excludes any
-    restrict: Callable[[nn.Module], nn.Module] | None = None  #: wraps the model; None: it is used as it is
-    metric: str = ""  #: metric that `score` gives, higher is better; empty: the task's primary metric
-    score: Callable[[Evaluation], Evaluation] | None = None  #: scores predictions anew
+    answers: Sequence[int] | None = None  #: sorted classes that `restrict` allows; None: all
+    restrict: Callable[[nn.Module], nn.Module] | None = None  #: wraps the model; None: the model is not wrapped
+    metric: str = ""  #: metric that `score` computes (higher is better); empty: the task's primary metric
+    score: Callable[[Evaluation], Evaluation] | None = None  #: replaces the metrics and scores of an evaluation

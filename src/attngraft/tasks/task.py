@@ -38,7 +38,7 @@ from attngraft.tasks.codec import Serving as Serving
 if TYPE_CHECKING:
     from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples, SuiteSupport
 
-Batch = Any  #: nested dicts, lists and tuples of tensors, and of plain values, which stay on the CPU
+Batch = Any  #: nested dicts, lists and tuples of tensors and other values; only tensors move to the device
 
 #: task name -> "module:class"; imported on first use
 TASKS = {
@@ -67,14 +67,14 @@ _MOVED = {"PixelAccess": "attngraft.tasks.images.suites.pixels", "SuiteSupport":
 
 
 class Split(ABC):
-    """An indexed set of examples; an example depends only on (seed, epoch, index), never on the worker or process."""
+    """An indexed set of examples that depend only on (seed, epoch, index), not on the worker or process."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def __getitem__(self, key: tuple[int, int]) -> Any:
-        """Return the example at `key = (epoch, index)`; the global generators of Python, NumPy and torch must not change."""
+        """Return the example at `key = (epoch, index)`; must not change global random generators."""
 
     @abstractmethod
     def collate(self, examples: list[Any]) -> Batch:
@@ -85,11 +85,11 @@ class Split(ABC):
         """Return the example's name for messages and predictions, such as a path or `digits/17`."""
 
     def fingerprint(self) -> bytes:
-        """Return what identifies the examples in addition to their names (labels, files), for cached predictions."""
+        """Return a fingerprint of everything but the names (labels, files), to validate cached predictions."""
         return b""
 
     def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        """Return the indices of one training epoch in their order, or None for a random permutation of all examples.
+        """Return the order of indices in a training epoch; None for a random permutation of all examples.
 
         Override this for repeated augmentation or balanced sampling. The order must depend only on (seed, epoch) and have
         the same length in every epoch. Indices may exceed `len(self)` if `self[epoch, index]` and `name` accept them, for
@@ -98,11 +98,11 @@ class Split(ABC):
         return None
 
     def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
-        """Return the indices of the examples of each update of an epoch; None for `train.batch_size` examples each.
+        """Return the example indices of each update of an epoch; None for `train.batch_size` examples per update.
 
         Override this for batches with a budget of tokens, or of examples of similar lengths. Batches must depend only on
-        (seed, epoch); their number may differ between epochs. Each is cut into train.accumulate x processes parts, as even
-        as possible. Called for every epoch before training.
+        (seed, epoch); their number may differ between epochs. Each batch is split into train.accumulate x
+        processes parts, as evenly as possible. Called for every epoch before training.
         """
         return None
 
@@ -113,7 +113,7 @@ class TaskData:
 
     train: Split
     val: Split
-    test: Split | None = None  #: compared instead of `val`, which then only selects the best weights
+    test: Split | None = None  #: runs are compared on it instead of `val`, which then only selects the best weights
     #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
     model_args: Mapping[str, Any]
     facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
@@ -121,12 +121,12 @@ class TaskData:
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """One entry per evaluated example, in the split's order; saved as `predictions.npz`, compared across variants."""
+    """Predictions with one entry per evaluated example, in the split's order; saved as `predictions.npz`."""
 
     names: Sequence[str]
-    #: each example's part of the primary metric where that is a mean of scores (classification: 1 where top-1 is correct)
+    #: score of each example if the primary metric is the mean of scores (top-1 accuracy: 1 if correct, 0 if not)
     score: np.ndarray | None = None
-    binary: bool = False  #: scores are 0 or 1, so that McNemar's test applies
+    binary: bool = False  #: whether scores are 0 or 1, so that McNemar's test applies
     arrays: Mapping[str, Column] = field(default_factory=dict)  #: statistics and outputs of `Task.infer`
     outputs: frozenset[str] = frozenset()  #: names of the arrays that are outputs
 
@@ -137,19 +137,20 @@ class Evaluation:
 
     metrics: Mapping[str, float]
     predictions: Predictions
-    split: str = ""  #: val, test, or a name that was asked for; empty: unknown
+    split: str = ""  #: val, test, or the name of the requested split; empty: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
     """One loss of a micro-batch. The engine minimizes the sum over the trained losses of factor * mean.
 
-    Over micro-batches and processes means are weighted by `Task.weights`, so that an update equals that of the whole batch:
-    sum of factor * mean * w / W, with W the sum of all w. A loss without a weight counts all micro-batches equally: use
-    this if only the forward pass determines the weights. A mean with weight zero must be zero and have a graph.
+    Means of micro-batches and processes are weighted by `Task.weights`, so that an update equals the update of
+    the whole batch: sum of factor * mean * w / W, where W is the sum of all w. A loss without a weight counts all
+    micro-batches equally; use this if weights are only known after the forward pass. With weight zero, the mean must be a
+    zero with a graph.
     """
 
-    mean: Tensor  #: scalar, over examples, tokens, pixels or boxes
+    mean: Tensor  #: scalar, mean over examples, tokens, pixels or boxes
     factor: float = 1.0
     trained: bool = True  #: False: only reported
 
@@ -163,7 +164,7 @@ class StepTeacher(ABC):
 
     @abstractmethod
     def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
-        """Return the `loss` from labels and teacher, and its parts.
+        """Return the `loss`, which combines labels and teacher, and its terms by name.
 
         Args:
             outputs: the student's outputs.
@@ -177,14 +178,14 @@ class StepContext:
 
     seed: int
     epoch: int  #: from 0
-    step: int  #: micro-batch of the epoch, from 0
+    step: int  #: number of the micro-batch in the epoch, from 0
     model: nn.Module  #: the trained model without wrappers
     teacher: StepTeacher | None = None
     stage: str = "main"  #: name of the recipe's stage
 
 
 class Distillation(ABC):
-    """Base class of a teacher's inputs and the loss against its outputs; returned by `Task.distillation`."""
+    """Base class for a teacher's inputs and the distillation loss; returned by `Task.distillation`."""
 
     @abstractmethod
     def to_teacher(self, batch: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -209,18 +210,18 @@ class Task(ABC):
     """Base class of tasks, built from the recipe's `task` section (strict keys)."""
 
     name: str
-    primary: str  #: metric used to compare runs at the last epoch ("top1")
+    primary: str  #: metric used to compare runs ("top1")
     higher_is_better: bool = True  #: whether a higher primary metric is better
-    metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions of metrics; others appear under their name
-    default_recipe: ClassVar[str | None] = None  #: packaged recipe, or path of a file, for `--task` without `--recipe`
-    #: transformers' class that creates an `hf:` host; None: the one that its configuration names
+    metrics: ClassVar[Mapping[str, Metric]] = {}  #: labels and directions; unlisted metrics appear by name
+    default_recipe: ClassVar[str | None] = None  #: packaged recipe or recipe file, for `--task` without `--recipe`
+    #: transformers' class that creates an `hf:` host; None: the class named in the host's configuration
     auto_class: ClassVar[str | None] = None
-    #: supported capabilities, by name in `capabilities.CAPABILITIES`; others are refused in advance. None: not
-    #: declared, and missing methods raise errors
+    #: supported capabilities, by name in `capabilities.CAPABILITIES`; others are rejected in advance. None:
+    #: nothing is checked in advance, and missing methods raise errors
     capabilities: ClassVar[Collection[str] | None] = None
-    hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of the hosts that the task can use; empty: any
-    #: whether `infer(full=False)` differs from `infer(full=True)`: curves then use the former, and a finished run is
-    #: evaluated once more with the latter
+    hosts: ClassVar[tuple[str, ...]] = ()  #: patterns of the names of supported hosts; empty: any host
+    #: whether `infer(full=False)` differs from `infer(full=True)`: curves then use full=False, and a finished run
+    #: is evaluated once more with full=True
     has_light_inference: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -228,14 +229,14 @@ class Task(ABC):
         _add_old_names(cls)
 
     def is_higher_better(self, metric: str) -> bool:
-        """Return the direction of a metric."""
+        """Return whether higher values of a metric are better."""
         if metric == self.primary:
             return self.higher_is_better
         return self.metrics[metric].higher_is_better if metric in self.metrics else True
 
     @classmethod
     def refusal(cls, host: nn.Module, name: str) -> str:
-        """Return why the task cannot use a host, or an empty text; by default, check its name against `hosts`.
+        """Return why the task cannot use a host, or an empty string; by default, check the name against `hosts`.
 
         Args:
             host: the host, without weights and with the head of its factory.
@@ -279,9 +280,9 @@ class Task(ABC):
         return None
 
     def save_split(self, path: Path) -> bool:
-        """Save the random split to `path`, which keeps it the same when examples are added or removed.
+        """Save the random split to `path`, so that it stays the same when examples are added or removed.
 
-        Called after `load`. Return whether there is a random split.
+        Called after `load`. Returns whether there is a random split.
 
         Raises:
             StorageError: the file cannot be written.
@@ -289,7 +290,7 @@ class Task(ABC):
         return False
 
     def load_files(self, folder: Path) -> None:
-        """Use the files that `save_files` wrote to `folder`, if any, instead of fitting anew; called before `load`."""
+        """Load the files that `save_files` wrote to `folder`, if any, instead of fitting; called before `load`."""
         return None
 
     def save_files(self, folder: Path) -> None:
@@ -310,15 +311,15 @@ class Task(ABC):
 
         Args:
             host: the grafted host.
-            facts: the facts that `load` returned; resuming, prediction and export have no data.
+            facts: the facts that `load` returned; the data are not available on resume, prediction and export.
         """
         return host
 
     def parts(self, model: nn.Module) -> ModelParts:
-        """Return which parameters of the model are its head and which are new; all others belong to the host.
+        """Return which parameters of the model belong to the head and which are new; the rest belong to the host.
 
-        Frozen parameters and learning rates follow from it. By default the head is the one that timm or the host's adapter
-        names, and everything around the host is new.
+        This determines frozen parameters and learning rates. By default, timm or the host's adapter names the head, and
+        everything around the host is new.
 
         Args:
             model: from `build`.
@@ -326,7 +327,9 @@ class Task(ABC):
         return model_parts(model)
 
     def needs_unwrapped(self, model: nn.Module) -> bool:
-        """Return whether `step` or `infer` call `unwrapped(model)`, which FSDP does not allow; if generating, by default.
+        """Return whether `step` or `infer` call `unwrapped(model)`, which FSDP does not support.
+
+        By default, True for tasks with the capability `generation`.
 
         Args:
             model: from `build`.
@@ -355,46 +358,46 @@ class Task(ABC):
             batch: from `prepare`, on the device.
             at: position in training, the model without wrappers, and the teacher.
         """
-        taught = None if at.teacher is None else at.teacher(batch)  # before the student's activations take memory
+        taught = None if at.teacher is None else at.teacher(batch)  # before the student's activations occupy memory
         args, kwargs = self.to_model(batch)
         outputs = model(*args, **kwargs)
         losses = self.loss(outputs, batch) if at.teacher is None else at.teacher.losses(self, outputs, batch, taught)
         return {name: Loss(mean=value, trained=name == "loss") for name, value in losses.items()}
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
-        """Return the records of a batch: statistics for the metrics, and outputs for users, at their original size.
+        """Return the records of a batch: statistics for metrics, and outputs for users in the original size.
 
         By default, call the model with `to_model` and pass its outputs to `predict`, whose rows are statistics.
 
         Args:
             model: the model in evaluation mode, without gradients.
             batch: on the device.
-            full: True: the inference for a run's final results. False: a cheaper one during training (greedy decoding, one
-                scale), only with `has_light_inference`.
+            full: True: the inference for a run's final results. False: cheaper inference during training (greedy
+                decoding, one scale), only with `has_light_inference`.
         """
         args, kwargs = self.to_model(batch)
         return to_records(self.predict(model(*args, **kwargs), batch))
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
-        """Return the metrics of an evaluation from its statistics; needs neither data nor model.
+        """Return the metrics of an evaluation from its statistics alone, without data or model.
 
         Args:
             table: the records of all examples.
             facts: the facts that `load` returned.
         """
-        raise NotImplementedError(f"task {self.name}: Task.measure is missing")
+        raise NotImplementedError(f"task {self.name}: Task.measure is missing; override it")
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the model's positional and keyword arguments for a batch."""
-        raise NotImplementedError(f"task {self.name}: Task.to_model is missing")
+        raise NotImplementedError(f"task {self.name}: Task.to_model is missing; override it, or both step and infer")
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-        """Return scalars by name; `loss`, the mean over the batch, is differentiated."""
-        raise NotImplementedError(f"task {self.name}: Task.loss is missing")
+        """Return scalars by name; gradients are computed for `loss`, the mean over the batch."""
+        raise NotImplementedError(f"task {self.name}: Task.loss is missing; override loss or step")
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return columns of statistics; the first axis is the batch."""
-        raise NotImplementedError(f"task {self.name}: Task.predict is missing")
+        raise NotImplementedError(f"task {self.name}: Task.predict is missing; override predict or infer")
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return the report's sections for one variant, in addition to its metrics; none by default.
@@ -430,10 +433,12 @@ class Task(ABC):
         Raises:
             ConfigError: the task does not support it.
         """
-        raise ConfigError(f"task {self.name}: does not support export and prediction (Task.serving)")
+        raise ConfigError(
+            f"task {self.name}: does not support export and prediction (Task.serving); give a run of another task"
+        )
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Codec:
-        """Return example inputs, programs and the decoding of outputs, without the data; by default those of `serving`.
+        """Return the codec of the model's inputs and outputs, without the data; by default from `serving`.
 
         Args:
             facts, model_data_config: as in `serving`.
@@ -456,9 +461,9 @@ class Task(ABC):
 
     @classmethod
     def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the `task` section, without data, and the facts that `serving` describes, to evaluate an exported model.
+        """Return the `task` section, without data, and the facts for evaluating an exported model.
 
-        This is the inverse of `Task.serving`. The facts are those that `use_fitted_transform` and `measure` use.
+        This is the inverse of `Task.serving`. The facts are for `use_fitted_transform` and `measure`.
 
         Raises:
             ConfigError: the task does not support it.
@@ -469,7 +474,7 @@ class Task(ABC):
 
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
-        """Return the part, such as a tokenizer, that a host with trained weights lacks for evaluation; or an empty text.
+        """Return what a host with trained weights lacks for evaluation, such as a tokenizer, or an empty string.
 
         Args:
             model_data_config: as in `load`.
@@ -477,7 +482,7 @@ class Task(ABC):
         return ""
 
     def calibration_inputs(self, columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return predicted probabilities and their outcomes (True or False), both (N, K) with K predictions per example.
+        """Return K predicted probabilities per example and their outcomes (True or False), both (N, K).
 
         Args:
             columns: the `Predictions.arrays` that `SuiteSupport.columns` names.
@@ -485,22 +490,25 @@ class Task(ABC):
         Raises:
             ConfigError: the task does not support it.
         """
-        raise ConfigError(f"task {self.name}: does not support calibration (Task.calibration_inputs)")
+        raise ConfigError(
+            f"task {self.name}: does not support calibration (Task.calibration_inputs); remove this suite"
+        )
 
     @classmethod
     def suites(cls) -> Mapping[str, Suite]:
-        """Return the suites for this kind of examples by name; those that need more than `capabilities` are refused.
+        """Return the suites for this kind of examples by name; a suite needs the capabilities `Suite.needs`.
 
-        Names must differ from those of other tasks' suites. A task without suites of its own is not checked.
+        Names must differ from those of other tasks' suites. A task that returns no
+        suites accepts every suite that its capabilities allow.
         """
         return {}
 
     def suite_examples(self, suite: Suite | None, source: str | None, model: JudgedModel) -> SuiteExamples | None:
-        """Open examples that only evaluations have, such as test sets; replaces `load`. None: `load` opens the source.
+        """Open examples that exist only for evaluation, such as test sets; None: use `load`.
 
         Args:
-            suite: a suite with a test set of its own; None: any other.
-            source: the user's data; None: none were given.
+            suite: the suite, if it has a test set; None for other suites.
+            source: the user's data (--data); None: not given.
             model: the model to evaluate.
 
         Raises:
@@ -509,7 +517,7 @@ class Task(ABC):
         return None
 
     def suite_support(self) -> SuiteSupport:
-        """Return access to examples and predictions for evaluation suites; called after `load` or `suite_examples`.
+        """Return access to examples and predictions for suites; called after `load` or `suite_examples`.
 
         Raises:
             ConfigError: the task does not support suites.
@@ -539,10 +547,10 @@ def to_records(columns: Mapping[str, Tensor]) -> Records:
 def unwrapped(model: nn.Module) -> nn.Module:
     """Return the model inside the wrappers of a run, for inference that calls parts of it or generates.
 
-    In training, only calls of the wrapped model itself are correct. Sharded weights (FSDP) cannot be unwrapped: a task that
-    needs this declares the capability `generation`, or overrides `needs_unwrapped`, and is then refused under FSDP.
+    In training, only calls of the wrapped model itself are correct. Sharded weights (FSDP) cannot be unwrapped. A task
+    that calls this declares the capability `generation` or overrides `needs_unwrapped`, so that FSDP is rejected.
     """
-    found = model if isinstance(model, nn.Module) else model._model  # memory format (training.inputs)
+    found = model if isinstance(model, nn.Module) else model._model  # wrapper of the memory format (`training.inputs`)
     return found.module if isinstance(found, DistributedDataParallel) else found
 
 
@@ -554,7 +562,7 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def _add_old_names(cls: type[Task]) -> None:
-    """Support the old method names in `_RENAMED`, for overriding and for calling; both warn."""
+    """Let subclasses override and callers use the old method names in `_RENAMED`, with a warning."""
 
     def deprecated(method: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -577,7 +585,7 @@ _add_old_names(Task)  # type: ignore[type-abstract]
 
 
 def known_tasks() -> dict[str, str]:
-    """Return a mapping from name to "module:class" of all tasks: built-in ones and those of installed packages."""
+    """Return a mapping from name to "module:class" of all tasks, built-in and from installed packages."""
     return {each.name: each.value for each in importlib.metadata.entry_points(group=ENTRY_POINTS)} | TASKS
 
 
@@ -597,5 +605,7 @@ def load_task(name: str) -> type[Task]:
     except (ImportError, AttributeError) as error:
         if name in TASKS:
             raise
-        raise ConfigError(f"task {name}: cannot import {known[name]} from an installed package: {error}") from None
+        raise ConfigError(
+            f"task {name}: cannot import {known[name]} from an installed package: {error}; reinstall or remove it"
+        ) from None
     return task

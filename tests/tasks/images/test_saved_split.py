@@ -131,7 +131,7 @@ def test_images_of_one_name_are_trained_on_without_a_file(folder: Path, caplog: 
     task.load(model_data_config={"input_size": (3, 16, 16)})
     assert not task.save_split(folder / "split.csv")
     assert not (folder / "split.csv").exists()
-    assert "labels.csv: the random split cannot be saved: images share a name" in caplog.text
+    assert "labels.csv: the random split cannot be saved, because some images have the same name" in caplog.text
 
 
 def study(folder: Path, out: Path, **more: Any) -> StudyConfig:

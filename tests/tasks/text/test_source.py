@@ -71,7 +71,7 @@ def test_what_cannot_be_used_is_refused(
 
 def test_a_split_that_a_table_does_not_have_is_refused(tmp_path: Path) -> None:
     source = str(table(tmp_path / "a.csv", sentences(30)))
-    with pytest.raises(DataError, match="no split 'nope'; no column names splits"):
+    with pytest.raises(DataError, match="no split 'nope', because no column names splits"):
         open_texts(TextDataConfig(source=source, val_split="nope"))
 
 

@@ -75,13 +75,13 @@ def test_loading_trains_a_tokenizer_that_fits_the_host(tmp_path: Path) -> None:
     assert batch["input_ids"].max() < 80 and batch["target"].tolist() == loaded.val.labels[:2].tolist()  # type: ignore[attr-defined]
     for settings, message in (
         ("task.tokenizer.vocab_size=200", "the host has 120 embeddings"),
-        ("task.tokenizer.max_length=99", "the host takes at most 24 tokens"),
+        ("task.tokenizer.max_length=99", "the host supports at most 24 tokens"),
         ("task.metrics.primary=top5", "top5 needs more than five classes"),
     ):
         task = build_task(wrong := recipe(data, name, settings))
         with pytest.raises(ConfigError, match=message):
             task.load(model_data_config=model_data_config(wrong))
-    with pytest.raises(ConfigError, match=r"takes images; use one that takes text: hf:FOLDER or hf:USER/NAME"):
+    with pytest.raises(ConfigError, match=r"is an image model; use a text model, hf:FOLDER or hf:USER/NAME"):
         build_task(given).load(model_data_config={"input_size": (3, 8, 8)})
     assert not TextClassification.missing_from_host({"input_size": (3, 8, 8)})
 

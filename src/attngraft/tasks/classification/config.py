@@ -11,7 +11,7 @@ from attngraft.tasks.images.sampling import Sampling
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Classification loss: `cross_entropy` (softmax), or `bce` (binary cross entropy per class, with sigmoids)."""
+    """Classification loss: `cross_entropy` (softmax), or `bce` (binary cross entropy of each class)."""
 
     name: Literal["cross_entropy", "bce"] = "cross_entropy"  #: the loss function
     smoothing: float = 0.1  #: label smoothing: fraction of each label spread over all classes; training only
@@ -54,4 +54,4 @@ class ClassificationConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
-    sampling: Sampling | None = None  #: class frequencies in training; null: those of the data
+    sampling: Sampling | None = None  #: class frequencies in training; null: as in the data

@@ -18,7 +18,7 @@ from attngraft.tasks.classification.losses import example_losses
 MATRIX_LIMIT = 50  #: largest number of classes for which the report shows the full confusion matrix
 TOP = 5
 LOGITS_LIMIT = 1000  #: largest number of classes for which predictions store all logits
-PAIRS = 20  #: number of most frequent confusions listed for more classes
+PAIRS = 20  #: number of most frequent confusions listed instead, for more classes
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -28,8 +28,8 @@ def records(
 ) -> dict[str, torch.Tensor]:
     """Return the columns of `Task.predict` from `logits` (B, classes).
 
-    These are `target`, `predicted`, its `confidence` and `loss`, (B,) each, the `top5` best classes (B, up to 5), and
-    `logits` if they are stored.
+    The columns are `target`, `predicted`, `confidence` (the probability of the predicted class) and `loss`, (B,) each;
+    with more than five classes or without `logits`, also the best classes `top5` (B, up to 5); and `logits` if stored.
     """
     classes = logits.shape[1]
     top = logits.topk(min(TOP, classes), dim=-1).indices
@@ -64,7 +64,7 @@ def measure(table: RecordTable, *, classes: int) -> Measured:
     values["balanced_accuracy"] = balanced_accuracy(predicted, target, classes=classes)
     statistics["macro_f1"] = resampled_macro_f1(predicted, target, classes=classes)
     values["macro_f1"] = macro_f1(predicted, target, classes=classes)
-    if "loss" in table:  # runs of earlier versions did not store it
+    if "loss" in table:  # earlier versions did not store the loss
         loss = table.array("loss")
         statistics["loss"], values["loss"] = MeanScore(loss), float(loss.mean(dtype=np.float64))
     return Measured(values=values, statistics=statistics)
@@ -77,7 +77,7 @@ def best_classes(logits: np.ndarray) -> np.ndarray:
 
 
 def class_shares(target: np.ndarray) -> np.ndarray:
-    """Return each example's weight in the mean recall, (N,): N / (number of occurring classes * size of its class)."""
+    """Return each example's weight in the mean recall, (N,): N / (occurring classes * size of its class)."""
     classes, index, counts = np.unique(target, return_inverse=True, return_counts=True)
     shares: np.ndarray = (len(target) / (len(classes) * counts))[index]
     return shares
@@ -96,7 +96,7 @@ def macro_f1(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> floa
 def _mean_over_classes(
     metric: Callable[..., torch.Tensor], predicted: np.ndarray, target: np.ndarray, classes: int
 ) -> float:
-    """Average over the classes in `target`; torchmetrics' macro average would include classes that are only predicted."""
+    """Average over the classes in `target`; torchmetrics also includes classes that are only predicted."""
     labels = torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy())
     by_class = metric(*labels, num_classes=classes, average="none")
     return float(by_class[np.unique(target)].double().mean())
@@ -105,7 +105,7 @@ def _mean_over_classes(
 def sections(
     predictions: Sequence[Arrays], *, classes: Sequence[str], counts: Mapping[str, int], noun: str = "image"
 ) -> list[Section]:
-    """Return the report sections for each seed's predictions: `target`, `predicted` and `confidence`, (N,) each.
+    """Return report sections from each seed's `target`, `predicted` and `confidence`, (N,) each.
 
     Calibration is omitted if any confidence is not finite. `counts` maps classes to their number of training examples.
     `noun` is the name of an example (image, text).

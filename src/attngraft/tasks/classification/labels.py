@@ -1,4 +1,4 @@
-"""Classification of any kind of examples with one label each: loss, statistics, metrics and report sections."""
+"""Base class of single-label classification: loss, statistics, metrics and report sections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attngraft.tasks.task import Batch, Serving
 class LabelTask(LogitsTask):
     """Classification with one label per example; subclasses load the examples."""
 
-    primary = "top1"  # default; the recipe may choose another
+    primary = "top1"  # default; the recipe can set another metric
     metrics: ClassVar = {
         "top1": Metric(label="top-1 accuracy", column="top-1", share=True),
         "top5": Metric(label="top-5 accuracy", column="top-5", share=True),
@@ -38,14 +38,20 @@ class LabelTask(LogitsTask):
         self.activation = "sigmoid" if config.loss.name == "bce" else "softmax"
 
     def set_classes(self, classes: Sequence[str], counts: np.ndarray) -> None:
-        """Set the classes and, from their numbers of training examples (classes,), the loss; called by `load`.
+        """Set the classes and the loss; called by `load`.
+
+        Args:
+            classes: names of the classes.
+            counts: number of training examples of each class, (classes,).
 
         Raises:
             ConfigError: there are too few classes for the primary metric, or a weight is given for an unknown class.
         """
         self._classes = len(classes)
         if self.primary == "top5" and self._classes <= TOP:
-            raise ConfigError(f"task.metrics.primary: top5 needs more than five classes, the data have {self._classes}")
+            raise ConfigError(
+                f"task.metrics.primary: top5 needs more than five classes, but the data have {self._classes}; use top1"
+            )
         self._loss = training_loss(self.config.loss, class_weights(self.config.loss, counts, classes))
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:

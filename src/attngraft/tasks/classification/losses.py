@@ -1,4 +1,4 @@
-"""Training losses for hard labels (B,) and soft labels (B, classes), and per-example losses for evaluation."""
+"""Training losses for hard labels (B,) and soft labels (B, classes); evaluation losses of examples."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -37,11 +37,11 @@ def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
-    """Return the distillation loss of the student's `logits` (B, classes) against the teacher's `taught`, batch mean.
+    """Return the distillation loss of the logits against the teacher's logits `taught`, (B, classes) each.
 
-    The loss is T^2 KL(softmax(taught / T) || softmax(logits / T)) (Hinton et al. 2015; the factor T^2 preserves the scale
-    of gradients as T grows). With `hard`, it is the cross entropy with the teacher's top class (DeiT, Touvron et al. 2021,
-    equation 3).
+    The loss is T^2 KL(softmax(taught / T) || softmax(logits / T)), averaged over the batch (Hinton et al. 2015; the factor
+    T^2 preserves the scale of gradients as T grows). With `hard`, it is the cross entropy with the teacher's top
+    class (DeiT, Touvron et al. 2021, equation 3).
     """
     if hard:
         return F.cross_entropy(logits, taught.argmax(-1))

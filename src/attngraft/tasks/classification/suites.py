@@ -45,7 +45,7 @@ class RestrictedClassifier(nn.Module):
 
 
 def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]) -> Evaluation:
-    """Score predictions as correct if they are among the `accepted` classes of their image; `real` is the accuracy.
+    """Return the accuracy `real`: any of an image's `accepted` classes is a correct prediction.
 
     Metrics that compare with a single label are dropped, because the choice among several labels is arbitrary.
     """
@@ -60,7 +60,7 @@ def score_accepted(evaluation: Evaluation, accepted: Mapping[str, Sequence[int]]
 
 
 def open_test_set_of(task: Classification, suite: Suite, source: str | None, model: JudgedModel) -> SuiteExamples:
-    """Open the test set of a suite for a model of ImageNet's classes.
+    """Open the test set of a suite for a model with ImageNet's classes.
 
     Raises:
         DataError: the model has other classes, or the images are missing or have an unexpected layout.
@@ -87,7 +87,7 @@ def open_test_set_of(task: Classification, suite: Suite, source: str | None, mod
 
 
 def _imagenet_facts(model: JudgedModel) -> Mapping[str, Any]:
-    """Return the facts of a model that is known by its host and weights alone: classes in timm's order, for 1000 of them."""
+    """Return facts for a model without a run: its classes, numbered as in timm, and the crop of its host."""
     return {
         "classes": [str(number) for number in range(model.args.get("num_classes", 0))],
         "input": {"eval_crop_pct": model.data_config.get("crop_pct")},
@@ -109,7 +109,7 @@ def class_folders(folder: Path, classes: Sequence[str]) -> FolderImages | None:
     outside = sorted(file for name, files in by_folder.items() if name not in numbers for file in files)
     parts = {name.lower() for name in by_folder} & {*TRAIN_NAMES, *VAL_NAMES} if outside else set()
     training = not parts.isdisjoint(TRAIN_NAMES)
-    if training and not parts.isdisjoint(VAL_NAMES):  # a data set with splits, one of which is named like a class
+    if training and not parts.isdisjoint(VAL_NAMES):  # a data set with splits; a split has the name of a class
         return None
     if outside:
         raise DataError(

@@ -65,7 +65,7 @@ class Classification(LabelTask, ImageTask):
     def open_test(
         self, images: Images, *, facts: Mapping[str, Any], model_data_config: Mapping[str, Any]
     ) -> LabelledSplit:
-        """Return a split of other images for evaluating a trained model without its training data; replaces `load`.
+        """Return a split of other images, to evaluate a model without its training data; replaces `load`.
 
         Args:
             images: the images; labels are indices of the run's classes.

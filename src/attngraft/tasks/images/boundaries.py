@@ -5,15 +5,15 @@ from torch import Tensor
 
 from attngraft.errors import UsageError
 
-IGNORED = 255  #: label of pixels that scene segmentation data sets exclude
+IGNORED = 255  #: label of pixels that are excluded from evaluation in scene segmentation data sets
 
 
 def boundary(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tensor:
     """Return a mask of the boundary pixels of label maps (B, H, W).
 
     A pixel is on a boundary if any pixel at most `radius` rows and columns away has a different label. Pixels labeled
-    `ignore` are never boundary pixels and do not turn their neighbors into any. The paper does not define its boundaries;
-    ours are derived from the labels, so report the radius with every number.
+    `ignore` are never boundary pixels and do not make their neighbors boundary pixels. The paper does not define its
+    boundaries; ours are derived from the labels, so report the radius with every number.
 
     Raises:
         UsageError: `labels` is not (B, H, W), or the radius is negative.
@@ -32,7 +32,7 @@ def boundary(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tenso
 
 
 def boundary_only(labels: Tensor, *, radius: int = 2, ignore: int = IGNORED) -> Tensor:
-    """Return the label maps with all pixels off boundaries set to `ignore`, so any score covers boundaries only."""
+    """Return the label maps with all non-boundary pixels set to `ignore`, so scores cover only boundaries."""
     return labels.masked_fill(~boundary(labels, radius=radius, ignore=ignore), ignore)
 
 

@@ -10,10 +10,11 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.scan import ScanResult
 from attngraft.tasks.images.sources import Images, ImageSource
 
-CORRUPT_LIMIT = 100  #: most images that can be skipped if `max_corrupt` is a fraction
-_COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}  #: comparison, by depth of the scan
+CORRUPT_LIMIT = 100  #: largest number of images to skip if `max_corrupt` is a fraction
+#: how images were compared, by depth of the scan
+_COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}
 _LEAK = ("validation image", "training images")
-_EXAMPLES = 20  #: most groups of duplicates listed in the facts
+_EXAMPLES = 20  #: largest number of groups of duplicates listed in the facts
 
 
 def class_counts(images: Images, classes: int) -> np.ndarray:
@@ -44,10 +45,13 @@ def check_amount(source: ImageSource) -> None:
 
 
 def check_split(source: ImageSource, images: Images, name: str) -> None:
-    """Check that a split ("training", "validation" or "test") has all classes, and that its first image is readable.
+    """Check that the split `name` has all classes, and that its first image is readable.
+
+    Args:
+        name: training, validation or test.
 
     Raises:
-        DataError: it is empty, a class has no images, all images have the same value of a regression target, or the
+        DataError: the split is empty, a class has no images, all images have the same value of a regression target, or the
             first image is unreadable.
     """
     remedy = "add some, or change the split"
@@ -149,7 +153,7 @@ class DataIssues:
 
     @property
     def leaked(self) -> int:
-        """Number of images that are also in an earlier split, of training, validation and test."""
+        """Number of images that also occur in an earlier split (training, validation, test)."""
         return sum(image.part != group[0].part for group in self.leaks for image in group)
 
     def notes(self) -> list[str]:
@@ -239,7 +243,7 @@ def corrupt_limit(max_corrupt: float, images: int) -> int:
 
 
 def _identical(scan: ScanResult) -> list[list[int]]:
-    """Return groups of positions of identical images, ordered by their first."""
+    """Return groups of positions of identical images, ordered by each group's first position."""
     readable = np.array([index for index in range(len(scan)) if index not in scan.problems], dtype=np.int64)
     if scan.depth == "off" or not len(readable):
         return []
@@ -252,7 +256,7 @@ def _identical(scan: ScanResult) -> list[list[int]]:
 
 
 def _is_same(train: Images, val: Images, scan: ScanResult) -> bool:
-    """Return whether `val` is the training split itself, as with `attngraft eval --split train`."""
+    """Return whether both splits are the training split, as in `attngraft eval --split train`."""
     count = len(train)
     return list(train.names) == list(val.names) and np.array_equal(scan.digests[:count], scan.digests[count:])
 

@@ -19,24 +19,23 @@ SOURCES = "a folder, .tar, .npz, .csv, .parquet, COCO .json, shards as x-{000..0
 class DataConfig:
     """The data source and its split into training, validation and test.
 
-    If the source has both a validation and a test split, runs are evaluated on the test split, and validation only
-    chooses the best epoch. Without `val_split`, `val_fraction` and `split_file`, the source's own validation split is
-    used. If the source has no splits (class folders, a tar of class folders, `digits`), a random 20% of each class is
-    used for validation.
+    Runs are compared on the test split if the source has one; validation then only selects the best epoch. Without
+    `val_split`, `val_fraction` and `split_file`, the source's own validation split is used. If the source has no
+    splits (class folders, a tar of class folders, `digits`), a random 20% of each class is used for validation.
     """
 
-    numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
+    numeric: ClassVar[bool] = False  #: whether labels are numbers instead of classes
 
     source: str  #: `digits`, a folder, .tar, .npz, .csv, .parquet, shards (`x-{0..9}.tar`), `hf:<path>`, `timm:<name>`
     root: str | None = None  #: timm: folder of the data set; .csv, .parquet, COCO: base folder of relative paths
     train_split: str | None = None  #: name of the training split (folder, `<name>.tar`, `x_<name>`)
     val_split: str | None = None  #: name of the validation split
-    #: name of the test split; null: `test` or `testing`, unless used for validation; none: evaluate on validation
+    #: name of the test split; null: `test` or `testing`, if it is not the validation split; none: compare runs on validation
     test_split: str | None = None
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
     classes: tuple[str, ...] | None = None  #: use only these classes, in this order
-    cache: bool | None = None  #: keep decoded images in memory; null: if of a fixed size and at most half a gigabyte
+    cache: bool | None = None  #: keep images in memory; null: those resized to a fixed size, up to 512 MiB per split
     path_column: str | None = None  #: tables: column of paths (hf: of images); null: detected by name
     label_column: str | None = None  #: tables: column of labels or of lists of labels; null: detected by name
     label_columns: tuple[str, ...] | None = None  #: tables: 0/1 columns, one per class, instead of label_column
@@ -46,7 +45,7 @@ class DataConfig:
     order: Order = "random"  #: tars: `shards` reads one shard after another, approximately in the order on disk
     shuffle_buffer: int = 2000  #: `order: shards`: largest distance of an image from its position on disk, in images
     check: Check = "auto"  #: before training: `full` decodes every image, `fast` reads both ends of each file
-    #: most unreadable images to skip: a fraction (below 1; at most 100 images) or a number (1 or more)
+    #: largest number of unreadable images to skip: a fraction (below 1; at most 100 images) or a number (1 or more)
     max_corrupt: float = 0.01
 
     def __post_init__(self) -> None:
@@ -71,15 +70,15 @@ class DataConfig:
 
     @property
     def splits_train(self) -> bool:
-        """Whether the validation split is taken from the training split even if the source has a validation split."""
+        """Whether validation images are taken from the training split even if there is a validation split."""
         return self.val_fraction is not None or self.split_file is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumbersConfig(DataConfig):
-    """The data source of regression: a table, or a folder with one per split, or the generated images `bars`.
+    """The data source of regression: a table, a folder with a table per split, or the generated `bars`.
 
-    `label_column` is the column of numbers, `label_columns` are several. Without a validation split, a random 20% of the
+    `label_column` names one column of numbers, `label_columns` several. Without a validation split, a random 20% of the
     images is used for validation.
     """
 
@@ -105,8 +104,10 @@ class AugmentConfig:
     scale: tuple[float, float] = (0.08, 1.0)  #: `crop: resized`: smallest and largest fraction of the area
     ratio: tuple[float, float] = (3 / 4, 4 / 3)  #: `crop: resized`: smallest and largest aspect ratio (width / height)
     padding: int | None = None  #: `crop: pad`: largest shift in pixels; null: an eighth of the input's shorter side
-    interpolation: str | None = None  #: null: the host's; `random` (with `crop: resized`): bilinear or bicubic
-    hflip: float | None = None  #: probability; null: 0.5, or 0 for digits (mirrored digits are not digits)
+    #: for resizing; null: the host's; `random` (with `crop: resized`): bilinear or bicubic
+    interpolation: str | None = None
+    #: probability of a horizontal flip; null: 0.5, or 0 for digits (mirrored digits are not digits)
+    hflip: float | None = None
     vflip: float = 0.0  #: probability of a vertical flip
     auto_augment: str | None = None  #: timm policy: `rand-m9-mstd0.5-inc1`, `3a`, `original`, `augmix-m5-w4-d2`
     color_jitter: float | tuple[float, ...] | None = None  #: strength; with auto_augment, only `3a` uses it

@@ -1,4 +1,4 @@
-"""Distillation of image classifiers: conversion of the student's images for the teacher, and loss on the logits."""
+"""Distillation of image classifiers: conversion of images for the teacher, and loss on logits."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,9 +20,9 @@ class ImageDistillation(Distillation):
     """Distillation for tasks whose models map images to logits (B, classes).
 
     Args:
-        batches: normalization of batches for the student.
+        batches: normalizes batches for the student.
         student, teacher: description of each model's input.
-        loss: compares the logits of both models; for models with two heads, the means of both heads.
+        loss: compares the logits of both models; logits of a model with two heads are averaged.
         classes: number of classes.
 
     Raises:
@@ -50,7 +50,7 @@ class ImageDistillation(Distillation):
 
 
 class _InputConversion:
-    """Convert images normalized for the student (B, C, H, W) to the teacher's channels, size and normalization.
+    """Convert the student's images (B, C, H, W) to the teacher's channels, size and normalization.
 
     The renormalization (x * std + mean - mean') / std' is one multiplication and one addition. It commutes with resizing,
     whose weights sum to 1.

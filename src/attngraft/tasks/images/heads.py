@@ -7,12 +7,12 @@ from attngraft.errors import TrainingError
 
 
 def heads_of(outputs: object, *, classes: int) -> tuple[Tensor, ...]:
-    """Return the logits (B, classes) of each head: one, or two for a distilled host in training mode.
+    """Return the logits (B, classes) of each head: two for a distilled host in training, otherwise one.
 
     The outputs are tensors, or a transformers output with `logits`. Half precision is converted to float32 for the loss.
 
     Raises:
-        TrainingError: an output is not a tensor, or has another shape.
+        TrainingError: an output is not a tensor, or does not have the shape (B, classes).
     """
     outputs = getattr(outputs, "logits", outputs)
     heads = outputs if isinstance(outputs, tuple | list) else (outputs,)

@@ -49,7 +49,7 @@ class HostInput:
         if (kind := config.get("kind", "images")) != "images":
             other = ", or add --task text_classification for texts" if kind == "text" else ""
             raise ConfigError(
-                f"host: takes {kind}, but this task has images; use a host of images, such as vit_tiny_patch16_224 or "
+                f"host: takes {kind}, but this task requires images; use an image model, such as vit_tiny_patch16_224 or "
                 f"torchvision:vit_b_16{other}"
             )
         channels, height, width = (int(number) for number in config.get("input_size", (3, 224, 224)))
@@ -74,7 +74,7 @@ class HostInput:
         return "L" if self.channels == 1 else "RGB"
 
     def holds(self, size: tuple[int, int]) -> bool:
-        """Return whether an image of `size` (width, height) is no larger than the input in either dimension."""
+        """Return whether an image of `size` (width, height) is no wider and no taller than the input."""
         return size[0] <= self.width and size[1] <= self.height
 
     def normalize(self, images: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from attngraft.tasks.images.scan import Progress
 from attngraft.tasks.images.sources import Images, in_mode
 from attngraft.tasks.task import load_task
 
-_SKEWED = 10  #: ratio of class sizes from which a note suggests remedies
+_SKEWED = 10  #: smallest ratio of class sizes for a note with remedies
 
 _TILE, _GAP, _LABEL = 96, 4, 150  #: pixels
 _COLUMNS, _CLASSES, _DUPLICATES = 8, 40, 8
@@ -31,7 +31,7 @@ class Inspection:
     """Survey of a source, and whether a task can be trained on it."""
 
     survey: Survey
-    task: str  #: the requested task, or the one that fits the labels
+    task: str  #: the requested task, or the task that fits the labels
     refusals: list[str]  #: reasons why training would reject the data; empty if it would start
     notes: list[str]  #: remarks for the user
 
@@ -91,7 +91,7 @@ class Inspection:
         }
 
     def sizes_and_modes(self, name: str) -> dict[str, Any]:
-        """Return sizes (width, height: smallest, median and largest by area) and modes of a split's scanned images."""
+        """Return a split's image sizes (width, height: smallest, median and largest by area) and modes."""
         survey, scan = self.survey, self.survey.scan
         unreadable = Counter(part for part, _, _ in survey.issues.unreadable)
         first = 0
@@ -117,11 +117,11 @@ def inspect_images(config: DataConfig, *, task: str | None = None, progress: Pro
 
     Args:
         config: the recipe's `task.data`.
-        task: the task to train; None: the one that fits the labels.
+        task: the task to train; None: the task that fits the labels.
         progress: called while images are scanned.
 
     Raises:
-        ConfigError: a class or column is unknown, the task is unknown, or it has other data than images with labels.
+        ConfigError: a class, a column or the task is unknown, or the task does not use images with labels.
         DataError: the source cannot be opened at all.
     """
     several = None if task is None or config.numeric else _has_several_labels(task)
@@ -154,8 +154,8 @@ def _has_several_labels(task: str) -> bool:
     found: bool | None = getattr(load_task(task), "multilabel", None)
     if found is None:
         raise ConfigError(
-            f"--task {task}: `attngraft data check` is for images with labels; `attngraft train --task {task}` checks the "
-            "data of this task before it trains"
+            f"--task {task}: `attngraft data check` is only for images with labels; use `attngraft train --task {task}`, "
+            "which checks its data before training"
         )
     return found
 
@@ -165,10 +165,10 @@ def _groups(groups: list[list[Duplicate]]) -> list[list[dict[str, str]]]:
 
 
 def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
-    """Save a .png with one row of images per class and per group of images that are in several splits.
+    """Save a .png with a row of images for each class and for each group of duplicates across splits.
 
-    A row has up to 8 images, evenly spaced over the training images of its class, or from the lowest to the
-    highest number. At most 40 classes and 8 groups are shown.
+    A row has up to 8 images, evenly spaced over the training images of its class, or, in regression, from
+    the lowest to the highest number. At most 40 classes and 8 groups are shown.
 
     Raises:
         DataError: there are no readable images.
@@ -176,7 +176,7 @@ def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
     """
     rows = [*_class_rows(inspection), *_duplicate_rows(inspection)]
     if not any(images for _, _, images, _ in rows):
-        raise DataError(f"{inspection.survey.source.where}: no readable images for a contact sheet")
+        raise DataError(f"{inspection.survey.source.where}: no readable images for a contact sheet; add some")
     width = _LABEL + _COLUMNS * (_TILE + _GAP)
     sheet = Image.new("RGB", (width, len(rows) * (_TILE + _GAP) + _GAP), "white")
     pen, fonts = ImageDraw.Draw(sheet), (ImageFont.load_default(14), ImageFont.load_default(11))

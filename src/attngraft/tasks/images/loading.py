@@ -1,4 +1,4 @@
-"""Training and validation splits built from the recipe's `data` and `augment` sections, for any kind of labels."""
+"""Splits built from the recipe's `data` and `augment` sections, for any kind of labels."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ class LoadedImages:
     test: LabelledSplit | None
     counts: np.ndarray  #: (classes,) number of training images of each class; empty for numbers
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
-    random_split: TrainVal | None  #: the random split, if there is one and it can be saved to a file
+    random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
 
     @property
     def splits(self) -> dict[str, LabelledSplit]:
@@ -80,7 +80,7 @@ def load_images(
     if data.order == "shards":
         if images.shard_index is None:
             raise ConfigError(
-                "task.data.order=shards is only for tars and Hugging Face files, and these images are single files; set "
+                "task.data.order=shards is only for tars and Hugging Face files, but these images are individual files; set "
                 "task.data.order=random"
             )
         if augment.repeats > 1 or sampling is not None:
@@ -116,7 +116,7 @@ def load_images(
 
 
 def _is_cached(images: Images, data: DataConfig, host: HostInput) -> bool:
-    """Return whether to cache resized images in memory: as configured, or else if they are few and small."""
+    """Return whether to cache resized images in memory: as configured, by default up to `CACHE_LIMIT`."""
     if data.cache is None:
         return len(images) * host.channels * host.height * host.width <= CACHE_LIMIT
     return data.cache

@@ -9,7 +9,7 @@ from attngraft.tasks.seeding import seeded
 
 
 class Mixing:
-    """Mix a batch with its reverse.
+    """Mixup or CutMix of a batch with the same images in reverse order.
 
     Each process mixes images of its own batch; all processes draw the same random numbers.
     """
@@ -28,9 +28,10 @@ class Mixing:
         )
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return mixed images (B, C, H, W) and smoothed soft targets (B, classes); unmixed from `mix_off_epoch` on.
+        """Return mixed images (B, C, H, W) and smoothed soft targets (B, classes).
 
-        timm requires an even batch, so the last image of an odd batch is not mixed.
+        From `mix_off_epoch` on, the inputs are returned unchanged. timm requires an even batch, so the last image of an odd
+        batch is not mixed.
         """
         if self.off_epoch is not None and epoch >= self.off_epoch:
             return images, target
@@ -49,9 +50,13 @@ class MultiLabelMixing:
         self.config, self.seed = config, seed
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1; unmixed from `mix_off_epoch` on."""
+        """Return mixed images (B, C, H, W) and labels (B, classes) from 0 to 1.
+
+        From `mix_off_epoch` on, the inputs are returned unchanged.
+        """
         size = len(images)
         mixing = Mixing(self.config, classes=size, smoothing=0.0, seed=self.seed)
-        identity = torch.arange(size, device=target.device)  # a class per image, so soft targets are mixing ratios
+        # with one class per image, soft targets are the mixing ratios
+        identity = torch.arange(size, device=target.device)
         mixed, ratios = mixing(images, identity, epoch=epoch, step=step)
         return mixed, target if ratios.ndim == 1 else ratios @ target.to(ratios.dtype)

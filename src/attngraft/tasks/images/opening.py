@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 TrainVal = tuple[Images, Images]  #: training and validation split with all images, readable or not
 
-_SHOWN = 20  #: most unreadable images listed in an error message
+_SHOWN = 20  #: largest number of unreadable images listed in an error message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class OpenedImages:
     source: ImageSource  #: `source.train` excludes the images that were split off for validation
     val: Images
     facts: dict[str, Any]  #: JSON-ready issues and skipped images; `notes` for the report
-    random_split: TrainVal | None  #: the random split, if there is one and it can be saved to a file
+    random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
 
 
 @dataclass(kw_only=True)
@@ -48,14 +48,14 @@ class Survey:
 
     source: ImageSource  #: without unreadable images
     val: Images | None
-    scan: ScanResult  #: of all images, including unreadable ones; the training split comes first
+    scan: ScanResult  #: of all images, readable or not, in the order training, validation, test
     issues: DataIssues
-    split: TrainVal | None  #: both splits, if validation images were taken from the training split
+    split: TrainVal | None  #: None: validation images were not taken from the training split
     refusals: list[str] = field(default_factory=list)  #: reasons why training would reject the data
 
 
 def data_config(task: str | None) -> type[DataConfig]:
-    """Return the class of the recipe section `task.data` of an image task; None: a task with classes."""
+    """Return the config class of `task.data` for an image task; None is treated as a task with classes."""
     return NumbersConfig if task is not None and getattr(load_task(task), "numeric", False) else DataConfig
 
 
@@ -66,8 +66,8 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
     `saved_split` is the file of an earlier random split to use instead of a new one.
 
     Raises:
-        ConfigError: an unknown class.
-        DataError: the data cannot be used; names the file or folder and the remedy.
+        ConfigError: a class is unknown.
+        DataError: the data cannot be used; the message names the file or folder and the remedy.
     """
     survey = survey_images(config, saved_split=saved_split)
     if survey.refusals or survey.val is None:
@@ -87,7 +87,10 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
     }
     random_split = None if config.split_file is not None else survey.split
     if random_split is not None and not has_unique_names(*random_split):
-        log.warning("%s: the random split cannot be saved: images share a name", printable(source.where))
+        log.warning(
+            "%s: the random split cannot be saved, because some images have the same name; rename them",
+            printable(source.where),
+        )
         random_split = None
     if random_split is not None:
         facts["split_file"] = SPLIT_FILE
@@ -95,10 +98,10 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
 
 
 def survey_images(config: DataConfig, *, saved_split: Path | None = None, progress: Progress | None = None) -> Survey:
-    """Open and check images like `open_images`, but collect all reasons for rejection instead of stopping at the first.
+    """Open and check images like `open_images`, but collect all reasons for rejection.
 
     Raises:
-        ConfigError: an unknown class.
+        ConfigError: a class is unknown.
         DataError: the source cannot be opened at all.
     """
     source = restrict(open_source(config), config.classes)

@@ -35,7 +35,7 @@ def draw_by_class(
 
 
 def _round_to_sum(exact: np.ndarray, size: int, stream: np.random.Generator) -> np.ndarray:
-    """Round to integers that sum to `size`: round down, then add 1 to random entries, weighted by fractional part."""
+    """Round to integers with sum `size`: round down, then add 1 to random entries, by fractional part."""
     floors = np.floor(exact).astype(np.int64)
     rest = size - int(floors.sum())
     if rest:
@@ -45,7 +45,7 @@ def _round_to_sum(exact: np.ndarray, size: int, stream: np.random.Generator) -> 
 
 
 def shard_order(shard_index: np.ndarray, *, buffer: int, stream: np.random.Generator) -> np.ndarray:
-    """Return the indices of all images, with shards in random order and each image moved by up to `buffer` positions.
+    """Return the indices of all images: shards in random order, images moved by up to `buffer` positions.
 
     This corresponds to streaming with a shuffle buffer: each shard is read once, from start to end. Unlike with a stream,
     the order is known in advance, so a run that resumes within an epoch does not read the images of earlier steps.

@@ -33,7 +33,7 @@ FULL_IMAGES = 50_000  #: `auto` decodes every image up to this number of images 
 FULL_BYTES = 2**32  #: ... and this total size of the files
 
 _END = 2**16  #: number of bytes that `fast` reads at each end of a file
-_CACHE_FACTOR = 4  #: stale entries (other classes, changed files) are dropped beyond this multiple of the new ones
+_CACHE_FACTOR = 4  #: old entries are dropped when they exceed this multiple of the new ones
 _CHUNK = 64  #: number of images that a thread scans at a time
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progre
 
 
 def _scan_all(work: Sequence[tuple[int, Images, int]], depth: Depth) -> Iterator[tuple[int, _ImageInfo | str]]:
-    """Yield the result of each (position, images, index); files use threads: decoding and hashing release the GIL."""
+    """Yield the result of each (position, images, index); files are scanned in threads."""
     for position, images, index in work:
         if not isinstance(images, FileImages):
             yield position, _scan_image(images, index, depth)
@@ -114,6 +114,7 @@ def _scan_all(work: Sequence[tuple[int, Images, int]], depth: Depth) -> Iterator
         copies = {id(images): copy.copy(images) for _, images, _ in chunk}  # each copy opens its own files
         return [(position, _scan_image(copies[id(images)], index, depth)) for position, images, index in chunk]
 
+    # decoding and hashing release the GIL
     threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     pool = ThreadPoolExecutor(threads)
     try:
@@ -138,7 +139,7 @@ def _scan_image(images: Images, index: int, depth: Depth) -> _ImageInfo | str:
         return error.reason
     except DataError as error:
         return str(error).removeprefix(f"{images.where(index)}: ")
-    except Exception as error:  # unconvertible modes, and any error of the library behind a source
+    except Exception as error:  # images in modes that cannot be converted, and all errors of timm's back ends
         return str(error) or type(error).__name__
 
 
@@ -156,7 +157,7 @@ def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
             image = Image.open(stream)
         except Exception:
             stream.seek(0)
-            image = decode(stream, where=where)  # raises an error with the reason, or decodes a huge JPEG
+            image = decode(stream, where=where)  # huge JPEGs are decoded; others raise an error with the reason
     digest = hashlib.blake2b(str(length).encode(), digest_size=16)
     digest.update(head)
     digest.update(tail)

@@ -33,7 +33,7 @@ class LabelledSplit(Split):
     A batch has `image` (B, C, H, W), uint8 or normalized float32, and `target`: (B,) int64, or (B, classes) uint8 for
     multi-label images.
 
-    `EpochSampling` defines the epochs, whose length is always the number of examples. `repeats` R > 1 is repeated
+    `EpochSampling` defines the epochs; the length of an epoch is always the number of examples. `repeats` R > 1 is repeated
     augmentation (Hoffer et al. 2020): an epoch contains a random 1 / R of the examples, each R times in a row with different
     augmentation; repeat r of an example has the index `r * len + example`. `sampling` changes the class frequencies; an
     example that is drawn again counts as another repeat. These two can be combined. `shuffle_buffer` reads large files one
@@ -86,7 +86,7 @@ class LabelledSplit(Split):
     def collate(self, examples: list[Example]) -> dict[str, Tensor]:
         images, labels = zip(*examples, strict=True)
         return {
-            "image": default_collate(list(images)),  # in a loading process, stacks directly into shared memory
+            "image": default_collate(list(images)),  # in a loading process, stack directly into shared memory
             "target": torch.from_numpy(np.stack(labels)),
         }
 

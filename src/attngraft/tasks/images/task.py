@@ -27,13 +27,13 @@ from attngraft.tasks.task import Batch, Distillation, Serving, Split, TaskData
 
 
 class ImageTask(LogitsTask):
-    """Image task: loads images, normalizes batches and saves random splits; subclasses add labels, loss and metrics."""
+    """Base class that loads images, normalizes batches and saves random splits."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
         {"analyses", "data_check", "explorer", "export", "halving", "predict"}
     )
-    multilabel: ClassVar[bool] = False  #: whether images have several labels
-    numeric: ClassVar[bool] = False  #: whether images have numbers instead of classes
+    multilabel: ClassVar[bool] = False  #: whether an image can have several labels
+    numeric: ClassVar[bool] = False  #: whether labels are numbers instead of classes
     sources = "digits, a folder, a .tar, an .npz, a .csv, timm:<name>"
     suite_columns: ClassVar[tuple[str, ...]]  #: `SuiteSupport.columns`
     teacher_loss: ClassVar[TeacherLoss]
@@ -47,7 +47,7 @@ class ImageTask(LogitsTask):
         self._eval_crop_pct: float | None = None  # None: chosen by the size of the images
 
     def load_images(self, model_data_config: Mapping[str, Any], *, sampling: Sampling | None = None) -> LoadedImages:
-        """Load the images and store all state that does not depend on the loss; called by `load` of subclasses."""
+        """Load the images and set the state that all image tasks share; called by `load` of subclasses."""
         host = HostInput.from_model(model_data_config)
         loaded = load_images(
             self.config.data,
@@ -66,7 +66,7 @@ class ImageTask(LogitsTask):
     def task_data(
         self, loaded: LoadedImages, mix: Mix | None = None, *, facts: Mapping[str, Any] | None = None
     ) -> TaskData:
-        """Return the result of `load`, with batches mixed by `mix` and further `facts`."""
+        """Return the result of `load` with additional `facts`; training batches are mixed by `mix`."""
         self._batches = ImageBatches(self._input, mix)
         return TaskData(
             train=loaded.train,
@@ -141,5 +141,5 @@ class ImageTask(LogitsTask):
 
 def _subset(split: Split, indices: np.ndarray) -> Split:
     if not isinstance(split, LabelledSplit):
-        raise ConfigError(f"task: cannot take a subset of a {type(split).__name__}, which belongs to another task")
+        raise ConfigError(f"task: cannot take a subset of a {type(split).__name__}; use a split of labeled images")
     return split.subset(indices)

@@ -23,7 +23,7 @@ Transform = Callable[[Image.Image], Tensor]  #: returns (C, H, W): uint8, or flo
 
 @dataclass(frozen=True, kw_only=True)
 class TransformPlan:
-    """Values chosen for `auto` and null fields of the configuration, which depend on the data."""
+    """Values for the `auto` and null fields of the configuration, chosen from the data."""
 
     crop: Literal["resized", "pad", "center"]
     padding: int  #: pixels on each side; 0 unless `crop` is `pad`
@@ -56,7 +56,7 @@ def only_shifts_and_flips(config: AugmentConfig, plan: TransformPlan) -> bool:
 
 
 def eval_transform(host: HostInput, *, crop_pct: float, interpolation: str | None = None) -> Compose:
-    """Return a transform that resizes and center-crops to the host's input size; its output is uint8 (C, H, W)."""
+    """Return a transform that resizes and center-crops to the host's input, as uint8 (C, H, W)."""
     return create_transform(
         input_size=(host.channels, host.height, host.width),
         is_training=False,
@@ -103,13 +103,15 @@ def train_transform(config: AugmentConfig, plan: TransformPlan, host: HostInput)
         geometry = Compose(steps)
     to_tensor, normalize, *erase = finish.transforms
     if not (isinstance(to_tensor, MaybeToTensor) and isinstance(normalize, Normalize)):
-        raise RuntimeError(f"timm's training transforms end in an unexpected way: {finish}")
+        raise RuntimeError(
+            f"timm's training transforms end in an unexpected way ({finish}); install another version of timm"
+        )
     finish = [image_to_tensor, host.normalize, *erase] if erase else [image_to_tensor]
     return Compose([*geometry.transforms, *changes.transforms, *finish])
 
 
 class Preprocessor:
-    """Preprocessing of image files for a model, identical to that of evaluation."""
+    """Preprocessing of image files for a model, as in evaluation."""
 
     def __init__(self, host: HostInput) -> None:
         self.host, self._transform = host, eval_transform(host, crop_pct=host.crop_pct)

@@ -40,7 +40,7 @@ class LossConfig:
 class MetricsConfig:
     """The primary metric, and the decision threshold for F1."""
 
-    #: metric used to compare runs; image_ap and loss are means over images, which is more precise in small data sets
+    #: metric used to compare runs; image_ap and loss, as means over images, are more precise in small data sets
     primary: Literal["image_ap", "map", "macro_f1", "micro_f1", "loss"] = "image_ap"
     threshold: float = 0.5  #: for F1, labels with at least this probability are predicted
 

@@ -46,7 +46,7 @@ def measure(table: RecordTable, *, threshold: float) -> Measured:
         "macro_f1": macro_f1_of_labels(decisions, present),
         "micro_f1": micro_f1_of_labels(decisions, present),
     }
-    if "loss" in table:  # runs of earlier versions did not store it
+    if "loss" in table:  # earlier versions did not store the loss
         loss = table.array("loss")
         statistics["loss"], values["loss"] = MeanScore(loss), float(loss.mean(dtype=np.float64))
     return Measured(values=values, statistics=statistics)
@@ -78,9 +78,9 @@ def class_average_precision(scores: np.ndarray, labels: np.ndarray) -> list[floa
 
 
 def label_counts(scores: np.ndarray, labels: np.ndarray, *, threshold: float) -> Mapping[str, np.ndarray]:
-    """Return the numbers of images of each class: `positives`, `predicted` and `correct`.
+    """Return the numbers of images of each class: `positives`, `predicted` and `correct`, (classes,) each.
 
-    These have the label, are predicted to have it, or both. `scores` are logits.
+    `positives` have the label, `predicted` are predicted to have it, and `correct` are both. `scores` are logits.
     """
     predicted = decided(scores, threshold=threshold)
     present = labels.astype(bool)
@@ -88,7 +88,7 @@ def label_counts(scores: np.ndarray, labels: np.ndarray, *, threshold: float) ->
 
 
 def decided(scores: np.ndarray, *, threshold: float) -> np.ndarray:
-    """Return whether each label is predicted, bool (N, classes), from logits."""
+    """Return whether each label is predicted, bool (N, classes), from the logits `scores`."""
     decisions: np.ndarray = scores.astype(np.float64) >= np.log(threshold / (1 - threshold))
     return decisions
 

@@ -19,12 +19,12 @@ LARGEST_WEIGHT = 100.0  #: upper limit of `balanced`, so that a class with one i
 
 
 def training_loss(config: LossConfig, weights: np.ndarray | None = None) -> Loss:
-    """Return a function for the mean loss over images and classes; `weights` (classes,) apply to positive labels."""
+    """Return a function for the mean loss; `weights` (classes,) multiply the loss of positive labels."""
     return _Bce(config, weights) if config.name == "bce" else _Asymmetric(config)
 
 
 def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bool) -> Tensor:
-    """Return the distillation loss of the student's `logits` against the teacher's `taught`, both (B, classes).
+    """Return the distillation loss of the logits against the teacher's logits `taught`, (B, classes) each.
 
     It is the binary cross entropy with the teacher's probabilities sigmoid(taught / T), times T^2, or, with `hard`, the
     binary cross entropy with its predicted labels; averaged over images and classes.
@@ -36,7 +36,7 @@ def teacher_loss(logits: Tensor, taught: Tensor, *, temperature: float, hard: bo
 
 
 def example_losses(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the binary cross entropy of each example (B,), averaged over classes; used with every training loss."""
+    """Return the binary cross entropy of each example (B,), averaged over classes, for every training loss."""
     losses = F.binary_cross_entropy_with_logits(logits, target.to(logits.dtype), reduction="none")
     return losses.mean(-1)
 

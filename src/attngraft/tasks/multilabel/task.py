@@ -27,7 +27,7 @@ class MultiLabel(ImageTask):
 
     name = "multilabel"
     default_recipe = "multilabel"
-    primary = "image_ap"  # default; the recipe may choose another
+    primary = "image_ap"  # default; the recipe can set another metric
     metrics: ClassVar = {
         "image_ap": Metric(label="average precision by image", column="image AP", share=True),
         "map": Metric(label="mean average precision", column="mAP", share=True),

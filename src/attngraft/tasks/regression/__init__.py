@@ -1,4 +1,4 @@
-"""One or several numbers per image."""
+"""Regression: one or several numbers per image."""
 
 from attngraft.tasks.regression.task import Regression
 

@@ -9,13 +9,13 @@ from attngraft.tasks.images.config import AugmentConfig, NumbersConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """Regression loss: `mse` (squared error), `l1` (absolute error) or `huber` (squared up to `delta`, then linear).
+    """Regression loss: `mse` (squared), `l1` (absolute) or `huber` (squared up to `delta`, then linear).
 
-    It is the mean over images and numbers, each in standard deviations of the training images.
+    The loss is averaged over images and numbers. Each number is in units of its standard deviation in training.
     """
 
     name: Literal["mse", "l1", "huber"] = "mse"  #: the loss function
-    delta: float = 1.0  #: huber: error, in standard deviations, from which the loss is linear
+    delta: float = 1.0  #: huber: error in standard deviations above which the loss is linear
 
     def __post_init__(self) -> None:
         require(self, "delta", self.delta > 0, "must be positive")

@@ -18,7 +18,7 @@ from attngraft.results.sections import Cell, Column, Section, Table
 
 Arrays = Mapping[str, np.ndarray]
 
-BINS = 5  #: rows of predicted against true values per number
+BINS = 5  #: number of groups of images by true number, in the report
 
 
 def measure(table: RecordTable) -> Measured:
@@ -44,7 +44,7 @@ def _over_numbers(
 
 
 def sections(predictions: Sequence[Arrays], *, names: Sequence[str]) -> list[Section]:
-    """Return the errors of each number, and predicted against true values, as means over seeds."""
+    """Return tables of errors and of predicted against true values for each number, averaged over seeds."""
     target = predictions[0]["target"]
     predicted = [each["predicted"] for each in predictions]
     return [_errors(predicted, target, names), _against_truth(predicted, target, names)]

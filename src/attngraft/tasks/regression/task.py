@@ -22,19 +22,19 @@ from attngraft.tasks.regression.config import RegressionConfig
 from attngraft.tasks.regression.evaluator import measure, sections
 from attngraft.tasks.task import Batch, Serving, TaskData
 
-FILE = "scale.json"  #: mean and deviation of the training numbers, in the folder of `Task.save_files`
+FILE = "scale.json"  #: file with the mean and standard deviation of the training numbers (`Task.save_files`)
 
 
 class Regression(ImageTask):
     """Prediction of K numbers per image.
 
-    A batch is `{"image": (B, C, H, W), "target": (B, K)}`. Targets are standardized, float32: their mean and deviation over
-    the training images are in the facts. The host's outputs (B, K) predict them.
+    A batch is `{"image": (B, C, H, W), "target": (B, K)}`. Targets are standardized float32; the mean and standard deviation
+    over the training images are in the facts. The host returns standardized predictions (B, K).
     """
 
     name = "regression"
     default_recipe = "regression"
-    primary = "rmse"  # default; the recipe may choose another
+    primary = "rmse"  # default; the recipe can set another metric
     higher_is_better = False
     metrics: ClassVar = {
         "rmse": Metric(label="root mean squared error", column="RMSE", higher_is_better=False),
@@ -47,7 +47,7 @@ class Regression(ImageTask):
     numeric = True
     sources = "a .csv, .tsv or .parquet with a column of image paths and columns of numbers; bars"
     activation = "none"
-    _scale: Mapping[str, Sequence[float]] | None = None  # of a trained model or an interrupted run; else set by load
+    _scale: Mapping[str, Sequence[float]] | None = None  # None until `load_files` or `load`
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         loaded = self.load_images(model_data_config)
@@ -103,7 +103,7 @@ class Regression(ImageTask):
         return measure(table)
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
-        """Return the errors of each number, and predicted against true numbers."""
+        """Return tables of errors and of predicted against true values for each number."""
         return sections(predictions, names=facts["targets"])
 
     def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:

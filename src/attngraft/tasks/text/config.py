@@ -11,21 +11,21 @@ from attngraft.tasks.images.config import DataConfig
 class TextDataConfig:
     """A table of texts and labels, and its split into training, validation and test.
 
-    Without a split of its own (a column that names it, or `train.csv` and `val.csv` in a folder), and with `val_fraction`, a
-    random part of each class is used for validation.
+    If the source has no validation split (by a split column, or as a separate table in a folder), or with
+    `val_fraction`, a random part of each class is used for validation.
     """
 
-    source: str  #: a .csv, .tsv or .parquet, or a folder with one for each split
-    text_column: str | None = None  #: null: detected by name (text, sentence, review, ...)
-    label_column: str | None = None  #: null: detected by name
+    source: str  #: a .csv, .tsv or .parquet, or a folder with one table per split
+    text_column: str | None = None  #: column of texts; null: detected by name (text, sentence, review, ...)
+    label_column: str | None = None  #: column of labels; null: detected by name
     split_column: str | None = None  #: column with the split's name (train, val); null: detected by name
     train_split: str | None = None  #: name of the training split
     val_split: str | None = None  #: name of the validation split
-    #: name of the test split; null: `test` or `testing`, unless used for validation; none: evaluate on validation
+    #: name of the test split; null: `test` or `testing`, if it is not the validation split; none: compare runs on validation
     test_split: str | None = None
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
-    split_file: str | None = None  #: a split that was saved, instead of a random one
+    split_file: str | None = None  #: file with a saved split, used instead of a random split
 
     def __post_init__(self) -> None:
         if not self.source.strip():
@@ -35,7 +35,7 @@ class TextDataConfig:
         self.as_table()  # checks the rest
 
     def as_table(self) -> DataConfig:
-        """Return the settings of the table, for the readers of tables."""
+        """Return the settings for reading the table."""
         settings = asdict(self)
         del settings["text_column"]
         return DataConfig(**settings, label_separator="none")
@@ -43,14 +43,14 @@ class TextDataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
-    """The tokenizer: the host's own, another, or one that is trained on the training texts.
+    """The tokenizer: from the host, from another folder, or trained on the training texts.
 
-    The default for a host without a tokenizer in its folder is a trained one. It is saved with the run and never trained
-    again.
+    By default, the host's tokenizer is used, or, if its folder has none, a tokenizer is trained. It is saved with the run
+    and never trained again.
     """
 
-    source: str | None = None  #: `train`, or a folder with a tokenizer; null: the host's, or `train` if it has none
-    lower_case: bool = True  #: a trained tokenizer ignores case and accents
+    source: str | None = None  #: `train`, or a folder with a tokenizer; null: the host's, otherwise `train`
+    lower_case: bool = True  #: whether a trained tokenizer ignores case and accents
     vocab_size: int | None = None  #: largest vocabulary of a trained tokenizer; null: the host's
     max_length: int | None = None  #: longer texts are cut to this number of tokens; null: the host's limit
 

@@ -1,4 +1,4 @@
-"""Model calls with texts of different lengths: padded, or one length at a time if padding cannot be masked."""
+"""Model calls with texts of different lengths: padded, or one length at a time without padding masks."""
 
 import inspect
 from typing import Any, cast
@@ -15,7 +15,7 @@ def call_model(model: nn.Module, input_ids: Tensor, attention_mask: Tensor) -> T
 
     A model that cannot mask padding is called once for every length, with the texts of that length. Only the first of
     these calls goes through the wrappers of distributed training: DDP synchronizes buffers in each call, so all processes
-    must make the same number of calls. Gradients are synchronized whichever call they come from.
+    must make the same number of calls. The gradients of all calls are synchronized.
     """
     lengths = attention_mask.sum(1)
     if int(lengths.min()) == input_ids.shape[1]:
@@ -40,7 +40,7 @@ def takes_padding(model: nn.Module) -> bool:
         if isinstance(each, GraftedModule)
         for graft in each.grafts.values()
     ]
-    # grafts on attention weights need no support: attention itself masks padding
+    # grafts on attention weights need no padding support, because attention masks padding
     refused = any("padded" in graft.refuses and graft.hook_point != "mix" for graft in grafts)
     return not refused and "attention_mask" in inspect.signature(plain.forward).parameters
 

@@ -22,7 +22,7 @@ TEXT_NAMES = (
     *("text", "sentence", "review", "content", "comment", "message", "document", "tweet", "description", "utterance"),
     *("question", "query", "body", "abstract", "title"),
 )
-_SHOWN = 40  #: characters of a text in its name
+_SHOWN = 40  #: number of characters of a text in its name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Texts:
         return Texts(names=names, texts=texts, labels=self.labels[indices])
 
     def digest(self) -> str:
-        """Return an identifier of the set of texts, independent of their order."""
+        """Return an identifier of the set of names, independent of their order."""
         return hashlib.sha256("\n".join(sorted(self.names)).encode()).hexdigest()[:16]
 
 
@@ -50,7 +50,7 @@ class TextSource:
     """Training, validation and test texts of a source, and their classes."""
 
     where: str
-    column: str  #: of the texts
+    column: str  #: column of the texts
     classes: tuple[str, ...]
     train: Texts
     val: Texts
@@ -72,7 +72,7 @@ class TextSource:
 
 
 def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> TextSource:
-    """Read the table or tables, and split the texts; `saved_split` is the file of an earlier random split.
+    """Read the tables and split the texts; `saved_split` is a file that replaces the random split.
 
     Raises:
         DataError: the data cannot be used; the message names the file and the remedy.
@@ -114,7 +114,8 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         test, note = _test_texts(config, test_split, labels.classes)
     elif config.test_split not in (None, "none"):
         raise DataError(
-            f"{table.where}: no split {config.test_split!r} (task.data.test_split) besides training and validation"
+            f"{table.where}: no split {config.test_split!r} (task.data.test_split) besides training and validation; "
+            "correct the name, or remove it"
         )
     notes += [note] if note else []
     return TextSource(
@@ -131,7 +132,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
 
 
 def _test_texts(config: TextDataConfig, split: str, classes: Sequence[str]) -> tuple[Texts | None, str]:
-    """Return the texts of the test split; None, and a note, if it cannot be used."""
+    """Return the texts of the test split, or None and a note on why it cannot be used."""
     only = replace(config, val_split=split, test_split="none", val_fraction=None, split_file=None)
     try:
         source = open_texts(only)
@@ -166,7 +167,7 @@ def text_column(table: LabelTable, configured: str | None) -> str:
 
 
 def read_texts(path: Path, column: str) -> list[str]:
-    """Return the texts of a table, from `column` or a column with a usual name; or the lines of another file.
+    """Return the texts of a table (`column`, or a column with a usual name), or the lines of any other file.
 
     Raises:
         DataError: the file cannot be read, or has no texts.
@@ -186,7 +187,7 @@ def read_texts(path: Path, column: str) -> list[str]:
 def text_names(texts: Sequence[str]) -> list[str]:
     """Return unique names: the start of each text and a hash, with a number for repeated texts.
 
-    They do not depend on the other rows, so that a saved split stays the same when rows are added.
+    A name depends only on its text and earlier copies of it, so a saved split stays valid when rows are added.
     """
     names, seen = [], Counter[str]()
     for text in texts:
@@ -212,7 +213,7 @@ def save_split(path: Path, train: Texts, val: Texts) -> None:
 
 
 def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, str, str | None]:
-    """Return all rows, each row's split (0: training, 1: validation, -1: neither), a description, and the test split."""
+    """Return all rows, their splits (0: train, 1: val, -1: neither), a description, and the test split."""
     settings = config.as_table()
     if path.is_dir():
         tables = {each.stem: each for each in sorted(path.iterdir(), reverse=True) if each.suffix.lower() in KINDS}
@@ -221,8 +222,8 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
             return _read(next(iter(tables.values())), config)
         if train is None:
             raise DataError(
-                f"{path}: no train.csv, train.tsv or train.parquet; rename the training table to one of these, or give one "
-                "table for both"
+                f"{path}: no train.csv, train.tsv or train.parquet; rename the training table to one of these, or give a "
+                "single table"
             )
         val = find_val(list(tables), settings, train=train, where=str(path))
         test = find_test(list(tables), settings, used=(train, val), where=str(path))
@@ -244,7 +245,7 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
                 f"{where}: no training rows; name their split with task.data.train_split; available: {values}"
             )
         if asked := config.val_split or config.train_split:
-            raise DataError(f"{path}: no split {asked!r}; no column names splits (task.data.split_column)")
+            raise DataError(f"{path}: no split {asked!r}, because no column names splits; set task.data.split_column")
         return table, np.zeros(len(table), dtype=np.int64), origin, None
     val = find_val(values, settings, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
@@ -256,7 +257,7 @@ def _together(tables: list[LabelTable], folder: Path) -> tuple[LabelTable, np.nd
     first, origin = tables[0], " and ".join(Path(table.where).name for table in tables)
     for table in tables[1:]:
         if missing := [name for name in first.columns if name not in table.columns]:
-            raise DataError(f"{table.where}: has no column {missing[0]!r}, which {Path(first.where).name} has")
+            raise DataError(f"{table.where}: has no column {missing[0]!r}, which {Path(first.where).name} has; add it")
     both = LabelTable(
         where=str(folder),
         columns={name: [entry for table in tables for entry in table.columns[name]] for name in first.columns},
@@ -288,7 +289,7 @@ def _draw(
         if len(members) == 1:
             raise DataError(
                 f"{table.where}: class {name!r} has a single text, which cannot be split into training and validation; add "
-                "texts of it, or remove the row"
+                "texts of this class, or remove the row"
             )
         side[stream.permutation(members)[: min(max(1, round(len(members) * fraction)), len(members) - 1)]] = 1
     return side

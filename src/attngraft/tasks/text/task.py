@@ -77,15 +77,15 @@ class TextClassification(LabelTask):
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
         if model_data_config.get("kind") != "text":
             raise ConfigError(
-                "task text_classification: the host takes images; use one that takes text: hf:FOLDER or hf:USER/NAME, such "
-                "as hf:google-bert/bert-base-uncased (for images, leave out --task text_classification)"
+                "task text_classification: the host is an image model; use a text model, hf:FOLDER or hf:USER/NAME, such "
+                "as hf:google-bert/bert-base-uncased (for images, remove --task text_classification)"
             )
         config, source = self.config, open_texts(self.config.data, saved_split=self._saved_split)
         self._source = source
         self.set_classes(source.classes, np.bincount(source.train.labels, minlength=len(source.classes)))
         if self._tokenizer is None:
             self._tokenizer = self._new_tokenizer(source.train, model_data_config)
-        if config.tokenizer.max_length is not None:  # may differ in a stage of training
+        if config.tokenizer.max_length is not None:  # stages of a recipe may set different values
             self._tokenizer = self._tokenizer.cut_at(config.tokenizer.max_length)
         if self._expected not in (None, self._tokenizer.digest):
             raise DataError(
@@ -105,9 +105,11 @@ class TextClassification(LabelTask):
         config, limit, size = self.config.tokenizer, host.get("max_length"), int(host["vocab_size"])
         length, padding = config.max_length or limit, host.get("pad")
         if limit is not None and length is not None and length > limit:
-            raise ConfigError(f"task.tokenizer.max_length: the host takes at most {limit} tokens, got {length}")
+            raise ConfigError(f"task.tokenizer.max_length: the host supports at most {limit} tokens, got {length}")
         if config.vocab_size is not None and config.vocab_size > size:
-            raise ConfigError(f"task.tokenizer.vocab_size: the host has {size} embeddings, got {config.vocab_size}")
+            raise ConfigError(
+                f"task.tokenizer.vocab_size: the host has {size} embeddings, got {config.vocab_size}; use at most {size}"
+            )
         folder = config.source or host.get("tokenizer") or "train"
         if folder != "train":
             found = folder_tokenizer(Path(folder).expanduser(), pad=padding, max_length=length)
@@ -118,8 +120,8 @@ class TextClassification(LabelTask):
             )
         if found.vocab_size > size:
             raise ConfigError(
-                f"task.tokenizer: the tokenizer has {found.vocab_size} tokens, but the host {size} embeddings; use the "
-                "host's own tokenizer, or another vocab_size for one of them"
+                f"task.tokenizer: the tokenizer has {found.vocab_size} tokens, but the host has {size} embeddings; use "
+                "the host's tokenizer, or set task.tokenizer.source=train"
             )
         return found
 
@@ -149,19 +151,19 @@ class TextClassification(LabelTask):
         return to_records(self.predict(self._call(model, batch), batch))
 
     def needs_unwrapped(self, model: nn.Module) -> bool:
-        """Return whether the model cannot mask padding, so that it is called once for every length."""
+        """Return whether the model cannot mask padding and is therefore called once for every length."""
         return not takes_padding(model)
 
     def _call(self, model: nn.Module, batch: Batch) -> Tensor:
         return call_model(model, batch["input_ids"], batch["attention_mask"])
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return the ids, and the mask if there is padding."""
+        """Return `input_ids`, and `attention_mask` if there is padding."""
         padded = not bool(batch["attention_mask"].all())
         return (), {name: batch[name] for name in ("input_ids", *(["attention_mask"] if padded else []))}
 
     def compatible(self, a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-        """Return whether classes and tokenizer are the same."""
+        """Return whether both have the same classes and tokenizer."""
         ours, theirs = (facts.get("input", {}).get("tokenizer") for facts in (a, b))
         return super().compatible(a, b) and (None in (ours, theirs) or ours == theirs)
 
@@ -182,13 +184,13 @@ class TextClassification(LabelTask):
     @classmethod
     def from_serving(cls, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
         section, facts = super().from_serving(serving)
-        del facts["input"]["tokenizer"]  # the path of its file; facts of data have its digest
+        del facts["input"]["tokenizer"]  # a path here, but a digest in the facts of data
         return section, facts
 
     @classmethod
     def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
         if model_data_config.get("kind") != "text" or model_data_config.get("tokenizer"):
-            return ""  # a host of images is refused by `load`
+            return ""  # `load` rejects image models
         save = "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
         return f"the tokenizer that it was trained with (save it in the host's folder: {save})"
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import write_atomically
 
-FILE = "tokenizer.json"  #: in the format of the package tokenizers, with padding and truncation
+FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padding and truncation
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 class Tokenizer:
-    """A tokenizer of the package tokenizers, given by its JSON text.
+    """A tokenizer of the `tokenizers` package, created from its JSON text.
 
     Args:
         text: the contents of tokenizer.json.
@@ -83,7 +83,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     except ConfigError:
         raise
     except Exception as error:  # the package raises plain exceptions
-        raise DataError(f"{path}: cannot be read as a tokenizer ({error})") from None
+        raise DataError(f"{path}: cannot be read as a tokenizer ({error}); restore the file") from None
 
 
 def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -> Tokenizer:
@@ -91,7 +91,7 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
 
     Args:
         folder: the folder.
-        pad: id of padding if the tokenizer has none.
+        pad: id of the padding token if the tokenizer has none.
         max_length: longer texts are cut.
 
     Raises:
@@ -104,7 +104,7 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
     try:
         found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         text = found.backend_tokenizer.to_str()
-    except Exception as error:  # errors of any class, and no backend_tokenizer for those written in Python
+    except Exception as error:  # any error; tokenizers written in Python have no backend_tokenizer
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"task.tokenizer: transformers cannot read a tokenizer in {folder} ({reason}); save one there "
@@ -118,15 +118,15 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
 def train_tokenizer(
     texts: Sequence[str], *, vocab_size: int, lower_case: bool = True, pad: int | None, max_length: int | None
 ) -> Tokenizer:
-    """Train byte pair encoding of words, with BERT's special tokens; the result depends on `texts` alone.
+    """Train byte pair encoding of words, with BERT's special tokens; the result is deterministic.
 
-    It is the package's only deterministic trainer, provided that the alphabet is given.
+    Of the trainers in `tokenizers`, only this one is deterministic, and only with a given alphabet.
 
     Args:
         texts: the training texts.
         vocab_size: largest number of tokens; at most half of them are characters, the most frequent ones.
         lower_case: convert letters to lower case and remove accents.
-        pad: id of padding in the host, if it is one of the first five.
+        pad: id of the host's padding token; ignored unless it is 0 to 4.
         max_length: longer texts are cut.
     """
     package, special = _package(), list(_SPECIAL)
@@ -139,7 +139,7 @@ def train_tokenizer(
     inner.decoder = package.decoders.Metaspace()
     counts = Counter(char for text in texts for char in inner.normalizer.normalize_str(text) if not char.isspace())
     some = sorted(counts, key=lambda char: (-counts[char], char))[: vocab_size // 2]
-    alphabet = [*some, "\N{LOWER ONE EIGHTH BLOCK}"]  # Metaspace's mark of a word
+    alphabet = [*some, "\N{LOWER ONE EIGHTH BLOCK}"]  # marks the start of a word in Metaspace
     inner.train_from_iterator(
         texts,
         package.trainers.BpeTrainer(

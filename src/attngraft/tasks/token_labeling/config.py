@@ -1,4 +1,4 @@
-"""The recipe's `task` section for token labeling: the fields of classification, and the source of patch labels."""
+"""The recipe's `task` section for token labeling: fields of classification, and `token_labels`."""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +13,8 @@ class TokenLabelConfig:
     maps: str | None = None  #: folder of dense label maps, <class>/<image>.pt; null: all patches have the image's label
     dense_weight: float = 0.5  #: weight of the patch loss
     class_weight: float = 1.0  #: weight of the class token loss
-    #: use a weighted mean of the image's label and its map's label as the class token's target, as the authors do in
-    #: fine-tuning, instead of the map's label alone
+    #: target of the class token: a weighted mean of the image's label and the map's label, as in the authors' fine-tuning,
+    #: instead of the map's label alone
     with_ground_truth: bool = False
 
     def __post_init__(self) -> None:

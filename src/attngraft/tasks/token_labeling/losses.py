@@ -12,7 +12,7 @@ from torchvision.ops import roi_align
 
 from attngraft.errors import UsageError
 
-#: weight of the map's label relative to the image's label if both have the same class, and if not
+#: weight of the map's label in the mean with the image's label: if both have the same class, and if not
 AGREEING, DISAGREEING = 0.5, 0.9
 
 
@@ -24,8 +24,8 @@ class TokenLabelLoss:
 
     Args:
         dense_weight, class_weight: weights of the two terms.
-        with_ground_truth: use a weighted mean of the image's label and the class token's label as the class target, as the
-            authors do in fine-tuning, instead of the latter alone.
+        with_ground_truth: whether the class target is a weighted mean of the image's label and the map's label, as in the
+            authors' fine-tuning, instead of the map's label alone.
     """
 
     dense_weight: float = 0.5
@@ -39,7 +39,7 @@ class TokenLabelLoss:
             logits: class token logits, (B, classes).
             patches: patch logits, (B, N, classes).
             target: (B, classes), used for the class token and all patches; or (B, classes, 2 + N): the image's label, the
-                class token's label, and one label per patch, row by row.
+                map's label of the whole crop, and one label per patch, row by row.
             box: top, left, bottom, right of the patches that MixToken exchanged (exclusive ends); all 0 for none.
 
         Raises:
@@ -69,7 +69,7 @@ class TokenLabelLoss:
 
 
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Return the cross entropy with targets that are distributions over the last axis, averaged over all rows."""
+    """Return the mean cross entropy of logits with targets that are distributions over the last axis."""
     return -(target * logits.log_softmax(-1)).sum(-1).mean()
 
 
@@ -78,7 +78,7 @@ def map_targets(maps: Tensor, crops: Tensor, *, grid: tuple[int, int], classes: 
     """Return class distributions (B, classes, 1 + N) of the whole crop and of each of its patches, row by row.
 
     A map is an image of class scores, which are 0 for classes that are not among the best. Scores are averaged over each box
-    (RoIAlign, with one sample per map cell in it) before the softmax. Rows of a map correspond to rows of the image.
+    (RoIAlign, with one sample per map cell in the box) before the softmax. Rows of a map correspond to rows of the image.
 
     Args:
         maps: scores and classes, (B, 2, K, Y, X).

@@ -1,4 +1,4 @@
-"""Training images with dense label maps, and random crops that record the part of the image that they show.
+"""Training images with dense label maps, and random crops that record their position in the image.
 
 A label map, in the format of the authors, contains the class scores of a strong model at each location of a training image.
 It is a float16 tensor (2, K, Y, X) with the K highest scores before softmax at each location, and their classes. The file's
@@ -28,7 +28,7 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Split
 
 FIELD = "task.token_labels.maps"
-EXACT_IN_HALF = 2048  #: largest integer up to which all are exact in float16
+EXACT_IN_HALF = 2048  #: largest number up to which float16 represents every integer exactly
 
 
 class LabelMaps:
@@ -85,10 +85,15 @@ class LabelMaps:
 
 
 def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
-    """Save an image's label map: the `best` highest of the scores (classes, Y, X), before softmax, at each location.
+    """Save an image's label map: the `best` highest scores before softmax at each location.
 
     Readers assume a score of 0 for all other classes, so the scores of each location are shifted such that the highest
     unsaved score is 0. The file is float32 if class numbers exceed 2,048, which float16 cannot represent.
+
+    Args:
+        scores: (classes, Y, X).
+        file: the file to write.
+        best: number of scores to save at each location.
     """
     exact = scores.detach().float().cpu()
     values, classes = exact.topk(min(best + 1, len(exact)), dim=0)
@@ -116,9 +121,9 @@ class Crop:
 
 
 class TrackedTransform:
-    """Wrapper of `images.transforms.train_transform` that also returns the crop; images are bit-identical.
+    """Wrapper of `images.transforms.train_transform` that also returns the crop; images are identical.
 
-    Labels only follow the crop and the flips. Geometric steps of RandAugment (rotation, shear, shift) move the image without
+    Labels follow only the crop and the flips. Geometric steps of RandAugment (rotation, shear, shift) move the image without
     its labels, which then no longer match their patches exactly.
     """
 
@@ -150,10 +155,10 @@ class TrackedTransform:
 
 
 class MappedSplit(Split):
-    """Examples of `split` with label maps; a batch has `image`, `target`, `maps` (B, 2, K, Y, X) and `crop` (B, 6).
+    """Examples of `split` with label maps; a batch also contains `maps` (B, 2, K, Y, X) and `crop` (B, 6).
 
-    The first call of `order` checks that every image has a map, which is before the first training step and never in
-    evaluation.
+    The first call of `order`, before the first training step, checks that every image has a map. Evaluation does not call
+    `order`.
     """
 
     def __init__(self, split: ImageSplit, transform: TrackedTransform, maps: LabelMaps) -> None:

@@ -115,7 +115,7 @@ def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
     assert len(open_test_set("a", whole).images) == 200
     picture(0).save(whole / "beside.png")
     with pytest.raises(
-        DataError, match=r"whole: 1 image outside the class folders \(beside.png\).*: move them into the folder"
+        DataError, match=r"whole: 1 image outside the class folders \(beside.png\).*; move them into the folder"
     ):
         open_test_set("a", whole)
     with pytest.raises(DataError, match="no file is named like ImageNet's validation images"):
@@ -125,7 +125,7 @@ def test_layouts_are_checked(imagenet_run: Path, tmp_path: Path) -> None:
 def test_models_of_other_classes_are_refused(tmp_path: Path) -> None:
     run = run_with_images(tmp_path / "run")
     with pytest.raises(
-        DataError, match=r"3 classes \(cat, dog, owl, ...\), and this suite has images of ImageNet's 1000"
+        DataError, match=r"3 classes \(cat, dog, owl, ...\), but this suite has images of ImageNet's 1000"
     ):
         evaluate_suites(run, parse_suites(["sketch"]), progress=SILENT)
     with pytest.raises(DataError, match="not with ImageNet's names"):

@@ -40,7 +40,8 @@ def open_source(config: DataConfig) -> ImageSource:
     source = _open(config, config.source.strip())
     if config.test_split not in (None, "none") and source.test_split is None:
         raise DataError(
-            f"{config.source}: no split {config.test_split!r} (task.data.test_split) besides training and validation"
+            f"{config.source}: no split {config.test_split!r} (task.data.test_split) besides training and validation; "
+            "correct the name, or remove it"
         )
     if source.test_split is not None:
         source = _with_test(source, config)
@@ -48,13 +49,14 @@ def open_source(config: DataConfig) -> ImageSource:
         raise DataError(f"{config.source}: task.data.root applies only to tables, COCO and timm sources; remove it")
     if config.val_split is not None and source.val is None:
         raise DataError(
-            f"{config.source}: no split {config.val_split!r} (task.data.val_split); these data have no splits"
+            f"{config.source}: no split {config.val_split!r} (task.data.val_split); these data have no splits, so "
+            "remove it"
         )
     return replace(source, classes=printable(source.classes))
 
 
 def _with_test(source: ImageSource, config: DataConfig) -> ImageSource:
-    """Return the source with the images of its test split, without them if it has no usable labels."""
+    """Return the source with the images of its test split, or with a note on why they cannot be used."""
     only = replace(
         config, val_split=source.test_split, test_split="none", val_fraction=None, split_file=None, classes=None
     )

@@ -61,7 +61,7 @@ class Images(ABC):
 
     @property
     def shard_index(self) -> np.ndarray | None:
-        """Shard (a large file) of each image and its position in the shard, (N, 2) int64; None if there are no shards."""
+        """Shard (a large file) of each image and position in the shard, (N, 2) int64; None without shards."""
         return None
 
     def stamp(self, index: int) -> Stamp | None:
@@ -118,7 +118,7 @@ class FileImages(Images):
 
 
 class ArrayImages(Images):
-    """Images given as uint8 arrays: (N, H, W) or (N, H, W, C) with 3 or 4 channels, or a list of N arrays of any size."""
+    """Images in uint8 arrays: (N, H, W) or (N, H, W, C) with C 3 or 4, or a list of N arrays of any size."""
 
     in_memory = True
 
@@ -150,10 +150,10 @@ class ImageSource:
     where: str  #: path or name of the source, for messages
     classes: tuple[str, ...]
     train: Images
-    val: Images | None  #: None: must be split off from `train`
+    val: Images | None  #: None: to be taken from `train`
     origin: str  #: description of the splits, for the report
-    test_split: str | None = None  #: name of a test split besides `train` and `val`
-    test: Images | None = None  #: its images; set by `open_source`
+    test_split: str | None = None  #: name of the test split; None: no test split
+    test: Images | None = None  #: images of the test split; set by `open_source`
     mirrored: bool = True  #: whether mirrored images keep their class
     multilabel: bool = False  #: whether labels are (N, K) uint8, see `Images`
     numeric: bool = False  #: whether labels are numbers (N, K) float64, named by `classes`
@@ -173,7 +173,7 @@ def configured_root(config: DataConfig) -> Path | None:
 
 
 def split_name(stem: str) -> str:
-    """Return the split of a file: the last word of its name if that is a split (`birds-train`), else the whole name."""
+    """Return the last word of a file's name if it is a split (train for `birds-train`), else the name."""
     last = re.split(r"[-_.]", stem)[-1]
     return last if last.lower() in (*TRAIN_NAMES, *VAL_NAMES) else stem
 
@@ -221,7 +221,7 @@ def find_val(available: Sequence[str], config: DataConfig, *, train: str, where:
 
 
 def find_test(available: Sequence[str], config: DataConfig, *, used: Collection[str | None], where: str) -> str | None:
-    """Return the name of the test split; None if it is turned off, missing, or one of the splits in `used`.
+    """Return the name of the test split; None if it is turned off, missing, or among the splits in `used`.
 
     Raises:
         DataError: no split has the configured name.
@@ -274,7 +274,7 @@ def restrict(source: ImageSource, classes: tuple[str, ...] | None) -> ImageSourc
 
 
 def with_classes(images: Images, own: Sequence[str], source: ImageSource) -> Images:
-    """Return images of the classes `own` with the labels of `source`.
+    """Convert the labels of images from indices into `own` to indices into the classes of `source`.
 
     Raises:
         DataError: an image has a class that the source lacks.

@@ -1,4 +1,4 @@
-"""COCO annotations as multi-label data: an image's labels are the categories of its objects, including crowds.
+"""COCO annotations as multi-label data: the labels are the categories of objects, including crowds.
 
 The source is a .json file with `images`, `annotations` and `categories`, or a folder with one such file per split:
 `annotations/instances_train2017.json` with the images in `train2017/` or `images/train2017/`, or
@@ -27,14 +27,14 @@ from attngraft.tasks.images.sources.base import (
 )
 from attngraft.tasks.images.sources.folder import FolderImages
 
-_OBJECTS = "instances_"  #: prefix of the files with objects; other files in the same folder have captions and keypoints
+_OBJECTS = "instances_"  #: prefix of the files with object annotations, unlike captions and keypoints
 _BESIDE = "_annotations.coco.json"  #: name of the annotation file in the same folder as a split's images
 _PROBED = 20  #: number of images to look for when searching for their folder
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Annotations:
-    """Contents of an annotation file: the images in its order, and the category names of each image's objects."""
+    """Image names in the order of an annotation file, and the categories of each image's objects."""
 
     path: Path
     names: list[str]
@@ -48,7 +48,7 @@ def coco_in(folder: Path) -> bool:
 
 
 def open_coco(path: Path, config: DataConfig) -> ImageSource:
-    """Open the images of a .json file as one split, or those of a folder with a .json file per split.
+    """Open the images of a .json file as one split, or a folder with a .json file per split.
 
     Raises:
         DataError: there are no COCO annotations, a split or images are missing, or an annotation refers to an image or
@@ -93,7 +93,7 @@ def _read(path: Path) -> _Annotations:
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON: {error}") from None
+        raise DataError(f"{path}: cannot be read as JSON ({error}); save or download it again") from None
     images, annotations, categories = (_entries(path, content, key) for key in ("images", "annotations", "categories"))
     by_id = _by_id(path, categories, "categories", "name")
     rows = _by_id(path, images, "images", "file_name")
@@ -102,10 +102,13 @@ def _read(path: Path) -> _Annotations:
         image, category = annotation.get("image_id"), annotation.get("category_id")
         if image not in labels or category not in by_id:
             missing = f"image {image!r}" if image not in labels else f"category {category!r}"
-            raise DataError(f"{path}: annotations[{number}] refers to {missing}, which the file does not list")
+            raise DataError(
+                f"{path}: annotations[{number}] refers to {missing}, which the file does not list; add it, "
+                "or remove the annotation"
+            )
         labels[image].add(by_id[category])
     if not rows:
-        raise DataError(f"{path}: the list 'images' is empty")
+        raise DataError(f"{path}: the list 'images' is empty; add images")
     return _Annotations(
         path=path,
         names=list(rows.values()),

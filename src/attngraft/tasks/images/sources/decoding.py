@@ -38,8 +38,8 @@ class UnreadableImage(DataError):
 def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     """Decode the first frame of an open file and apply its EXIF orientation.
 
-    A JPEG of more than 2^25 pixels is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's `draft`), the largest one below the
-    limit, which bounds memory and time; no host uses that many pixels. Other files that exceed Pillow's limit for
+    A JPEG of more than 2^25 pixels is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's `draft`), the largest size below
+    the limit, to bound memory and time; no host uses that many pixels. Other files that exceed Pillow's limit for
     decompression bombs raise an error.
 
     Raises:

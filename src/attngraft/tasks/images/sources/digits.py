@@ -11,7 +11,7 @@ def open_digits(config: DataConfig) -> ImageSource:
     """Return the digits, with gray levels 0 to 16 scaled to 0 to 255.
 
     Raises:
-        DataError: a split is named, but the digits have none.
+        DataError: a split is configured; the digits have no splits.
     """
     from sklearn.datasets import load_digits  # local import: it takes a second
 

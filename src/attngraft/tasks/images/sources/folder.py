@@ -14,7 +14,7 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, FileImages, ImageSource, Stamp, file_stamp
 from attngraft.tasks.images.sources.listing import Listing, is_image, is_junk, is_unsupported, split_folders
 
-USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")  #: usual names of a folder of all images
+USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")  #: usual names of a folder with all images
 
 
 class FolderImages(FileImages):
@@ -24,7 +24,7 @@ class FolderImages(FileImages):
         self.root, self.names, self.labels = root, names, labels
 
     def where(self, index: int) -> str:
-        return os.path.join(self.root, self.names[index])  # pathlib would be slower than the stat call
+        return os.path.join(self.root, self.names[index])  # pathlib would take longer than stat
 
     def raw(self, index: int) -> IO[bytes]:
         path = self.where(index)
@@ -56,7 +56,7 @@ def open_folder(path: Path, config: DataConfig) -> ImageSource:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Return whether folders in `path` look like splits or classes, and so define the labels instead of a table."""
+    """Return whether folders in `path` look like splits or classes, so labels come from folders, not a table."""
     below = [entry.name for entry in os.scandir(path) if not is_junk(entry.name) and _is_folder(entry)]
     train = next((name for name in below if name.lower() in TRAIN_NAMES), None)
     if train is not None:
@@ -87,7 +87,7 @@ def list_folder(path: Path) -> Listing:
             if _is_folder(entry):
                 folders.append(relative)
                 pending.append((relative, above | {real}))
-            elif is_image(relative) and (entry.is_symlink() or entry.is_file()):  # no pipes; broken links are reported
+            elif is_image(relative) and (entry.is_symlink() or entry.is_file()):  # broken links are reported
                 files.append(relative)
             elif is_unsupported(relative):
                 unsupported.append(relative)

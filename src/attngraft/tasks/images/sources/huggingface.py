@@ -1,4 +1,4 @@
-"""Hugging Face data sets on local disk: `save_to_disk` folders, downloaded repositories, and the library's own cache.
+"""Local Hugging Face data sets: from `save_to_disk`, downloaded, or in the library's cache.
 
 This requires only pyarrow and never downloads anything. Arrow files are read in place, with random access. Parquet files
 only allow sequential reads, so they are converted once to Arrow files in the cache folder.
@@ -114,7 +114,7 @@ class ArrowImages(FileImages):
         return {**self.__dict__, "_tables": {}}
 
     def _entry(self, index: int) -> tuple[Any, str | None]:
-        """Return an image's bytes (a buffer) and path, each None if missing."""
+        """Return an image's bytes (a buffer) and path, None if missing."""
         file, row = (int(number) for number in self.places[index])
         if file not in self._tables:
             self._tables[file] = open_table(self.files[file]).column(self.column)
@@ -127,7 +127,7 @@ class ArrowImages(FileImages):
 
 
 def image_columns(schema: pyarrow.Schema) -> list[str]:
-    """Return the columns of encoded images: those declared as images, else structs of bytes and path, else bytes."""
+    """Return the columns declared as images, else those of structs of bytes and path, else those of bytes."""
     import pyarrow.types as kinds
 
     declared = [
@@ -145,7 +145,7 @@ def image_columns(schema: pyarrow.Schema) -> list[str]:
 
 
 def features(schema: pyarrow.Schema) -> dict[str, Any]:
-    """Return the description of the columns by the library `datasets`; empty if another library wrote the file."""
+    """Return the column descriptions of the library `datasets`; empty if another library wrote the file."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:
         found = json.loads(text)["info"]["features"] if text else {}
@@ -201,7 +201,7 @@ def _mapped(path: Path, pa: Any) -> pyarrow.Table:
 
 
 def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
-    """Convert a parquet file to an Arrow file in the cache folder and open it; in memory if the cache is not writable."""
+    """Convert a parquet file to Arrow in the cache folder (in memory if it is not writable) and open it."""
     from pyarrow import parquet
 
     stat = os.stat(path)
@@ -241,7 +241,7 @@ def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
     """Open the images of a local data set.
 
     Labels come from the column `task.data.label_column`, or from the first column with a usual name. The classes of a
-    `ClassLabel` are those of its names that occur, in its order.
+    `ClassLabel` column are the names that occur in the data, in the order of the `ClassLabel`.
 
     Raises:
         DataError: there are no files, no training split, or no column of images or labels.
@@ -268,7 +268,7 @@ def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], c
     column = _image_column(files[0], tables[0].schema, config)
     for file, table in zip(files, tables, strict=True):
         if column not in table.column_names:
-            raise DataError(f"{file}: has no column {column!r}, which {files[0].name} has")
+            raise DataError(f"{file}: has no column {column!r}, which {files[0].name} has; add it")
     rows = [len(table) for table in tables]
     places = np.stack([np.repeat(np.arange(len(files)), rows), np.concatenate([np.arange(n) for n in rows])], axis=1)
     split_of = [split for split in splits for _ in files_of[split]]
@@ -328,7 +328,7 @@ def _names(table: Any, column: str) -> Iterator[str | None]:
 
 
 def _unique(names: list[str | None], splits: Sequence[str], rows: Sequence[int]) -> list[str]:
-    """Return the file names if they are unique, otherwise names made of split and number."""
+    """Return the file names if they are unique, otherwise `<split>/<number>`."""
     given = [name for name in names if name]
     if len(given) == len(names) == len(set(given)):
         return given
@@ -342,7 +342,7 @@ def _unique(names: list[str | None], splits: Sequence[str], rows: Sequence[int])
 
 
 def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: DataConfig) -> Labels:
-    """Read the labels of all rows; the numbers of a `ClassLabel` are replaced by its names."""
+    """Read the labels of all rows; the names of a `ClassLabel` replace its numbers."""
     schema = tables[0].schema
     known = features(schema)
     wanted = [name for name in schema.names if name != image and _is_plain(schema.field(name).type)]
@@ -358,7 +358,7 @@ def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: Da
     ]
     table = LabelTable(where=str(files[0].parent), columns=columns, numbers=numbers)
     labels = read_labels(table, config, exclude=set())
-    # keep classes in the order of their ClassLabel
+    # keep the order of the ClassLabel
     orders = [_class_names(known.get(name)) for name in wanted]
     order = next((names for names in orders if names and set(labels.classes) <= set(names)), None)
     if order is None:

@@ -25,7 +25,7 @@ EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp")
 )
 
-#: extensions of images that Pillow cannot read on all platforms
+#: extensions of image formats that Pillow cannot read on all platforms
 UNSUPPORTED = frozenset(
     (".heic", ".heif", ".avif", ".jxl", ".jp2", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw")
 )
@@ -36,7 +36,7 @@ Make = Callable[[list[str], np.ndarray], Images]
 
 @dataclass(frozen=True)
 class Listing:
-    """Paths of image files and of all folders (including empty ones), relative to the source, separated by `/`."""
+    """Paths of image files and of folders, also empty ones, relative to the source, separated by `/`."""
 
     where: str
     files: tuple[str, ...]
@@ -145,7 +145,7 @@ def class_source(
     origin: str,
     make: tuple[Make, Make],
 ) -> ImageSource:
-    """Build a source from the files of each class in each split; `make` builds the training and validation images.
+    """Build a source from the files of each class in each split; `make` builds the images of a split.
 
     Raises:
         DataError: there are no class folders.

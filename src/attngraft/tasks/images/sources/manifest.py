@@ -1,4 +1,4 @@
-"""Tables of paths and labels: a .csv, .tsv or .parquet file, or a folder with one per split.
+"""Tables of paths and labels: a .csv, .tsv or .parquet file, or a folder with one table per split.
 
 A table has a column of paths and a column of labels, with a single label or a list of labels per image (`cat dog`,
 `cat,dog`, `cat;dog`, `cat|dog`, `["cat", "dog"]`), or a 0/1 column per class. An optional column names each image's split.
@@ -37,9 +37,11 @@ PATH_NAMES = (
     *("img_path", "image_name", "image_file", "image_id", "name"),
 )
 SPLIT_NAMES = ("split", "part", "subset", "partition", "set", "fold")
-TABLE_NAMES = ("metadata", "labels", "annotations", "manifest", "dataset", "data")  #: names of a folder's only table
+#: usual names of a single table in a folder
+TABLE_NAMES = ("metadata", "labels", "annotations", "manifest", "dataset", "data")
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif")  #: tried if paths have none
+#: extensions to try if paths have no extension
+_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif")
 _PROBED = 20  #: number of paths to try when searching for the base folder
 
 
@@ -131,7 +133,7 @@ def _all_train(table: LabelTable, folder: Path, config: DataConfig, origin: str)
 
 
 def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray, origin: str) -> ImageSource:
-    """Build a source from a table; `side` is 0 for training rows, 1 for validation rows and -1 for unused rows."""
+    """Build a source from a table; `side` is 0 for training, 1 for validation and -1 for unused rows."""
     column = config.path_column or find_column(table, PATH_NAMES)
     if column is None:
         raise DataError(
@@ -181,7 +183,7 @@ def _paths(table: LabelTable, entries: Sequence[Any], column: str) -> list[str]:
 
 
 def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> tuple[Path, str]:
-    """Return the base folder of relative paths, and the extension to append to them (.jpg if `7` stands for `7.jpg`).
+    """Return the base folder of relative paths, and the extension to append (.jpg if `7` means `7.jpg`).
 
     The base is `task.data.root`, the table's folder, or a subfolder that contains the first images.
     """

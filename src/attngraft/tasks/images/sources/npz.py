@@ -1,6 +1,6 @@
 """Images in an .npz file.
 
-Its arrays are `x_train`, `y_train`, the same for `val` or `test`, and optionally `classes` and file names `f_*`.
+Its arrays are `x_train`, `y_train`, the same for `val` or `test`, and optionally `classes` and the file names `f_*`.
 """
 
 import zipfile

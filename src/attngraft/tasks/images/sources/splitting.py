@@ -16,7 +16,7 @@ from attngraft.tasks.images.sources.base import Images, ImageSource
 HEADER = ["name", "part"]
 DEFAULT_FRACTION = 0.2  #: fraction of each class used for validation, for sources without splits
 
-_SHOWN = 5  #: most names listed in a message
+_SHOWN = 5  #: largest number of names listed in a message
 _CHECK_WRITES_IT = "add rows for them, or write the file again with attngraft data check --save-split"
 _REMOVE_THEM = "remove them from the data, add rows for them to this file, or start in another folder"
 
@@ -28,7 +28,7 @@ def with_validation(
 
     A random split takes the same fraction of every class, but at least one image, and leaves at least one for training. It
     depends only on the order of the images, the fraction and `split_seed`. Multi-label images are split by iterative
-    stratification, images with numbers without stratification.
+    stratification, images labeled with numbers without stratification.
 
     With `split_file`, that file assigns the images of the training split. `saved_split` is a file of the same format that
     is used instead of a random split.
@@ -90,8 +90,8 @@ def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.Rand
     """Split in two by iterative stratification (Sechidis et al. 2011).
 
     In each step, the images of the label with the fewest unassigned images are assigned, each to the side that lacks more
-    images of that label. Images without labels come last. In addition to the paper, every label keeps at least one image
-    for training, and gets one for validation if it has another.
+    images of that label. Images without labels come last. Unlike in the paper, every label keeps at least one training
+    image and, if another can be spared, gets a validation image.
     """
     order = stream.permutation(len(labels))
     counts = labels.sum(axis=0, dtype=np.int64)

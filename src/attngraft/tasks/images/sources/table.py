@@ -25,8 +25,8 @@ KINDS = (".csv", ".tsv", ".parquet")
 MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 
 SINGLE = ("label", "class", "class_name", "category", "target", "y", "class_index", "class_id", "label_id", "species")
-LISTS = ("labels", "classes", "categories", "tags", "targets")  #: usual names of columns with lists
-NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of the only column of numbers
+LISTS = ("labels", "classes", "categories", "tags", "targets")  #: usual names of columns of label lists
+NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a single column of numbers
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
@@ -41,7 +41,7 @@ class LabelTable:
 
     where: str
     columns: dict[str, list[Any]]
-    numbers: list[int | str]  #: number (.csv: from 2, as the header is 1; else from 0) or name of each row
+    numbers: list[int | str]  #: row numbers (.csv: from 2, after the header; otherwise from 0) or names
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
@@ -146,7 +146,7 @@ def find_column(table: LabelTable, names: Sequence[str], *, exclude: Collection[
 
 
 def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> Labels:
-    """Read the labels of `table`; the columns `exclude` are known to contain something else.
+    """Read the labels of `table`; columns in `exclude` are not labels.
 
     Raises:
         DataError: no column of labels is found, or a row has no label where one is required.
@@ -180,7 +180,7 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
 
 
 def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> Labels:
-    """Read the columns of numbers, whose names become the classes; otherwise as `read_labels`.
+    """Read the columns of numbers like `read_labels`; the names of the columns become the classes.
 
     Raises:
         DataError: no column of numbers is found, or an entry is not a number.

@@ -1,8 +1,8 @@
-"""Tar files: a single one, one or more per split in a folder, or a pattern of shards (`birds-{000..009}.tar`).
+"""Tar files: a single tar, a folder with tars per split, or a pattern of shards (`birds-{000..009}.tar`).
 
 Labels are class folders inside the tar or, as in WebDataset, files with the same name as the image: `7.cls` contains the
-class, `7.json` contains fields. A tar is read once; its index (images, folders and label files) is kept in the cache folder
-until the tar changes, so opening a hundred shards again only reads a hundred small files.
+class, `7.json` contains fields. A tar is read once; its index (images, folders and label files) is stored in the cache
+folder until the tar changes, so opening a hundred shards again only reads a hundred small files.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ INDEX_VERSION = "1"  #: version of the contents of an index
 LABELS = ("cls", "json")  #: extensions of label files, which have the same name as the image
 
 _LABEL_BYTES = 2**20  #: largest size of a label file
-_OPEN_FILES = 64  #: most tars that a process keeps open
+_OPEN_FILES = 64  #: largest number of tars that a process keeps open
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
-_LIMIT = 1_000_000  #: most shards in a pattern
+_LIMIT = 1_000_000  #: largest number of shards in a pattern
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class TarIndex:
     members: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    texts: dict[str, list[str | None]] = field(default_factory=dict)  #: label files' contents by extension, if any
+    texts: dict[str, list[str | None]] = field(default_factory=dict)  #: contents of the label files, by extension
     folders: list[str] = field(default_factory=list)  #: all folders, including empty ones
 
 
@@ -88,7 +88,9 @@ def index_tar(path: Path) -> TarIndex:
 
 def _read_index(path: Path) -> TarIndex:
     index, folders = TarIndex(), dict[str, None]()
-    images: dict[str, tuple[int, int]] = {}  #: member -> offset, size; the last of equal names counts, as in tar
+    images: dict[
+        str, tuple[int, int]
+    ] = {}  #: member -> offset, size; of members with the same name, the last counts, as in tar
     texts: dict[str, dict[str, str]] = {kind: {} for kind in LABELS}
     try:
         with tarfile.open(path, mode="r:") as tar:
@@ -137,7 +139,7 @@ def _text(file: IO[bytes] | None, where: str) -> str:
     try:
         return (file.read() if file is not None else b"").decode("utf-8-sig").strip()
     except UnicodeDecodeError:
-        raise DataError(f"{where}: not UTF-8 text") from None
+        raise DataError(f"{where}: not UTF-8 text; save it as UTF-8") from None
 
 
 def fields_of(index: TarIndex, path: Path) -> dict[str, list[Any]]:
@@ -171,7 +173,7 @@ def _json_fields(text: str | None, where: str) -> dict[str, Any]:
 
 
 class TarImages(FileImages):
-    """Images that are members of tars; every process opens the tars itself, as forks would share file positions.
+    """Images in tars; each process opens the tars itself, because forks would share file positions.
 
     Args:
         paths: the tars.
@@ -358,7 +360,7 @@ def tars_in(folder: Path) -> list[Path]:
 
 
 def open_tar_folder(folder: Path, config: DataConfig) -> ImageSource:
-    """Open the only tar in a folder, or the tars named by split: `train.tar`, or `train-000.tar`, `train-001.tar`, ...
+    """Open the only tar in a folder, or the tars named by split (`train.tar`, or `train-000.tar`, ...).
 
     Raises:
         DataError: there is no training or validation tar; see also `open_tar`.
@@ -412,7 +414,7 @@ def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> Im
 
 
 def _with_labels(train: _Tars, val: _Tars | None, config: DataConfig, *, where: str, origin: str) -> ImageSource:
-    """Build a source whose labels are in files with the names of the images."""
+    """Build a source whose labels are in label files next to the images."""
     parts = [train] if val is None else [train, val]
     names: list[int | str] = [name for tars in parts for name in tars.names()]
     columns: dict[str, list[Any]] = {}

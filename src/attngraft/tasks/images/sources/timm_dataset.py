@@ -49,7 +49,7 @@ class TimmImages(Images):
 
 
 def open_timm(name: str, config: DataConfig) -> ImageSource:
-    """Open a data set by its timm name; only timm's own readers download anything.
+    """Open a data set by its timm name; attngraft itself downloads nothing, but timm's readers may.
 
     Raises:
         DataError: timm cannot open the data set (the message has timm's reason), or it can only be streamed, or it has no

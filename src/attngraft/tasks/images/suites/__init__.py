@@ -1,1 +1,1 @@
-"""Suites of images: functions of pixels, conditions made of them, and test sets."""
+"""Suites for images: functions of pixels, the conditions that use them, and test sets."""

@@ -1,4 +1,4 @@
-"""The catalog of suites of images."""
+"""The catalog of suites for images."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -23,7 +23,7 @@ STEPS = 10  #: number of PGD steps
 
 @cache
 def suites() -> Mapping[str, Suite]:
-    """Return the suites of images by name."""
+    """Return the suites for images by name."""
     clean = (Condition(name="clean", group="clean", label="clean"),)
     center = Condition(
         name="center",

@@ -24,14 +24,14 @@ from attngraft.tasks.images.suites.corruptions import corruption
 from attngraft.tasks.images.suites.missing import drop_patches, hide_center
 from attngraft.tasks.suites import BatchTarget, UnsupportedCondition, noise_generator
 
-GRID = 14  #: largest number of patches along a side, as with patches of 16 pixels in an image of 224
+GRID = 14  #: largest number of patches along a side, as for patches of 16 pixels in an image of 224 pixels
 
 Color = tuple[float, ...]  #: one value per channel
 
 
 @dataclass(frozen=True)
 class Corrupted:
-    """Corruption, given by its name and a level in its unit."""
+    """Apply the corruption `name` at `level`, in the unit of the corruption."""
 
     name: str
     level: float
@@ -42,7 +42,7 @@ class Corrupted:
 
 @dataclass(frozen=True)
 class CenterHidden:
-    """Fill the central rectangle, `side` times the image's sides, with the mean color, which is 0 after normalization."""
+    """Fill the central rectangle, with sides `side` times those of the image, with the mean color."""
 
     side: float
 
@@ -65,7 +65,7 @@ class PatchesDropped:
 
 
 def patch_side(height: int, width: int) -> int:
-    """Return the smallest side of square patches that divides both sides of the image into at most `GRID` patches.
+    """Return the smallest side of square patches that tile the image, with at most `GRID` along a side.
 
     Raises:
         UnsupportedCondition: there is no such side.
@@ -98,14 +98,14 @@ def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackTarget(BatchTarget):
-    """Access to a model and a batch for changes of images; its functions take pixels (B, C, H, W) between 0 and 1."""
+    """Access to a model and a batch for changes of images, as pixels (B, C, H, W) between 0 and 1."""
 
     color: Color
 
 
 @dataclass(frozen=True)
 class OneStep:
-    """FGSM."""
+    """FGSM (`attacks.fgsm`)."""
 
     epsilon: float
     gradients: ClassVar[bool] = True
@@ -116,7 +116,7 @@ class OneStep:
 
 @dataclass(frozen=True)
 class ManySteps:
-    """PGD from a random start."""
+    """PGD (`attacks.pgd`) from a random start."""
 
     epsilon: float
     steps: int = 10
@@ -166,7 +166,8 @@ class PatchSalience:
 def patch_salience(model: nn.Module, run: Callable[[], object], *, size: tuple[int, int]) -> PatchSalience:
     """Return the attention that each patch of the images gets, averaged over heads.
 
-    It is the class token's row of the last attention map (Naseer et al. 2021); without a class token, the mean of all rows.
+    This is the class token's row of the last attention map (Naseer et al. 2021); without a class token, the
+    mean of all rows.
 
     Args:
         model: a model that a host adapter supports.
@@ -203,7 +204,7 @@ def _recorded_salience(recording: Recording, site: str, size: tuple[int, int]) -
     if "class" in prefix:
         row = weights[:, :, prefix.index("class")].mean(1)
         if row.shape[1] != len(prefix) + indices.numel():
-            raise UnsupportedCondition(f"{site} has {row.shape[1]} tokens, which are not those of its map")
+            raise UnsupportedCondition(f"{site} has {row.shape[1]} tokens, but a map of {rows} x {columns}")
         scores, by = row[:, indices.flatten().to(row.device)], "the class token's row"
     else:
         scores, by = full_attention_map(weights, indices.to(weights.device)).mean((1, 2)), "the mean over all tokens"

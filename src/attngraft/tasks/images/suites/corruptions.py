@@ -1,5 +1,6 @@
-"""Corruptions in five severities, with the settings of ImageNet-C (Hendrycks and Dietterich 2019, "Benchmarking neural
-network robustness to common corruptions and perturbations").
+"""Corruptions in five severities, with the settings of ImageNet-C.
+
+Source: Hendrycks and Dietterich 2019, "Benchmarking neural network robustness to common corruptions and perturbations".
 
 The settings are meant for images of about 224 pixels: a blur of 6 pixels is meaningless on images of 32. `apply` accepts any
 level (CB's Table 12: Gaussian noise of 5/255 and 10/255, blurs of 1 and 2 pixels). Scores are close to those on ImageNet-C
@@ -32,7 +33,7 @@ class Corruption:
     name: str
     levels: tuple[float, ...]  #: levels of the severities 1 to 5
     unit: str  #: unit of the levels
-    random: bool  #: whether results depend on the generator
+    random: bool  #: whether the corruption draws from the generator
     change: Change
 
     def __call__(self, image: Tensor, severity: int, generator: torch.Generator) -> Tensor:

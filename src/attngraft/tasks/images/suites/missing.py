@@ -11,7 +11,7 @@ def hide_center(images: Tensor, *, side: float = 0.5, fill: float | Tensor = 0.0
 
     Args:
         images: normalized images, where a `fill` of 0 is the mean color, or pixels from 0 to 1, where it is black.
-        side: sides of the rectangle as a fraction of the image's sides, rounded to whole pixels.
+        side: fraction of the image's height and width that the rectangle covers, rounded to whole pixels.
         fill: value of the rectangle, a number or a tensor (channels,).
 
     Raises:
@@ -30,7 +30,7 @@ def hide_center(images: Tensor, *, side: float = 0.5, fill: float | Tensor = 0.0
 def drop_patches(
     images: Tensor, scores: Tensor, *, share: float = 0.5, patch: int = 16, fill: float | Tensor = 0.0
 ) -> Tensor:
-    """Drop the `share` of patches with the highest scores from images (B, channels, H, W) (Naseer et al. 2021).
+    """Drop the patches with the highest scores from images (B, channels, H, W) (Naseer et al. 2021).
 
     Use random scores for random dropping, the class token's attention to each patch for salient dropping, and the negative
     attention for non-salient dropping.

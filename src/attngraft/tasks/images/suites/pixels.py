@@ -26,7 +26,7 @@ class PixelAccess(ExampleAccess):
 
     @abstractmethod
     def to_example(self, example: Any, pixels: Tensor) -> Any:
-        """Return the example with its image replaced by `pixels`; it must collate with unchanged examples."""
+        """Return the example with `pixels` as its image; the result must collate with unchanged examples."""
 
     @abstractmethod
     def from_batch(self, batch: Batch) -> Tensor:
@@ -52,7 +52,7 @@ class PixelAccess(ExampleAccess):
 
 
 class ImagePixels(PixelAccess):
-    """Access to the pixels of examples (image, label) and image batches, either uint8 or normalized for the host."""
+    """Access to the pixels of examples (image, label) and batches, uint8 or normalized for the host."""
 
     def __init__(self, host: HostInput) -> None:
         self.host, self.color = host, host.mean

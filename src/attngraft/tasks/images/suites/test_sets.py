@@ -24,15 +24,15 @@ _VALIDATION = re.compile(r"ILSVRC2012_val_(\d{8})", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """Images in a folder per class."""
+    """Description of a test set."""
 
     __test__ = False  # not a pytest class
 
     title: str
     summary: str
     images: int  #: number of images in the complete set
-    subset: str = ""  #: name of timm's list of its classes; empty: all 1000
-    numbered: bool = False  #: folders may be 0 to 999 instead of WordNet ids
+    subset: str = ""  #: name of timm's list of the set's classes; empty: all 1000
+    numbered: bool = False  #: folders may be named 0 to 999 instead of by WordNet ids
     by_name: bool = False  #: ReaL: labels follow from the names of ImageNet's validation files
     download: str = ""
     layout: str = _WNIDS
@@ -45,10 +45,10 @@ class TestImages:
     __test__ = False
 
     images: FolderImages  #: labels are ImageNet's, 0 to 999
-    classes: tuple[int, ...] | None  #: classes that the model chooses among; None: all
+    classes: tuple[int, ...] | None  #: the only classes that the model may predict; None: all
     accepted: Mapping[str, Sequence[int]] = field(
         default_factory=dict
-    )  #: by image name, all labels that count as correct
+    )  #: image name -> all labels that count as correct
     notes: tuple[str, ...] = ()
 
 
@@ -132,7 +132,7 @@ def open_test_set(name: str, folder: Path) -> TestImages:
         raise DataError(_wrong_folders(name, folder, missing, other, len(naming)))
     if outside:
         raise DataError(
-            f"{folder}: {len(outside):,} image{'s' * (len(outside) > 1)} outside the class folders ({outside[0]}): "
+            f"{folder}: {len(outside):,} image{'s' * (len(outside) > 1)} outside the class folders ({outside[0]}); "
             f"move them into the folder of their class, or out of {folder}"
         )
     names = [file for label in naming for file in by_class[label]]
@@ -178,7 +178,9 @@ def _real(name: str, folder: Path, files: Sequence[str]) -> TestImages:
         )
     kept = {file: labels[number - 1] for file, number in numbers.items() if labels[number - 1]}
     if not kept:
-        raise DataError(f"{folder}: ReaL has no label for any of its {len(numbers)} images")
+        raise DataError(
+            f"{folder}: ReaL has no label for any of its {len(numbers)} images; add more of ImageNet's validation images"
+        )
     skipped = len(numbers) - len(kept)
     return TestImages(
         images=FolderImages(
@@ -194,7 +196,7 @@ def _real(name: str, folder: Path, files: Sequence[str]) -> TestImages:
 
 
 def _folder_names(test_set: TestSet) -> list[dict[str, int]]:
-    """Return the accepted naming schemes of class folders, each as a mapping from folder name to label."""
+    """Return the supported namings of the class folders, each as a mapping from folder name to label."""
     wordnet_ids = synsets()
     indices = _subset(test_set.subset) if test_set.subset else range(CLASSES)
     namings = [{wordnet_ids[index]: index for index in indices}]
@@ -228,14 +230,14 @@ def synsets() -> tuple[str, ...]:
 
 @cache
 def real_labels() -> tuple[tuple[int, ...], ...]:
-    """Return ReaL's labels of the 50,000 validation images, by image number; empty for images without a correct label."""
+    """Return ReaL's labels of the 50,000 validation images, by number; an image can have no label."""
     content = pkgutil.get_data("timm.data", "_info/imagenet_real_labels.json")
     return tuple(tuple(labels) for labels in json.loads(content or b"[]"))
 
 
 @cache
 def _subset(name: str) -> tuple[int, ...]:
-    """Return the indices of a test set's classes."""
+    """Return the indices of a test set's classes among ImageNet's."""
     content = pkgutil.get_data("timm.data", f"_info/{name}_indices.txt")
     return tuple(int(line) for line in (content or b"").split())
 
@@ -248,8 +250,8 @@ def imagenet_order(classes: Sequence[str], *, run: Path | str) -> np.ndarray:
     """
     if len(classes) != CLASSES:
         raise DataError(
-            f"{run}: its model has {len(classes)} classes ({', '.join(map(str, classes[:3]))}, ...), and this suite "
-            f"has images of ImageNet's {CLASSES}: evaluate a model trained on ImageNet, or leave the suite out"
+            f"{run}: its model has {len(classes)} classes ({', '.join(map(str, classes[:3]))}, ...), but this suite "
+            f"has images of ImageNet's {CLASSES}; evaluate a model trained on ImageNet, or remove the suite"
         )
     index_of = {name: index for index, name in enumerate(classes)}
     numbers = [str(index) for index in range(CLASSES)]
