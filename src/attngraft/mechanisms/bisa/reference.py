@@ -12,8 +12,8 @@ Shapes: q (B, H, Nq, dk), k (B, H, Nk, dk), v (B, H, Nk, dv), q_hat (B, H, Nq, s
 `bias` is added to the scaled scores: (b, H or 1, Nq or 1, Nk or 1), where b divides B and entry i has bias i mod b; a size
 of 1 is broadcast. `visible` is boolean and broadcastable to (B, H, Nq, Nk). `scale` is 1 / sqrt(dk) by default.
 
-A masked pair (`visible` False, or a bias of -inf) takes part in neither direction: a query that sees no key, and a
-key that no query sees, contribute zero.
+A masked pair (`visible` False, or a bias of -inf) is excluded from both directions: a query without visible keys, and a
+key that is visible to no query, contribute zero.
 
 Source: "Bi-Directional Self-Attention for Vision Transformers", Sec. 3.1, Eqs. 1-3, Alg. 1 as corrected by Eq. 2 and the
 text (its last line does not run as printed).

@@ -25,7 +25,7 @@ from attngraft.mechanisms.bixt import reference
 from attngraft.mechanisms.bixt.formula import formula
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: largest ratio of folded to unfolded multiply-adds for which folding pays, given the time that folding itself takes
+#: largest ratio of folded to unfolded multiply-adds for which folding pays, given the time spent on folding
 WORTH = 0.9
 
 
@@ -118,7 +118,7 @@ def _of_image(latents: Latents, image: int, heads: int) -> dict[str, Any]:
 
 
 def _index(image: int, latents: Tensor) -> slice:
-    """Return the index of an image's latents; references and values may be shared by all images independently."""
+    """Return the index of an image's references or values, either of which all images may share."""
     return slice(image, image + 1) if len(latents) > 1 else slice(1)
 
 
