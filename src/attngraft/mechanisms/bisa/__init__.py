@@ -14,7 +14,7 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Eqs. 1-3, Alg. 
 | reference.py | the equations |
 | eager.py, scores.py | optimized PyTorch: both softmaxes of one score matrix, whole or tile by tile |
 | hyper.py, mlp.py | optimized PyTorch: the hypernetwork, and the ablation's MLP |
-| triton.py, triton_hyper.py, triton_kernels.py | Triton kernels for the GPU |
+| triton.py, triton_hyper.py, triton_kernels.py | Triton kernels |
 | ops.py | the operations, with their shape checks and backends |
 | branch.py | the inverse branch: its projections, and the transform of a query by a value |
 | mix.py, layer.py | the paper's variants, which combine both branches; the whole attention layer |

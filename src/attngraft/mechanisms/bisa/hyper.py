@@ -104,7 +104,7 @@ def _threads(rows: Tensor) -> int:
 
 
 def _in_parts(rows: Tensor) -> Tensor:
-    """Return (rows, columns) as (parts, rows / parts, columns): one part per thread if the number of threads divides the rows, else a single part."""
+    """Return (rows, columns) as (parts, rows / parts, columns): one part per thread, or a single part if rows remain."""
     parts = _threads(rows) if len(rows) % _threads(rows) == 0 else 1
     return rows.view(parts, len(rows) // parts, -1)
 

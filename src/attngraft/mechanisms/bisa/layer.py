@@ -87,8 +87,8 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         """Attend from (B, N, C) to (B, N, C).
 
         Args:
-            bias: added to the scaled scores, (b, H or 1, N or 1, N or 1), where b divides B and entry i has bias i mod b; -inf
-                excludes a pair from both directions. A boolean mask is True where a query may attend to a key.
+            bias: added to the scaled scores, (b, H or 1, N or 1, N or 1), where b divides B and entry i has bias i mod b;
+                -inf excludes a pair from both directions. A boolean mask is True where a query may attend to a key.
 
         Raises:
             UsageError: the bias does not have this shape.

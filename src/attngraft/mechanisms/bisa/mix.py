@@ -92,14 +92,14 @@ class BidirectionalMix(Recordable, nn.Module):
     | `identity` | SA + ((1 - lambda) / lambda) MISA, Eq. 3 divided by lambda; the inverse branch starts at 0 |
 
     With `identity` the inverse branch starts at 0 because its transform is zero. With `separate` on a host with batch norms,
-    the weight of the norm after the branch's output projection starts at 0 instead, and the transform is initialized as
-    usual, because the norm of an all-zero branch is undefined.
+    the weight of the norm after the branch's output projection starts at 0 instead, and the transform is
+    initialized as usual, because a norm after an all-zero branch would divide by a variance of 0.
 
-    With a sequential `order` on a host with batch norms, the norm of a projection is applied to the host's tokens and to the first branch's
-    result in the same step. In training each is normalized by its own statistics; the running statistics, used in
-    evaluation, mix both.
+    With a sequential `order` on a host with batch norms, a projection's norm is applied to the host's tokens and to the
+    first branch's result in the same step. In training, both are normalized by separate statistics; the running statistics,
+    used in evaluation, average over both.
 
-    Records `self` and `inverse` (B, H, Nq, dv), the branches before they are mixed, `inverse_weights` (B, H, Nq, Nk), whose
+    Records `self` and `inverse` (B, H, Nq, dv), the branches before mixing, `inverse_weights` (B, H, Nq, Nk), whose
     columns sum to 1, and `lambda`.
 
     Args:

@@ -2,11 +2,12 @@
 
 The tokens of an image are processed in pieces (pieces.py); the backward recomputes the scores of a piece. Half precision
 is computed in float32. Small maps are faster in plain operations or, with enough tokens and without gradients, in PyTorch's
-fused attention, once for each direction. With dropout the reference runs, because the dropout masks must be saved for the backward and
-are as large as the maps.
+fused attention, once for each direction. With dropout the reference runs, because the dropout masks must be saved for
+the backward and are as large as the maps.
 
 `projected_attention` folds the tokens' projections into the latents (folded.py) if that takes less work or if there are very
-many tokens: in plain operations if the maps are small, otherwise piece by piece. A single image with few tokens uses a code path with fewer calls.
+many tokens: in plain operations if the maps are small, otherwise piece by piece. A single image with few tokens uses a path
+with fewer calls.
 """
 
 from typing import Any

@@ -90,9 +90,7 @@ class BidirectionalCrossAttention(_CrossAttention):
         dropout = self.training and self.attn_drop
         if not dropout and are_plain(self.rv_latents, self.rv_patches, self.proj_lat, self.proj_pat):
             return self._dropped(*self._attend_projected(latents, tokens))
-        for_latents, for_tokens = self.attend(
-            latents, tokens
-        )  # in a function, so that references and values are freed when it returns
+        for_latents, for_tokens = self.attend(latents, tokens)  # a call, which frees references and values on return
         return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
 
     def _attend_projected(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ Source: "Scratching Visual Transformer's Back with Uniform Attention" (ICCV 2023
 | file | contents |
 |---|---|
 | reference.py | the equations |
-| eager.py, triton.py | lean PyTorch; one fused kernel |
-| ops.py | the operations, their checks and backends |
+| eager.py, triton.py | optimized PyTorch; one fused Triton kernel |
+| ops.py | the operations, with their checks and backends |
 | layer.py | modules for any network; attention with uniform heads |
 | graft.py | the grafts cb, cb_s, cb_gate, cb_hybrid, se, uniform_heads |
 """
