@@ -24,7 +24,7 @@ class Fit:
 
     taken: tuple[str, ...]  #: paths of accepting sites
     refused: dict[str, str]  #: path of a refusing site -> reason
-    nowhere: str | None = None  #: why the host has no suitable site, if both lists are empty
+    nowhere: str | None = None  #: why the host has no suitable site; set if `taken` and `refused` are empty
 
     def __str__(self) -> str:
         return f"{len(self.taken)} of {len(self.taken) + len(self.refused)}"

@@ -5,7 +5,7 @@ The manifest is JSON under the metadata key `attngraft`:
     {"format": 1, "version": "0.1.0", "host": {"adapter", "architecture", "fingerprint"}, "spec": "...",
      "entries": [{"site", "stage", "instance", "graft", "options"}], "include": ["head"]}
 
-Tensors are named by the host's own paths (`blocks.3.mlp.grafts.cb_s.scale`), included host parameters `host.<name>`.
+Tensors are named by module paths (`blocks.3.mlp.grafts.cb_s.scale`), included host parameters by `host.<name>`.
 Manifests are parsed strictly. Files of every past release must load: a new format gets a new number, and the readers of old
 formats are not removed.
 """
@@ -279,7 +279,7 @@ def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerpri
     fingerprint = manifest.host.fingerprint
     if check_fingerprint and fingerprint and fingerprint != weights_fingerprint(host):
         raise GraftFileError(
-            f"{file} was saved from a host with other weights; load these first, or pass check_fingerprint=False"
+            f"{file} was saved from a host with other weights; load those weights first, or pass check_fingerprint=False"
         )
 
 

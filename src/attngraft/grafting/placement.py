@@ -80,7 +80,7 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
 
 
 def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[Placement]) -> str | None:
-    """Return why a graft that is installed or placed at the site rules out another at this hook point, or None."""
+    """Return why a graft at the site, installed or placed, rules out another at this hook point, or None."""
     # no other site shares the target modules of this site's hook points
     present = {each for each, target in site.targets.items() if each in _taken(host, target, placements).values()}
     exclusive = {"mix"} if hook_point == "mix" else set(_BRANCH) if hook_point == "space" else set()

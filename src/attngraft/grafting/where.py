@@ -106,7 +106,7 @@ def _segment_matches(wanted: str, found: str) -> bool:
 
 
 def near_paths(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Return up to four paths or ancestors similar to `pattern`, best first, or the first paths if none is similar."""
+    """Return up to four paths or ancestors similar to `pattern`, best first, or the first paths."""
     known: dict[str, None] = {}
     for path in paths:
         segments = path.split(".")

@@ -1,4 +1,4 @@
-"""Bi-directional attention in optimized PyTorch: both softmaxes of one score matrix, with an explicit backward.
+"""Bi-directional attention in optimized PyTorch: both softmaxes of one score matrix.
 
 The sum over keys is taken before the hypernetwork, which is exact: L_ij does not depend on the channel and W_j is linear in
 v_hat_j, so isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), without an N x N x d tensor.

@@ -48,9 +48,8 @@ class MisaOptions:
     """Options of `misa`."""
 
     norm: bool = False  #: normalize the output over the tokens, channel by channel
-    transform: Transform = (
-        "hyper"  #: transform of a query by a value: hypernetwork, or MLP of equal size (the ablation)
-    )
+    #: transform of a query by a value: hypernetwork, or MLP of equal size (the ablation)
+    transform: Transform = "hyper"
 
     def variant(self) -> MixVariant:
         """The equivalent variant of BiSA, which has lambda = 0."""

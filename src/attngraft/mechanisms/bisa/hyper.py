@@ -28,7 +28,7 @@ from attngraft.mechanisms.common import as_rows
 
 #: bytes of the buffer per thread: a core's share of the L3 cache of common processors
 BUFFER = 2**21
-#: number of rows below which the product with G is slower
+#: number of rows below which the product with G is slower per row
 FEWEST_ROWS = 128
 
 
@@ -104,7 +104,7 @@ def _threads(rows: Tensor) -> int:
 
 
 def _in_parts(rows: Tensor) -> Tensor:
-    """Return (rows, columns) as (parts, rows / parts, columns): one part per thread, or a single part if rows remain."""
+    """Return (rows, columns) as (parts, rows / parts, columns): one part per thread if possible, else one."""
     parts = _threads(rows) if len(rows) % _threads(rows) == 0 else 1
     return rows.view(parts, len(rows) // parts, -1)
 

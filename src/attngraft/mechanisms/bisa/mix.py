@@ -32,9 +32,8 @@ class MixVariant:
     weight: float = 0.5  #: lambda, the share of self-attention; 0 is MISA
     learned: bool = False  #: learn one lambda per layer, initialized to `weight`
     norm: bool = False  #: normalize each branch over the tokens, channel by channel, before mixing
-    transform: Transform = (
-        "hyper"  #: transform of a query by a value: hypernetwork, or MLP of equal size (the ablation)
-    )
+    #: transform of a query by a value: hypernetwork, or MLP of equal size (the ablation)
+    transform: Transform = "hyper"
     order: Order = "parallel"  #: apply both branches to the same tokens, or the second to the output of the first
     separate: bool = False  #: give the inverse branch separate queries, keys and output projection
     #: divide by lambda, and start with zero output of the inverse branch, so the host is unchanged at first
@@ -184,7 +183,7 @@ class BidirectionalMix(Recordable, nn.Module):
             inverse = self._inverse(context)
         else:
             if context.is_recording:
-                context.attend()  # records its tensors; the heads below come from the shared scores
+                context.attend()  # only to record tensors; the heads below are computed from the shared scores
             attended, u = ops.two_way_attention(
                 projected.q,
                 projected.k,

@@ -1,7 +1,7 @@
 """Inverse attention with an MLP instead of the hypernetwork (Table 3's ablation), in optimized PyTorch.
 
-The first layer splits into a part for queries and one for values, a_i + b_j, and the second is linear and can be moved out
-of the sum:
+The first layer splits into a part for queries and a part for values, a_i + b_j. The second is linear and can be moved out of
+the sum:
 
     isa_i = W2 sum_j L_ij GELU(a_i + b_j) + b2 sum_j L_ij
 

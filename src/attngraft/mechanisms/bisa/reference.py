@@ -56,8 +56,8 @@ def two_way_attention(
         v: None for the inverse direction alone (MISA).
 
     Returns:
-        sa_i = sum_j A_ij v_j (B, H, Nq, dv) or None, and u_i = sum_j L_ij v_hat_j (B, H, Nq, s), A the softmax over keys
-        and L that over queries. The columns of L sum to 1, its rows need not.
+        sa_i = sum_j A_ij v_j (B, H, Nq, dv) or None, and u_i = sum_j L_ij v_hat_j (B, H, Nq, s), where A is the
+        softmax over keys and L the softmax over queries. The columns of L sum to 1, its rows need not.
 
     Raises:
         UsageError: an operand has another shape, or a mask is not boolean.

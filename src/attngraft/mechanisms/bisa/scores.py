@@ -15,7 +15,7 @@ NUMBERS = 2**19
 TILE = 2**19
 #: number of scores in a group or a tile on devices other than the CPU
 NUMBERS_OFF_CPU = 2**26
-#: number of keys below which products with a tile are slower
+#: number of keys below which products with a tile are slower per key
 FEWEST_KEYS = 64
 
 ALL = slice(None)  #: all keys

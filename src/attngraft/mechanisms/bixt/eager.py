@@ -25,7 +25,7 @@ from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 SMALL = 2**22
 #: number of tokens per image from which fused attention, which computes the similarity twice, is faster than maps
 FUSED_FROM = 512
-#: the same for a batch of several images; without AVX-512, maps are always slower there
+#: the same threshold for several images; without AVX-512, fused attention is always faster than maps
 FUSED_FROM_OF_SEVERAL = FUSED_FROM if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
 #: number of tokens per image from which their projections are too large to store, even if folding takes more work
 MANY_TOKENS = 2**17

@@ -8,8 +8,8 @@ are linear, so the latents can be projected instead and the tokens are used unpr
     tokens   sum_hm softmax over m(A)_nhm answer_hm      answer_hm  v_latent_hm W_out,h^T
 
 Three products per token remain, each with all heads at once. This is less work if d > M c / (M + c), where d is the width of
-a head and c that of the tokens (three quarters of the work for d = 64, M = 64, c = 192). References, values and the tokens'
-results before their projection are never computed.
+a head and c the width of the tokens (three quarters of the work for d = 64, M = 64, c = 192). References, values and the
+tokens' results before their projection are never computed.
 
 The bias of the references shifts a latent's scores equally for all tokens, which matters in the softmax over latents. The
 other two biases are added after weighting, because the weights sum to 1; the output bias is divided equally among the heads.

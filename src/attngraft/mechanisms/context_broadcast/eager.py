@@ -1,4 +1,4 @@
-"""Context broadcasting in optimized PyTorch: forward and backward read the tokens twice, to average and to write.
+"""Context broadcasting in optimized PyTorch: one pass to average and one to write, also in the backward.
 
 Averaging over tokens is self-adjoint, so the backward of CB is CB and needs no saved tensors. CB_S saves only the average
 (B, C), never the tokens. Averages of half-precision tokens are accumulated in float32, and results have the tokens' dtype.

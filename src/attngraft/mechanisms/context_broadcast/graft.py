@@ -1,4 +1,4 @@
-"""The grafts of context broadcasting, including the paper's comparison (`se`) and first experiment (`uniform_heads`)."""
+"""The grafts of context broadcasting, and two from the paper's comparisons: `se` and `uniform_heads`."""
 
 import math
 from collections.abc import Callable
@@ -118,7 +118,7 @@ class ScaledOptions(ContextOptions):
 
 
 class ContextType(GraftType[Any]):
-    """Graft type of one of the four forms; `layer(width, prefix, options)` builds its module for tokens of `width`."""
+    """Graft type of one of the four forms; `layer(width, prefix, options)` builds its module."""
 
     def __init__(
         self, name: str, summary: str, source: str, options: type, layer: Callable[[int, int, Any], Graft]
@@ -207,9 +207,8 @@ class UniformHeadsOptions:
     """Options of `uniform_heads`."""
 
     count: int = 1  #: number of uniform heads, counted from the last head
-    value: Literal["average", "cb"] = (
-        "average"  #: output of the uniform heads: the average of their values, or CB of their values
-    )
+    #: output of the uniform heads: the average of their values, or CB of their values
+    value: Literal["average", "cb"] = "average"
 
     def __post_init__(self) -> None:
         check_positive("count", self.count)

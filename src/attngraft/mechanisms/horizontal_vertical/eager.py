@@ -5,7 +5,8 @@ input layout of the output projection, so nothing is transposed. The backward pa
 (or beta) are saved, buffers are reused (a new one costs as much as a product with it), the context x W is computed once for
 all heads, and the score bias b^B, which cancels in a softmax over heads, is never added; its gradient is zero. On a CPU,
 small models spend most of the remaining time in the matrix products, whose inputs a training step has evicted from the
-cache, and in the fixed cost of each operation, so there are few operations.
+cache, and in the fixed cost of each operation, so the number of operations is
+kept small.
 
 The reference runs under a compiler or a function transform, and for higher-order gradients.
 """

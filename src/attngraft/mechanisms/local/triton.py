@@ -22,7 +22,10 @@ PARTS = 16
 
 
 def tiles(width: int) -> dict[str, int]:
-    """Return tile sizes and launch options for `width` channels, a power of two; both sums of a tile fit in registers."""
+    """Return tile sizes and launch options for `width` (a power of two) channels.
+
+    Both sums of a tile fit in registers.
+    """
     return {"BLOCK_P": max(16, min(128, 4096 // width)), "num_warps": 4}
 
 
