@@ -114,7 +114,7 @@ class Strip:
 
     @property
     def padded_rows(self) -> int:
-        """Number of rows, including those above and below that contain neighbors."""
+        """Number of rows, including the rows of neighbors above and below."""
         return self.rows + self.neighborhood.reach
 
 
@@ -211,8 +211,9 @@ class Products:
 class Mirrored:
     """An image's weights with zeros around them, indexed by neighbor.
 
-    Pixel i contributes to its neighbor i + o with weight o, so a pixel receives from its neighbor -o with that neighbor's
-    weight o. With weights in this layout, the gradient of the values is the same sum over neighbors as the forward.
+    Pixel i contributes to pixel i + o with the weight of i at offset o, so pixel j receives from pixel j - o with the
+    weight of j - o at offset o. With weights in this layout, the gradient of the values is the same sum over neighbors as the
+    forward.
     """
 
     def __init__(self, strip: Strip, like: Tensor, rows: int) -> None:

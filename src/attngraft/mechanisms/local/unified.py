@@ -72,7 +72,8 @@ class LocalAttention(Recordable, nn.Module):
     windows.
 
     Raises:
-        UsageError: a term, area or norm is unknown, there are no terms, or sizes do not match.
+        UsageError: a term, area or norm is unknown, there are no terms, H does not divide dim, or `size` or `shift` is
+            invalid.
 
     Source: ELSA, Eq. 4.
     """
