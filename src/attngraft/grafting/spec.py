@@ -62,7 +62,7 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
         except ConfigError as error:
             raise OptionError(str(error), name) from None
         if isinstance(values[name], float) and abs(values[name]) > _MAX_FLOAT32:
-            raise OptionError(f"{name}: {value!r} exceeds the largest float32, {_MAX_FLOAT32:.2g}", name)
+            raise OptionError(f"{name}: {value!r} exceeds the largest float32; choose a value within +-3.4e38", name)
     try:
         return graft_type.Options(**values)
     except ValueError as error:

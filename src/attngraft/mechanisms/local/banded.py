@@ -212,8 +212,8 @@ class Mirrored:
     """An image's weights with zeros around them, indexed by neighbor.
 
     Pixel i contributes to pixel i + o with the weight of i at offset o, so pixel j receives from pixel j - o with the
-    weight of j - o at offset o. With weights in this layout, the gradient of the values is the same sum over neighbors as the
-    forward.
+    weight of j - o at offset o. With weights in this layout, the gradient of the values is the same sum over neighbors as
+    the forward.
     """
 
     def __init__(self, strip: Strip, like: Tensor, rows: int) -> None:
