@@ -68,7 +68,7 @@ def test_no_graft_is_a_graft() -> None:
 def test_ungraft_by_an_unknown_name_lists_the_known_ones() -> None:
     model = tiny_vit()
     attngraft.graft(model, "toy_scale")
-    with pytest.raises(attngraft.GraftSpecError, match="no graft called 'cb'; its grafts: toy_scale"):
+    with pytest.raises(attngraft.GraftSpecError, match="no graft named 'cb'; its grafts: toy_scale"):
         attngraft.ungraft(model, ["toy_scale", "cb"])
     assert "blocks.0.attn.grafts.toy_scale.scale" in model.state_dict()
 

@@ -32,10 +32,10 @@ def on_meta(name: str) -> nn.Module:
 def test_a_refusal_names_the_sites_that_take_the_graft(host: str, where: str) -> None:
     model = on_meta(host)
     with pytest.raises(
-        attngraft.HostError, match=r"^bisa cannot be grafted at .* \(mix\): .* sites take it: @"
+        attngraft.HostError, match=r"^bisa cannot be grafted at .* \(mix\): .* sites accept it: @"
     ) as caught:
         attngraft.graft(model, "bisa")
-    assert str(caught.value).endswith(f" sites take it: @{where}")
+    assert str(caught.value).endswith(f" sites accept it: @{where}")
     number = re.search(r"; (\d+) of \d+ sites", str(caught.value))
     assert number is not None
     assert len(attngraft.graft(model, f"bisa@{where}").entries) == int(number[1])
@@ -46,7 +46,7 @@ def test_a_decoder_points_at_its_encoder() -> None:
     config = transformers.T5Config(vocab_size=8, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
     with torch.device("meta"):
         model = transformers.T5ForConditionalGeneration(config)
-    with pytest.raises(attngraft.HostError, match=r"at decoder.*later ones.*; 1 of 3 sites take it: @encoder$"):
+    with pytest.raises(attngraft.HostError, match=r"at decoder.*later ones.*; 1 of 3 sites accept it: @encoder$"):
         attngraft.plan(model, "bisa")
 
 
@@ -54,14 +54,16 @@ def test_a_decoder_points_at_its_encoder() -> None:
     ("host", "reason"), [("cait_xxs24_224", "talking heads"), ("xcit_nano_12_p16_224", "between channels")]
 )
 def test_if_no_site_takes_a_graft_the_most_frequent_reason_is_given(host: str, reason: str) -> None:
-    with pytest.raises(attngraft.HostError, match=rf"at blocks\.0\.attn .*{reason}.*; no site of this model takes it$"):
+    with pytest.raises(
+        attngraft.HostError, match=rf"at blocks\.0\.attn .*{reason}.*; no site of this model accepts it$"
+    ):
         attngraft.graft(on_meta(host), "bisa")
 
 
 def test_a_named_site_gives_its_own_reason() -> None:
     where = "blocks_token_only.1"
     with pytest.raises(
-        attngraft.HostError, match=rf"at {where}\.attn .*fewer tokens.*; no site of this model takes it$"
+        attngraft.HostError, match=rf"at {where}\.attn .*fewer tokens.*; no site of this model accepts it$"
     ):
         attngraft.graft(on_meta("cait_xxs24_224"), f"bisa@{where}")
 
@@ -73,7 +75,7 @@ def test_sites_without_the_hook_point_list_those_that_have_it() -> None:
 
 def test_many_patterns_are_cut() -> None:
     taken, refused = [f"blocks.{i}.attn" for i in range(0, 20, 2)], {f"blocks.{i}.attn": "odd" for i in range(1, 20, 2)}
-    text = "10 of 20 sites take it: blocks.0, blocks.2, blocks.4, blocks.6, ..., blocks.18"
+    text = "10 of 20 sites accept it: blocks.0, blocks.2, blocks.4, blocks.6, ..., blocks.18"
     assert Fit(tuple(taken), refused).remedy() == text
 
 

@@ -1,1 +1,1 @@
-"""Grafting: specifications, dry runs, installing and removing grafts, graft files."""
+"""Graft specifications, dry runs, installation and removal of grafts, and graft files."""

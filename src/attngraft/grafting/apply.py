@@ -73,31 +73,33 @@ def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Gra
 
 
 def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
-    """Switch `module` to its patched class, without grafts, unless it is patched already."""
+    """Switch `module` to its patched class, still without grafts; do nothing if it is already patched."""
     if not isinstance(module, GraftedModule):
         patched = patched_class(module, adapter)
         if patched is None:
-            raise HostError(f"{type(module).__name__} has no patched class; its adapter must list one in `patched`")
+            raise HostError(
+                f"{type(module).__name__} has no patched class; list its patched class in `patched` of the adapter"
+            )
         module.__class__ = cast(Any, patched)
         module.grafts = nn.ModuleDict()
     return module
 
 
 def restore(module: Any) -> None:
-    """Switch a module that is no longer `in_use` back to the host's class."""
+    """Switch a module whose grafts were all removed back to the host's class."""
     del module.grafts
     module.__class__ = plain_class(module)
 
 
 def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[str]:
-    """Remove all grafts, or those with the instance names `names` (`cb`, `cb_2`) at every site.
+    """Remove all grafts, or only the instances called `names` (`cb`, `cb_2`), at every site.
 
     Once all grafts are removed, the model is the original host again, bit for bit. Returns the paths of the removed grafts.
 
     Raises:
-        GraftSpecError: the model has no graft of that name; nothing was removed.
+        GraftSpecError: the model has no graft of one of these names; nothing was removed.
         HostError: a graft was folded into the host's weights, or replaces modules whose original weights are not available
-            (an exported folder has none); nothing was removed.
+            (an exported folder does not contain them); nothing was removed.
     """
     wanted = None if names is None else {names} if isinstance(names, str) else set(names)
     present = list(grafted(model))
@@ -105,7 +107,7 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
     if wanted is not None and not wanted <= known:
         missing = sorted(wanted - known)
         raise GraftSpecError(
-            f"this model has no graft called {missing[0]!r}; its grafts: {', '.join(sorted(known)) or 'none'}"
+            f"this model has no graft named {missing[0]!r}; its grafts: {', '.join(sorted(known)) or 'none'}"
         )
     chosen = [entry for entry in present if wanted is None or entry[2] in wanted]
     for path, module, name, graft in chosen:
@@ -139,7 +141,7 @@ def _remove(module: Any, name: str) -> None:
         other = next((other for other in module.grafts.values() if parameter in other.unused.parameters), None)
         if other is None:
             module.get_parameter(parameter).requires_grad_(True)
-        else:  # another graft makes it unused too; removing that graft unfreezes it
+        else:  # also unused by this graft, whose removal will unfreeze it
             other.frozen = (*other.frozen, parameter)
 
 
@@ -159,8 +161,8 @@ def unused_parts(model: nn.Module) -> list[tuple[nn.Parameter, Tensor]]:
 def pin_unused(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Keep `optimizer` from changing host values that grafts make unused (q and k rows of a uniform head).
 
-    Their gradient is zero, but weight decay and momentum would still change them, and undo would not restore the host. Step
-    hooks of the optimizer reset them after every step. Parameters must not be sharded.
+    Their gradient is zero, but weight decay and momentum would still change them, and removing the grafts would not restore
+    the host. Step hooks of the optimizer reset these values after every step. Parameters must not be sharded.
     """
     if not unused_parts(model):
         return

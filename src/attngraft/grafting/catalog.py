@@ -21,8 +21,8 @@ class GraftInfo:
     source: str
     hook_points: tuple[HookPoint, ...]  #: with default options
     options: dict[str, Any]  #: option -> default
-    choices: dict[str, str]  #: option -> its type or its allowed values, as text
-    identity: bool  #: whether it starts as the identity, with default options
+    choices: dict[str, str]  #: option -> type or allowed values, as text
+    identity: bool  #: whether the graft, with default options, starts as the identity
     stages = renamed("stages", "hook_points")
 
 
@@ -40,14 +40,14 @@ def list_grafts() -> list[GraftInfo]:
 
 
 def list_presets() -> dict[str, str]:
-    """Return presets by name: short names of whole specifications."""
+    """Return the presets: short name -> the specification that it abbreviates."""
     return dict(PRESETS)
 
 
 def list_hosts() -> list[HostInfo]:
     """Return all registered host families.
 
-    The summary of an unavailable family is the reason (a missing package, ...).
+    The summary of an unavailable family is the reason why it is unavailable, such as a missing package.
     """
     missing = missing_hosts()  # called first, because it imports the adapters of optional packages
     found = [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]

@@ -107,12 +107,14 @@ def _count(run: Callable[..., Any], *inputs: Tensor | None) -> int:
 def _space_site(host: Host, placement: Placement) -> type[SpaceSite]:
     patched = patched_class(host.module(placement.target), host.adapter)
     if patched is None or not issubclass(patched, SpaceSite):
-        raise TypeError(f"{placement.target} has the hook point space, but its patched class is not a SpaceSite")
+        raise TypeError(
+            f"{placement.target} has the hook point space, but its patched class does not derive from SpaceSite"
+        )
     return patched
 
 
 class _MetaSite(AttentionSite, nn.Module):
-    """Attention of a geometry's widths on meta tensors, with or without a mix graft."""
+    """Attention on meta tensors, with the widths of a geometry and an optional mix graft."""
 
     fused_attn = False
 
@@ -141,7 +143,7 @@ class _MetaSite(AttentionSite, nn.Module):
 def mix_macs(mixer: Graft, geometry: AttentionGeometry) -> int:
     """Return the MACs that a mix graft adds for one input; negative if it saves more than it adds.
 
-    Projections that the graft runs a second time (sequential forms) count twice.
+    Projections that the graft applies a second time (sequential forms) count twice.
     """
     x = torch.empty(geometry.sequences, cast(int, geometry.tokens), geometry.dim, device="meta")
     with_graft, without = (_count(_MetaSite(geometry, each).eval(), x) for each in (mixer, None))

@@ -12,7 +12,7 @@ from attngraft.hosts import Host, Site
 from attngraft.mechanisms.registry import graft_types
 
 _MAX_PATTERNS = 5  #: in an error message
-#: why most hosts lack a hook point, where their adapters give no reason
+#: why a host lacks a hook point, if its adapter gives no reason
 _DEFAULT_REASONS: Mapping[HookPoint, str] = {
     "space": "its blocks keep no map (rows, columns, channels) around their attention, as Swin's and VOLO's do"
 }
@@ -20,35 +20,35 @@ _DEFAULT_REASONS: Mapping[HookPoint, str] = {
 
 @dataclass(frozen=True)
 class Fit:
-    """Sites of a host that accept a graft, and the reason why each of the others refuses it."""
+    """Sites of a host that accept a graft, and sites that refuse it, with the reasons."""
 
-    taken: tuple[str, ...]  #: paths of sites
-    refused: dict[str, str]  #: path -> reason
-    nowhere: str | None = None  #: if both are empty, why the host has no suitable site
+    taken: tuple[str, ...]  #: paths of accepting sites
+    refused: dict[str, str]  #: path of a refusing site -> reason
+    nowhere: str | None = None  #: why the host has no suitable site; set if `taken` and `refused` are empty
 
     def __str__(self) -> str:
         return f"{len(self.taken)} of {len(self.taken) + len(self.refused)}"
 
     @property
     def reason(self) -> str | None:
-        """The most frequent reason for refusal; None without refusals."""
+        """The most frequent reason for refusal; None if no site refuses the graft."""
         return next((reason for reason, _ in Counter(self.refused.values()).most_common(1)), None)
 
     def remedy(self) -> str:
-        """Return the sites that accept the graft as text for messages, as a where-clause if that is short."""
+        """Return the accepting sites as text for messages: a where-clause if it is short enough."""
         if not self.taken:
-            return "no site of this model takes it"
+            return "no site of this model accepts it"
         patterns = covering(self.taken, tuple(self.refused)) if self.refused else ("all",)
         if len(patterns) > _MAX_PATTERNS:
-            return f"{self} sites take it: {', '.join(patterns[: _MAX_PATTERNS - 1])}, ..., {patterns[-1]}"
-        return f"{self} sites take it: @{','.join(patterns)}"
+            return f"{self} sites accept it: {', '.join(patterns[: _MAX_PATTERNS - 1])}, ..., {patterns[-1]}"
+        return f"{self} sites accept it: @{','.join(patterns)}"
 
 
 def fit(host: Host, term: Term) -> Fit:
     """Return the sites that accept `term`, ignoring its where-clause.
 
     Raises:
-        HostError: a module in the host has a form that its adapter does not support.
+        HostError: the adapter does not support the form of a module in the host.
     """
     taken: list[str] = []
     refused: dict[str, str] = {}
@@ -74,7 +74,7 @@ def why_missing(host: Host, hook_point: HookPoint) -> str:
 def skipped_sites(host: Host, spec: GraftSpec) -> list[str]:
     """Return warnings about sites that match a where-clause but lack the hook point.
 
-    `first` and `last` only count sites with the hook point, so they never skip a site.
+    `first` and `last` count only sites with the hook point, so they skip none.
     """
     found = []
     for term in spec.terms:
@@ -92,7 +92,7 @@ def skipped_sites(host: Host, spec: GraftSpec) -> list[str]:
 
 
 def kind_of(hook_point: HookPoint) -> Literal["attention", "mlp"]:
-    """Return the kind of site that has `hook_point`."""
+    """Return the kind of the sites that may have `hook_point`."""
     return "mlp" if hook_point.startswith("mlp.") else "attention"
 
 

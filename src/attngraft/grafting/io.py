@@ -5,9 +5,9 @@ The manifest is JSON under the metadata key `attngraft`:
     {"format": 1, "version": "0.1.0", "host": {"adapter", "architecture", "fingerprint"}, "spec": "...",
      "entries": [{"site", "stage", "instance", "graft", "options"}], "include": ["head"]}
 
-Tensors are named by the host's own paths (`blocks.3.mlp.grafts.cb_s.scale`), included host parameters `host.<name>`.
+Tensors are named by module paths (`blocks.3.mlp.grafts.cb_s.scale`), included host parameters by `host.<name>`.
 Manifests are parsed strictly. Files of every past release must load: a new format gets a new number, and the readers of old
-formats stay.
+formats are not removed.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ from attngraft.tensors import unshared
 
 KEY = "attngraft"
 FORMAT = 1
-#: types of option values; str comes before float because text that looks like a number stays text
+#: types of option values; str precedes float so that text that looks like a number remains text
 Plain = bool | int | str | float | None
 _HOST = "host."
 _MODULE_DICT = frozenset(dir(nn.ModuleDict()))  #: names that a child of a ModuleDict cannot have
@@ -53,7 +53,7 @@ class StoredHost:
 
     adapter: str
     architecture: Mapping[str, Any]  #: `HostAdapter.architecture`; must equal the model's when the file is loaded
-    fingerprint: str | None  #: hash of the host's weights, if the file loads on these weights only
+    fingerprint: str | None  #: hash of the host's weights, which must match when the file is loaded; None: not checked
 
     def __post_init__(self) -> None:
         sites = self.architecture.get("sites")
@@ -85,7 +85,7 @@ class GraftManifest:
     host: StoredHost
     spec: str  #: specification that grafts a host in the same way
     entries: tuple[StoredGraft, ...]
-    include: tuple[str, ...]  #: parts of the host that the file also contains
+    include: tuple[str, ...]  #: parts of the host whose weights the file also contains
 
     def __post_init__(self) -> None:
         if self.format < 1:
@@ -124,24 +124,24 @@ def save_grafts(
     """Write the grafts of `model` to a file, without the host's weights.
 
     Args:
-        include: parts of the host to save too: `head`, `norms`.
-        fingerprint: also store a hash of the host's weights; the file then loads on these weights only.
+        include: parts of the host to save as well: `head`, `norms`.
+        fingerprint: also store a hash of the host's weights, which must match when the file is loaded.
 
     Raises:
-        GraftSpecError: the model has no grafts or a folded one, or `include` names an unknown part.
+        GraftSpecError: the model has no grafts or has a folded graft, or `include` names an unknown part.
     """
     host = find_host(model)
     folded = next((name for _, _, name, graft in grafted(host.core) if graft.folded), None)
     if folded is not None:
         raise GraftSpecError(
-            f"the graft {folded} was folded into the host's weights, so it fits no other host; save the grafts of the model "
-            "that was exported without folding"
+            f"the graft {folded} was folded into the host's weights, which other hosts do not have; export the "
+            "model without folding, then save its grafts"
         )
     return write_atomically(Path(path), graft_bytes(host, include=include, fingerprint=fingerprint))
 
 
 def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = False) -> bytes:
-    """Return the contents of a graft file; of a folded graft, only the part that was not folded is saved.
+    """Return the contents of a graft file; a folded graft is saved without its folded part.
 
     Raises:
         GraftSpecError: see `save_grafts`.
@@ -185,7 +185,7 @@ def _spec(entries: Iterable[StoredGraft]) -> str:
     for entry in entries:
         term = Term(entry.graft, build_options(graft_types()[entry.graft], dict(entry.options)))
         key = f"{entry.site} {entry.stage} {term}"
-        count[key] = count.get(key, 0) + 1  # the same graft twice at one hook point needs two terms
+        count[key] = count.get(key, 0) + 1  # a graft that occurs twice at one hook point needs two terms
         _, paths = terms.setdefault(f"{count[key]} {term}", (term, []))
         if entry.site not in paths:
             paths.append(entry.site)
@@ -212,13 +212,13 @@ def weights_fingerprint(host: Host) -> str:
 
 
 def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerprint: bool = True) -> GraftReport:
-    """Graft `model` as the file specifies, and load its tensors.
+    """Graft `model` as the file specifies, and load the tensors of the file.
 
     Parts of the host that the file includes are overwritten. Everything is checked before anything is changed.
 
     Raises:
-        GraftFileError: the file is damaged, of a newer format, or for another host; or the model already has grafts of these
-            names.
+        GraftFileError: the file is damaged, of a newer format, or for another host, or the model already has grafts of
+            these names.
     """
     file = Path(path)
     manifest, tensors = read_graft_file(file)
@@ -261,11 +261,15 @@ def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
 def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerprint: bool) -> None:
     if manifest.host.adapter != host.adapter.name:
         raise GraftFileError(
-            f"{file} is for a {manifest.host.adapter} host, but this model is a {host.adapter.name} host"
+            f"{file} is for a {manifest.host.adapter} host, but this model is a {host.adapter.name} host; "
+            "load it into a model of the family it was saved from"
         )
     stored, present = manifest.host.architecture["sites"], host.architecture()["sites"]
     if len(stored) != len(present):
-        raise GraftFileError(f"{file} is for a host with {len(stored)} sites, but this model has {len(present)}")
+        raise GraftFileError(
+            f"{file} is for a host with {len(stored)} sites, but this model has {len(present)}; "
+            "load it into the architecture it was saved from"
+        )
     for theirs, ours in zip(stored, present, strict=True):
         if list(theirs) != list(ours):
             raise GraftFileError(
@@ -275,7 +279,7 @@ def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerpri
     fingerprint = manifest.host.fingerprint
     if check_fingerprint and fingerprint and fingerprint != weights_fingerprint(host):
         raise GraftFileError(
-            f"{file} was trained with other weights of this host; load those first, or pass check_fingerprint=False"
+            f"{file} was saved from a host with other weights; load those weights first, or pass check_fingerprint=False"
         )
 
 
@@ -291,13 +295,19 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     try:
         options = build_options(graft_type, dict(entry.options))
     except (TypeError, ValueError) as error:
-        raise GraftFileError(f"{file}: invalid manifest entry for {instance!r} at {entry.site!r}: {error}") from None
+        raise GraftFileError(
+            f"{file}: invalid manifest entry for {instance!r} at {entry.site!r}: {error}; save the grafts again"
+        ) from None
     site = next((site for site in host.sites if site.path == entry.site), None)
     if site is None or hook_point not in site.targets:
-        raise GraftFileError(f"{file}: this host has no site {entry.site!r} with hook point {hook_point!r}")
+        raise GraftFileError(
+            f"{file}: this host has no site {entry.site!r} with hook point {hook_point!r}; "
+            "load it into the architecture it was saved from"
+        )
     if hook_point not in graft_type.hook_points(options):
         raise GraftFileError(
-            f"{file}: {instance} with its options at {site.path} does not use the hook point {hook_point!r}"
+            f"{file}: {instance} with its options at {site.path} does not use the hook point {hook_point!r}; "
+            "save the grafts again"
         )
     refusal = graft_type.refusal(site.geometry, hook_point, options)
     if refusal:
@@ -334,12 +344,15 @@ def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors:
 
 
 def _host_state(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the host's parameters and buffers that the file includes, under the names in the file."""
+    """Return the host's parameters and buffers that the file includes, under their names in the file."""
     state = {_HOST + host.adapter.canonical(name): value for name, value in host.core.state_dict().items()}
     included = [name for name in tensors if name.startswith(_HOST)]
     for name in included:
         if name not in state:
-            raise GraftFileError(f"{file} includes {name[len(_HOST) :]}, which this model does not have")
+            raise GraftFileError(
+                f"{file} includes {name[len(_HOST) :]}, which this model does not have; "
+                "save the grafts again without include"
+            )
         if state[name].shape != tensors[name].shape:
             raise GraftFileError(
                 f"{file} includes {name[len(_HOST) :]} of shape {tuple(tensors[name].shape)}, but this model's is "

@@ -1,4 +1,4 @@
-"""Assignment of grafts to sites. Every refusal is raised here, before the model is changed."""
+"""Assignment of grafts to sites. All refusals are raised here, before the model is changed."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, cast
@@ -26,7 +26,7 @@ class Placement:
 
     @property
     def target(self) -> str:
-        """Path of the host's module that gets the graft."""
+        """Path of the host's module that receives the graft."""
         return self.site.targets[self.hook_point]
 
     @property
@@ -38,14 +38,14 @@ def with_options(spec: Specification, options: dict[str, Any]) -> GraftSpec:
     """Parse `spec`, and set the options of its graft, if any are passed.
 
     Raises:
-        GraftSpecError: options are passed, but there are several grafts, or `spec` has options too.
+        GraftSpecError: options are passed, but `spec` has several grafts or also sets options.
     """
     parsed = parse(spec)
     if not options:
         return parsed
     if len(parsed.terms) != 1 or parsed.terms[0].options != type(parsed.terms[0].options)():
         raise GraftSpecError(
-            "options can be passed separately only for a single graft without options; otherwise write them in the "
+            "options can be passed separately only for a single graft without options; write them in the "
             "specification: name(option=value)@where + ..."
         )
     term = parsed.terms[0]
@@ -80,8 +80,8 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
 
 
 def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[Placement]) -> str | None:
-    """Return why an installed or placed graft excludes another at this hook point; None if none does."""
-    # the targets of a site's hook points have no grafts of other sites
+    """Return why a graft at the site, installed or placed, rules out another at this hook point, or None."""
+    # no other site shares the target modules of this site's hook points
     present = {each for each, target in site.targets.items() if each in _taken(host, target, placements).values()}
     exclusive = {"mix"} if hook_point == "mix" else set(_BRANCH) if hook_point == "space" else set()
     if hook_point in _BRANCH:
@@ -96,7 +96,7 @@ def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[
 def _refused(host: Host, term: Term, site: Site, hook_point: HookPoint, refusal: str) -> HostError:
     """Return the error for a site that refuses `term`.
 
-    If no site accepts `term@all`, the error is about the first site with the most frequent reason.
+    If no site accepts `term@all`, the error names the first site with the most frequent reason.
     """
     found, path = fit(host, term), site.path
     if term.where.kind == "all" and not found.taken and found.reason is not None:
@@ -128,7 +128,7 @@ def _chosen(host: Host, term: Term, hook_point: HookPoint) -> list[Site]:
 
 
 def _taken(host: Host, target: str, placements: list[Placement]) -> dict[str, HookPoint]:
-    """Return instance name -> hook point of the installed and placed grafts at a module."""
+    """Return instance name -> hook point for the grafts installed or placed at a module."""
     module = host.module(target)
     grafts = module.grafts.items() if isinstance(module, GraftedModule) else ()
     planned = {other.instance: other.hook_point for other in placements if other.target == target}

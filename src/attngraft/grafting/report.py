@@ -22,14 +22,14 @@ class Entry:
     module: str  #: class of the host's module with the hook point
     hook_point: HookPoint
     graft: str  #: registered name
-    instance: str  #: its name at this site (`cb`, `cb_2`)
+    instance: str  #: instance name at this site (`cb`, `cb_2`)
     options: dict[str, Any]
     parameters: int  #: number of added parameters
-    macs: int | None  #: added MACs for one input of the host's own size; None where the number of tokens is not known
-    identity: bool  #: whether it starts as the identity
-    carried: int  #: number of parameters of the host's module that stay in use
+    macs: int | None  #: added MACs for one input of the host's own size; None if the number of tokens is unknown
+    identity: bool  #: whether the graft starts as the identity
+    carried: int  #: number of parameters of the host's module that remain in use
     unused: Unused  #: parameters of the host that the graft makes unused
-    #: host parameters that are detached until undo, where the graft replaces modules -> number of values
+    #: host parameter -> number of values, for parameters detached until undo because the graft replaces their module
     detached: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     rounds: bool = False  #: whether a graft here disables one of the host's own fused kernels
@@ -41,17 +41,18 @@ class Entry:
         """Whether the graft is bit-identical to the identity at initialization.
 
         Grafts at `mix` and `weights` are equal to the identity only up to rounding, because explicit attention replaces the
-        host's fused kernel. So are grafts that replace another fused kernel of the host (`rounds`).
+        host's fused kernel. The same applies to grafts that disable another fused
+        kernel of the host (`rounds`).
         """
         return self.identity and self.hook_point not in ("mix", "weights") and not self.rounds
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dictionary of plain values, whose keys are the same in every release."""
+        """Return a dictionary of plain values; its keys do not change between releases."""
         old = {"hook_point": "stage", "detached": "parked"}
         return {old.get(name, name): value for name, value in asdict(self).items()}
 
     def unused_text(self) -> str:
-        """Return the detached and unused parameters as text; "-" where there are none."""
+        """Return the detached and unused parameters as text; "-" if there are none."""
         modules = dict.fromkeys(name.partition(".")[0] for name in self.detached)
         rows = [f"{name}[{start}:{stop}]" for name, start, stop in self.unused.rows]
         columns = [f"{name}[..., {start}:{stop}]" for name, start, stop in self.unused.columns]
@@ -65,7 +66,7 @@ class Change:
 
     mean_absolute: float
     max_absolute: float
-    relative: float  #: norm of the difference over norm of the host's output
+    relative: float  #: norm of the difference divided by the norm of the host's output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +88,13 @@ class GraftReport:
 
     @property
     def macs(self) -> int | None:
-        """MACs that all grafts add for one input; None if those of any graft are unknown."""
+        """MACs that all grafts add for one input; None if they are unknown for any graft."""
         known = [entry.macs for entry in self.entries if entry.macs is not None]
         return sum(known) if len(known) == len(self.entries) else None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Instance names, for `ungraft(names=...)`."""
+        """Instance names of the grafts, for `ungraft(names=...)`."""
         return tuple(dict.fromkeys(entry.instance for entry in self.entries))
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class GraftReport:
         return json.dumps(self.to_dict(), indent=indent, ensure_ascii=False)
 
     def table(self) -> Table:
-        """Return a rich table with one row per graft and site, totals below."""
+        """Return a rich table with one row per graft and site, and totals in the footer."""
         from rich.table import Table  # optional for library users
 
         def count(macs: int | None) -> str:
@@ -137,7 +138,7 @@ class GraftReport:
         return "\n".join(self.summary())
 
     def summary(self) -> list[str]:
-        """Return the sentences below the table."""
+        """Return the notes printed below the table, one sentence each."""
         share = f"{100 * self.parameters / max(self.host_parameters, 1):.3g}%"
         lines = [f"Adds {self.parameters:,} parameters to {self.host_parameters:,} ({share})."]
         detached = [entry for entry in self.entries if entry.detached]

@@ -23,16 +23,16 @@ from attngraft.mechanisms.registry import graft_types
 from attngraft.strict import convert
 from attngraft.suggest import did_you_mean
 
-#: preset, the short name of a configuration from the papers -> specification
+#: preset (short name of a configuration from the papers) -> specification
 PRESETS = {"cb_deeper_half": "cb@last:50%"}
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")
-_MAX_DIGITS = 400  #: more than any float needs; Python refuses to parse thousands of digits
+_MAX_DIGITS = 400  #: largest length of an integer; Python refuses to parse thousands of digits
 _QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WHERE = re.compile(r"[^+@()\s][^+@()]*")
 _CONSTANTS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None}
-_MAX_FLOAT32 = 3.4028234663852886e38  #: largest float32; options become parameter values
+_MAX_FLOAT32 = 3.4028234663852886e38  #: largest float32, the type of most parameters; options become parameter values
 
 
 class OptionError(ValueError):
@@ -47,7 +47,7 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
     """Build `graft_type.Options` from plain values, which are checked against its annotations.
 
     Raises:
-        OptionError: an unknown name (the message lists the nearest match and all names), or a value of the wrong type or
+        OptionError: an unknown name (the message gives the nearest match and all names), or a value of the wrong type or
             out of range.
     """
     fields = {field.name: field for field in dataclasses.fields(graft_type.Options)}
@@ -62,7 +62,7 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
         except ConfigError as error:
             raise OptionError(str(error), name) from None
         if isinstance(values[name], float) and abs(values[name]) > _MAX_FLOAT32:
-            raise OptionError(f"{name}: {value!r} exceeds the largest float32", name)
+            raise OptionError(f"{name}: {value!r} exceeds the largest float32; choose a value within +-3.4e38", name)
     try:
         return graft_type.Options(**values)
     except ValueError as error:
@@ -91,7 +91,7 @@ class Term:
 
 @dataclass(frozen=True)
 class GraftSpec:
-    """A parsed specification: terms in order. Without terms it is `none`, the plain host."""
+    """A parsed specification: terms in order. Without terms it means `none`, the plain host."""
 
     terms: tuple[Term, ...] = ()
 
@@ -233,11 +233,11 @@ class _Parser:
         positions: dict[str, int] = {}
         while not self.take(")"):
             if given and not self.take(","):
-                raise self.error("expected ',' between options or ')' after the last one")
+                raise self.error("expected ',' between options or ')' after the last option")
             start = self.at
             option = self.match(_WORD, "an option name")
             if option in given:
-                raise self.error(f"the option {option} is given twice", start)
+                raise self.error(f"the option {option} is given twice; remove one of them", start)
             if not self.take("="):
                 raise self.error(f"expected '=' and a value after the option {option}")
             positions[option] = start
@@ -251,7 +251,7 @@ class _Parser:
         if self.next_is("'", '"'):
             quoted = _QUOTED.match(self.text, self.at)
             if quoted is None:
-                raise self.error("unterminated quoted text")
+                raise self.error("the quoted text has no closing quote")
             self.advance(quoted.end())
             return re.sub(r"\\(.)", r"\1", quoted[0][1:-1], flags=re.DOTALL)
         number = _NUMBER.match(self.text, self.at)

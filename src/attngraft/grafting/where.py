@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-_MAX_DIGITS = 6  #: enough for the sites of any host; Python refuses to parse thousands of digits
+_MAX_DIGITS = 6  #: digits of a number, enough for any host; Python refuses to parse thousands of digits
 _RANGE = re.compile(rf"(\d{{1,{_MAX_DIGITS}}})-(\d{{1,{_MAX_DIGITS}}})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
 
@@ -18,7 +18,7 @@ class Where:
     """A parsed where-clause.
 
     `first` and `last` select `count` sites, or `count` percent of them (rounded up), among those with the hook point.
-    A pattern matches a site if it matches the site's path or an ancestor's, segment by segment: `layers.0` matches
+    A pattern matches a site if it matches the site's path or an ancestor's path, segment by segment: `layers.0` matches
     `layers.0.blocks.1.attn`. `*` and `?` match characters within a segment; `6-11` matches a whole segment in that range.
     """
 
@@ -106,7 +106,7 @@ def _segment_matches(wanted: str, found: str) -> bool:
 
 
 def near_paths(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Return up to four paths or ancestors similar to `pattern`, best first; else the first paths."""
+    """Return up to four paths or ancestors similar to `pattern`, best first, or the first paths."""
     known: dict[str, None] = {}
     for path in paths:
         segments = path.split(".")
@@ -139,9 +139,9 @@ def _tails(paths: list[list[str]], head: str) -> list[list[str]]:
 
 
 def _joined(below: dict[str, list[tuple[str, ...]]], heads: list[str]) -> list[tuple[str, str]]:
-    """Return (segment, one of its names) pairs.
+    """Return pairs (segment, name): a name or a range, and one of the names it matches.
 
-    Consecutive numbers with equal patterns below them become one range.
+    Consecutive numbers that have equal patterns below them are joined into one range.
     """
     runs: list[list[str]] = []
     for head in sorted((each for each in heads if each.isdecimal()), key=int):

@@ -1,4 +1,4 @@
-"""Code that the mechanisms share: initial weights, the layout of heads, and checks of graft options."""
+"""Code shared by the mechanisms: initial weights, the layout of heads, and checks of graft options."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Graft types by name: the built-in ones, imported on first use, and those that third parties register."""
+"""Registry of graft types by name: built-in types, imported on first use, and third-party types."""
 
 import importlib
 from typing import Any
@@ -20,13 +20,15 @@ def register_graft(graft_type: GraftType[Any]) -> GraftType[Any]:
     """Register `graft_type` under its name, for specifications, and return it.
 
     Raises:
-        ValueError: the name is taken by a type of another class, or is not a lower-case identifier.
+        ValueError: the name is already registered for another class, or is not a lower-case identifier.
     """
     name = graft_type.name
     if not name.isidentifier() or name.lower() != name:
         raise ValueError(f"a graft's name must be a lower-case identifier, not {name!r}")
     if name in _types and type(_types[name]) is not type(graft_type):
-        raise ValueError(f"a graft named {name!r} is already registered ({type(_types[name]).__name__})")
+        raise ValueError(
+            f"a graft named {name!r} is already registered ({type(_types[name]).__name__}); choose another name"
+        )
     _types[name] = graft_type
     return graft_type
 

@@ -1,4 +1,4 @@
-"""Softmax times values, accumulated over keys that are processed piece by piece."""
+"""Softmax over keys times values, accumulated over pieces of the keys."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ class RunningSoftmax:
         self._weighted: Any = None  # sum of exp(S - largest) times the values, (n, rows, width)
 
     def add(self, scores: Tensor, values: Tensor, *, buffer: Tensor) -> None:
-        """Add the scores of some keys (n, rows, keys) and their values (n, keys, width); `buffer` is like the scores."""
+        """Add scores (n, rows, keys) and values (n, keys, width) of some keys; `buffer` is like `scores`."""
         largest, before = largest_score(scores, -1, masked=self._masked), self._largest
         self._largest = largest if before is None else torch.maximum(largest, before)
         weights = torch.sub(scores, self._largest, out=buffer).exp_()

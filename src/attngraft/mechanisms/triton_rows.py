@@ -1,4 +1,4 @@
-"""Functions shared by the attention kernels: reading and writing operands (B, H, N, width) by tiles, and softmaxes.
+"""Functions shared by the attention kernels: loads and stores of operands (B, H, N, width), and softmaxes.
 
 An operand is a tuple (pointer, batch stride, head stride, token stride); its channels are contiguous. Scores, exponentials
 and sums are float32, and so are products of float32 operands ("ieee", not TF32).
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from attngraft.dispatch.triton import INTERPRETING
 
-#: whether the kernels run in Triton's interpreter, which would multiply the bits of bfloat16 numbers as integers
+#: whether the kernels run in Triton's interpreter, which multiplies bfloat16 operands incorrectly (as integer bits)
 INTERPRETED = tl.constexpr(INTERPRETING)
 
 
 def operand(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """Return the tensor and its strides for a kernel; the tensor is copied only if its channels are not contiguous."""
+    """Return the tensor and its strides for a kernel; copies it only if its channels are not contiguous."""
     if tensor is None:
         return None
     tensor = tensor if tensor.stride(-1) == 1 else tensor.contiguous()
@@ -79,13 +79,13 @@ def program_index(tiles, heads):
 
 @triton.jit
 def finite(highest):
-    """Return the maximum, or 0 where it is -inf, so it can be subtracted."""
+    """Return a maximum, with 0 instead of -inf, so that it can be subtracted."""
     return tl.where(highest == -float("inf"), 0.0, highest)
 
 
 @triton.jit
 def nonzero(total):
-    """Return the sum, or 1 where it is 0, so it can be a divisor."""
+    """Return a sum, with 1 instead of 0, so that it can be a divisor."""
     return tl.where(total == 0.0, 1.0, total)
 
 

@@ -12,12 +12,12 @@ Source: "Bi-Directional Self-Attention for Vision Transformers", Eqs. 1-3, Alg. 
 | file | contents |
 |---|---|
 | reference.py | the equations |
-| eager.py, scores.py | lean PyTorch: both softmaxes of one score matrix, whole or tile by tile |
-| hyper.py, mlp.py | lean PyTorch: the hypernetwork, and the ablation's MLP |
-| triton.py, triton_hyper.py, triton_kernels.py | the GPU |
-| ops.py | the operations, their shape checks and backends |
+| eager.py, scores.py | optimized PyTorch: both softmaxes of one score matrix, whole or tile by tile |
+| hyper.py, mlp.py | optimized PyTorch: the hypernetwork, and the ablation's MLP |
+| triton.py, triton_hyper.py, triton_kernels.py | Triton kernels |
+| ops.py | the operations, with their shape checks and backends |
 | branch.py | the inverse branch: its projections, and the transform of a query by a value |
-| mix.py, layer.py | the paper's variants, both branches joined, and the whole attention |
+| mix.py, layer.py | the paper's variants, which combine both branches; the whole attention layer |
 | graft.py | the grafts bisa, misa |
 """
 

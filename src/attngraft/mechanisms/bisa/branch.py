@@ -55,7 +55,7 @@ def split_heads(tokens: Tensor, heads: int) -> Tensor:
 
 
 def activation(projection: Projection) -> nn.Module:
-    """Return the activation before the host's output projection."""
+    """Return the activation that the host applies before its output projection."""
     return nn.Identity() if projection.activation is None else create_act_layer(projection.activation)
 
 
@@ -77,11 +77,11 @@ class HyperTransform(nn.Module):
         nn.init.zeros_(self.weight) if zero else nn.init.normal_(self.weight, std=1 / hyper_dim)
 
     def forward(self, q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, **masks: Any) -> Tensor:
-        """Return isa (B, H, Nq, dv); `masks` are bias, visible and scale of the scores."""
+        """Return isa (B, H, Nq, dv); `masks`: bias, visible and scale, as in reference.py."""
         return ops.inverse_attention(q, k, q_hat, v_hat, self.weight, **masks)
 
     def of_map(self, share: Tensor, q_hat: Tensor, v_hat: Tensor) -> Tensor:
-        """Return isa for a given map (B, H, Nq, Nk)."""
+        """Return isa for a given map L (B, H, Nq, Nk)."""
         return ops.hyper_transform(share @ v_hat, q_hat, self.weight)
 
     def extra_repr(self) -> str:
@@ -96,7 +96,7 @@ class MlpTransform(nn.Module):
     Args:
         hyper_dim: s.
         value_dim: dv.
-        hidden: m; by default the largest for which the MLP is no larger than the hypernetwork (337 for s = dv = 32).
+        hidden: m; by default the largest number for which the MLP is no larger than the hypernetwork (337 for s = dv = 32).
         zero: start with W2 = 0.
         init: the host's rule for weight matrices.
     """
@@ -122,11 +122,11 @@ class MlpTransform(nn.Module):
             nn.init.zeros_(self.contract.weight)
 
     def forward(self, q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, **masks: Any) -> Tensor:
-        """Return isa (B, H, Nq, dv); `masks` are bias, visible and scale of the scores."""
+        """Return isa (B, H, Nq, dv); `masks`: bias, visible and scale, as in reference.py."""
         return ops.inverse_attention_mlp(q, k, q_hat, v_hat, **self._layers(), **masks)
 
     def of_map(self, share: Tensor, q_hat: Tensor, v_hat: Tensor) -> Tensor:
-        """Return isa for a given map (B, H, Nq, Nk)."""
+        """Return isa for a given map L (B, H, Nq, Nk)."""
         return mlp.of_map(share, q_hat, v_hat, **self._layers())
 
     def _layers(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class InverseBranch(nn.Module):
 
 
 class SeparateProjections(nn.Module):
-    """Projections added by `separate`: the inverse branch's own queries and keys, and its own output projection.
+    """Projections added by `separate`: queries, keys and an output projection of the inverse branch.
 
     Args:
         dim: C.
@@ -199,8 +199,8 @@ class SeparateProjections(nn.Module):
         value_dim: dv.
         out_dim: width of the output tokens.
         projection: the host's kind of projection; its activation comes before the output projection.
-        zero: start with zero output, through the batch norm after the output projection, if there is one.
-        options: init and factory of each map.
+        zero: start with zero output; set through the batch norm after the output projection, if there is one.
+        options: init and factory for all maps.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Bi-directional attention in lean PyTorch: both softmaxes of one score matrix, with a written-out backward.
+"""Bi-directional attention in optimized PyTorch: both softmaxes of one score matrix.
 
 The sum over keys is taken before the hypernetwork, which is exact: L_ij does not depend on the channel and W_j is linear in
 v_hat_j, so isa_i = hyper(sum_j L_ij v_hat_j, q_hat_i), without an N x N x d tensor.
@@ -83,7 +83,7 @@ def _differentiable(ctx: Any, inputs: Any, gradients: tuple[Tensor | None, ...])
 
 
 class _Whole(torch.autograd.Function):
-    """Both directions for score matrices that fit the cache, group by group."""
+    """Both directions, group by group, for score matrices that fit the cache."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
@@ -141,7 +141,7 @@ def _through_softmax(gradient: Tensor, weights: Tensor, dim: int, out: Tensor) -
 
 
 class _Tiled(torch.autograd.Function):
-    """Both directions for larger score matrices, in tiles of keys."""
+    """Both directions, in tiles of keys, for larger score matrices."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:

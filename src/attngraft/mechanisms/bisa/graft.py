@@ -1,4 +1,4 @@
-"""The grafts of bi-directional attention: `bisa`, and its inverse half `misa`."""
+"""The grafts of bi-directional attention: `bisa`, and `misa`, its inverse direction alone."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class BidirectionalGraft(BidirectionalMix, Graft):
 
     @property
     def adds_after(self) -> bool:  # type: ignore[override]
-        """Whether the branch has its own output projection (`separate`)."""
+        """Whether the branch has a separate output projection."""
         return self.own is not None
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> Graft | str | None:
@@ -47,11 +47,12 @@ class BisaOptions(MixVariant):
 class MisaOptions:
     """Options of `misa`."""
 
-    norm: bool = False  #: the output is normalized over the tokens, channel by channel
-    transform: Transform = "hyper"  #: of the query by a value: the hypernetwork, or an MLP of equal size (the ablation)
+    norm: bool = False  #: normalize the output over the tokens, channel by channel
+    #: transform of a query by a value: hypernetwork, or MLP of equal size (the ablation)
+    transform: Transform = "hyper"
 
     def variant(self) -> MixVariant:
-        """The equivalent variant of BiSA, with lambda = 0."""
+        """The equivalent variant of BiSA, which has lambda = 0."""
         return MixVariant(weight=0.0, norm=self.norm, transform=self.transform)
 
 
@@ -116,7 +117,7 @@ class BidirectionalType(GraftType[BranchOptions]):
         return options.variant().identity
 
     def unused(self, geometry: Geometry, hook_point: HookPoint, options: BranchOptions) -> Unused:
-        """Return the rows of the host's values, unused without self-attention."""
+        """Return the rows of the host's value projection, which are unused without self-attention."""
         site = attention_geometry(geometry)
         return Unused() if options.variant().attends else Unused(rows=site.head_rows("v", 0, site.heads))
 
@@ -155,7 +156,7 @@ class BidirectionalType(GraftType[BranchOptions]):
         site, variant = attention_geometry(geometry), options.variant()
         if site.tokens == 1:
             names = frozenset(name for name, _ in self.build(geometry, hook_point, options).named_parameters())
-            if variant.norm:  # a single token is its own mean
+            if variant.norm:  # the norm subtracts the mean, which is the single token
                 return names
             return frozenset(name for name in names if name.startswith(("own.query.", "own.key.")))  # softmaxes are 1
         if not variant.separate:

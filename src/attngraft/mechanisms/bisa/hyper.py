@@ -1,4 +1,4 @@
-"""The hypernetwork of inverse attention in lean PyTorch: each query times the matrix of its values.
+"""The hypernetwork of inverse attention in optimized PyTorch: each query times the matrix of its values.
 
 A row i is one token of one head, and G is used as an (s s) x dv matrix: out_i = (u_i (x) q_hat_i) G. Each product covers a
 few hundred rows, whose s x s outer products are written to a reused buffer that stays in the cache; storing all of them at
@@ -28,7 +28,7 @@ from attngraft.mechanisms.common import as_rows
 
 #: bytes of the buffer per thread: a core's share of the L3 cache of common processors
 BUFFER = 2**21
-#: number of rows below which the product with G is slower
+#: number of rows below which the product with G is slower per row
 FEWEST_ROWS = 128
 
 
@@ -104,7 +104,7 @@ def _threads(rows: Tensor) -> int:
 
 
 def _in_parts(rows: Tensor) -> Tensor:
-    """Return (rows, columns) as (parts, rows / parts, columns): one part per thread if that divides the rows, else one."""
+    """Return (rows, columns) as (parts, rows / parts, columns): one part per thread if possible, else one."""
     parts = _threads(rows) if len(rows) % _threads(rows) == 0 else 1
     return rows.view(parts, len(rows) // parts, -1)
 
@@ -114,7 +114,7 @@ def _chunks(rows: Tensor, columns: int) -> Iterator[tuple[slice, Tensor]]:
     if rows.device.type == "cpu":
         fitting = BUFFER * torch.get_num_threads() // (columns * rows.element_size())
     else:
-        fitting = 2**26 // columns  # on other devices this only limits the memory
+        fitting = 2**26 // columns  # on other devices this limit only saves memory
     step = min(max(fitting, FEWEST_ROWS), len(rows))
     buffer = rows.new_empty(step, columns)
     for start in range(0, len(rows), step):

@@ -1,4 +1,4 @@
-"""Bi-directional attention as a whole layer, for any network."""
+"""Bi-directional attention as a complete layer, for any network."""
 
 from typing import Any, cast
 
@@ -16,13 +16,13 @@ from attngraft.mechanisms.bisa.ops import check_bias
 class BidirectionalAttention(AttentionSite, nn.Module):
     """Multi-head attention in both directions of one score matrix, from the projections to the output projection.
 
-    Without self-attention (`MixVariant(weight=0)`, MISA) the only value map is that of the inverse branch.
+    Without self-attention (`MixVariant(weight=0)`, MISA) only the inverse branch has a value map.
 
     Args:
         dim: C.
         num_heads: H.
         key_dim: dk, width of queries and keys per head; C / H by default.
-        value_dim: dv, width per head of the heads' output; C / H by default.
+        value_dim: dv, width of each head's output; C / H by default.
         hyper_dim: s, width per head of q_hat and v_hat; dv by default.
         variant: one of the paper's forms.
         projection: biases of the linear maps, batch norms after them, and the activation before the output projection.
@@ -32,7 +32,8 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         options: `init`, the rule for weight matrices ("trunc_normal"), device and dtype.
 
     Raises:
-        UsageError: H does not divide C and a width is not given, or the order is sequential and H dv is not C.
+        UsageError: H does not divide C and `key_dim` or `value_dim` is not given, or the order is sequential and H dv is
+            not C.
     """
 
     fused_attn = True
@@ -55,7 +56,7 @@ class BidirectionalAttention(AttentionSite, nn.Module):
     ) -> None:
         super().__init__()
         if dim % num_heads and (key_dim is None or value_dim is None):
-            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; give key_dim and value_dim")
+            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; pass key_dim and value_dim")
         keys = dim // num_heads if key_dim is None else key_dim
         values = dim // num_heads if value_dim is None else value_dim
         if variant.order != "parallel" and num_heads * values != dim:
@@ -86,11 +87,11 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         """Attend from (B, N, C) to (B, N, C).
 
         Args:
-            bias: added to the scaled scores, (b, H or 1, N or 1, N or 1) where b divides B and entry i has bias i mod b; a
-                pair at -inf takes part in neither direction. Boolean: True where a query may see a key.
+            bias: added to the scaled scores, (b, H or 1, N or 1, N or 1), where b divides B and entry i has bias i mod b;
+                -inf excludes a pair from both directions. A boolean mask is True where a query may attend to a key.
 
         Raises:
-            UsageError: the bias has another shape.
+            UsageError: the bias does not have this shape.
         """
         if bias is not None:
             check_bias(bias, (x.shape[0], self.num_heads, x.shape[1], x.shape[1]))

@@ -1,4 +1,4 @@
-"""The variants of bi-directional attention, and the module that combines both branches into heads."""
+"""The variants of bi-directional attention, and the module that combines both branches."""
 
 import math
 from dataclasses import dataclass
@@ -26,16 +26,17 @@ class MixVariant:
     """Variant of the two branches and their combination; the default is the paper's.
 
     Raises:
-        ValueError: a lambda outside 0 to 1, an unknown name, or options that are mutually exclusive, with the reason.
+        ValueError: lambda is outside 0 to 1, a name is unknown, or options are mutually exclusive.
     """
 
     weight: float = 0.5  #: lambda, the share of self-attention; 0 is MISA
-    learned: bool = False  #: lambda is learned, one per layer, and starts at `weight`
-    norm: bool = False  #: each branch is normalized over the tokens, channel by channel, before the two are mixed
-    transform: Transform = "hyper"  #: of the query by a value: the hypernetwork, or an MLP of equal size (the ablation)
-    order: Order = "parallel"  #: both branches on the same tokens, or one on the output of the other
-    separate: bool = False  #: the inverse branch has its own queries, keys and output projection
-    #: divide by lambda and start with zero output of the inverse branch, which leaves a host unchanged
+    learned: bool = False  #: learn one lambda per layer, initialized to `weight`
+    norm: bool = False  #: normalize each branch over the tokens, channel by channel, before mixing
+    #: transform of a query by a value: hypernetwork, or MLP of equal size (the ablation)
+    transform: Transform = "hyper"
+    order: Order = "parallel"  #: apply both branches to the same tokens, or the second to the output of the first
+    separate: bool = False  #: give the inverse branch separate queries, keys and output projection
+    #: divide by lambda, and start with zero output of the inverse branch, so the host is unchanged at first
     identity: bool = False
 
     def __post_init__(self) -> None:
@@ -50,10 +51,10 @@ class MixVariant:
                 "between 0 and 1"
             )
         if self.identity and self.weight == 0:
-            raise ValueError("identity starts from self-attention, which weight=0 omits; choose a larger weight")
+            raise ValueError("identity requires self-attention, which weight=0 omits; choose a larger weight")
         if self.identity and self.norm:
             raise ValueError(
-                "identity and norm are mutually exclusive: normalized heads differ from the host's; omit one"
+                "identity and norm are mutually exclusive: normalized heads differ from the host's; omit one of them"
             )
         if self.separate and self.weight == 0:
             raise ValueError(
@@ -90,14 +91,14 @@ class BidirectionalMix(Recordable, nn.Module):
     | `identity` | SA + ((1 - lambda) / lambda) MISA, Eq. 3 divided by lambda; the inverse branch starts at 0 |
 
     With `identity` the inverse branch starts at 0 because its transform is zero. With `separate` on a host with batch norms,
-    the weight of the norm after the branch's output projection starts at 0 instead, and the transform as usual: small
-    changes of a constant would vanish in the norm.
+    the weight of the norm after the branch's output projection starts at 0 instead, and the transform is
+    initialized as usual, because a norm after an all-zero branch would divide by a variance of 0.
 
-    With a sequential `order` on such a host, a projection's norm is applied to the host's tokens and to the first branch's
-    result in the same step. In training each is normalized by its own statistics; the running statistics, used in
-    evaluation, mix both.
+    With a sequential `order` on a host with batch norms, a projection's norm is applied to the host's tokens and to the
+    first branch's result in the same step. In training, both are normalized by separate statistics; the running statistics,
+    used in evaluation, average over both.
 
-    Records `self` and `inverse` (B, H, Nq, dv), the branches before they are mixed, `inverse_weights` (B, H, Nq, Nk), whose
+    Records `self` and `inverse` (B, H, Nq, dv), the branches before mixing, `inverse_weights` (B, H, Nq, Nk), whose
     columns sum to 1, and `lambda`.
 
     Args:
@@ -130,7 +131,7 @@ class BidirectionalMix(Recordable, nn.Module):
         super().__init__()
         self.variant = variant
         options: dict[str, Any] = {"value_dim": value_dim, "projection": projection, "init": init, **factory}
-        # a norm after a zero branch would divide by a variance of 0, and its first step could have any size
+        # after a zero branch, the norm would divide by a variance of 0, and the first update could have any size
         zero_by_norm = variant.identity and variant.separate and projection.norm is not None
         self.inverse = InverseBranch(
             dim,
@@ -174,7 +175,7 @@ class BidirectionalMix(Recordable, nn.Module):
         return Mixed(cast(Tensor, attended), after=lambda tokens: self._mixed(tokens, beside))
 
     def _branches(self, context: MixContext) -> tuple[Tensor | None, Tensor]:
-        """Return SA (None if unused) and MISA, (B, H, Nq, dv) each."""
+        """Return SA (None if not used) and MISA, (B, H, Nq, dv) each."""
         attended: Tensor | None
         transform, projected = self.inverse.transform, context.projected
         if not (self.variant.attends and context.plain and self.own is None and isinstance(transform, HyperTransform)):
@@ -182,7 +183,7 @@ class BidirectionalMix(Recordable, nn.Module):
             inverse = self._inverse(context)
         else:
             if context.is_recording:
-                context.attend()  # records its tensors; the heads below come from the shared scores
+                context.attend()  # only to record tensors; the heads below are computed from the shared scores
             attended, u = ops.two_way_attention(
                 projected.q,
                 projected.k,
@@ -200,7 +201,7 @@ class BidirectionalMix(Recordable, nn.Module):
         return attended, inverse
 
     def _inverse(self, context: MixContext) -> Tensor:
-        """Return MISA (B, H, Nq, dv), from the host's scores or from its own."""
+        """Return MISA (B, H, Nq, dv), from the host's scores or, with `separate`, from scores of the branch."""
         queries, keys = context.projected.queries, context.keys
         q, k = context.projected.q, context.projected.k
         if self.own is not None:
@@ -208,13 +209,13 @@ class BidirectionalMix(Recordable, nn.Module):
         q_hat, v_hat = self.inverse.queries(queries), self.inverse.values(keys)
         if self.is_recording("inverse_weights"):
             self.record("inverse_weights", _inverse_weights(context, q, k))
-        if context.dropout:  # dropped independently of self-attention
+        if context.dropout:  # independent of the dropout of self-attention
             share = F.dropout(_inverse_weights(context, q, k), context.dropout)
             return self.inverse.transform.of_map(share, q_hat, v_hat)
         return self.inverse.transform(q, k, q_hat, v_hat, **_masks(context), scale=context.scale)
 
     def _one_after_the_other(self, context: MixContext) -> Tensor:
-        """Return the heads of the second branch, on the output of the first."""
+        """Return the heads of the second branch, applied to the output of the first."""
         inverse_first = self.variant.order == "inverse_then_self"
         first = self._inverse(context) if inverse_first else context.attend()
         self.record("inverse" if inverse_first else "self", first)
@@ -243,11 +244,12 @@ class BidirectionalMix(Recordable, nn.Module):
 
 
 def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
-    """Return the host's bias and mask in the format of the operations, with window padding masked.
+    """Return the host's bias and mask in the format of the operations, with the padding of windows masked.
 
     Args:
-        shared: whether self-attention uses them too. The host's queries attend to padding tokens, which are then masked only
-            as queries, whose results are discarded; as keys of the inverse branch their values are 0 (`_without_padding`).
+        shared: whether the result is also used for self-attention. The host's queries attend to padding tokens, so these are
+            then masked as queries only. The inverse branch ignores them as keys, because their values are 0
+            (`_without_padding`).
     """
     bias, present = context.bias(), context.projected.present
     if present is not None:
@@ -266,7 +268,7 @@ def _hide(bias: Tensor | None, seen: Tensor) -> Tensor:
     """Return a bias or mask that hides everything but `seen` (b, 1, Nq, Nk or 1)."""
     if bias is None:
         return seen
-    if bias.shape[0] != seen.shape[0]:  # both repeat over the batch
+    if bias.shape[0] != seen.shape[0]:  # both are repeated over the batch
         turns = math.lcm(bias.shape[0], seen.shape[0])
         bias, seen = (each.repeat(turns // each.shape[0], 1, 1, 1) for each in (bias, seen))
     return bias & seen if bias.dtype == torch.bool else torch.where(seen, bias, float("-inf"))
@@ -278,7 +280,7 @@ def _present_tokens(present: Tensor, values: Tensor) -> Tensor:
 
 
 def _without_padding(values: Tensor, present: Tensor | None) -> Tensor:
-    """Return values (B, H, N, s), zero where a token only pads a window."""
+    """Return values (B, H, N, s), with zeros for tokens that pad a window."""
     return values if present is None else values * _present_tokens(present, values)
 
 
@@ -290,7 +292,7 @@ def _inverse_weights(context: MixContext, q: Tensor, k: Tensor) -> Tensor:
 def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
     """Normalize to zero mean and unit variance over the tokens of every sequence and channel of (B, H, N, dv).
 
-    Tokens that only pad a window are excluded.
+    Tokens that pad a window are excluded.
     """
     if present is None:
         normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)

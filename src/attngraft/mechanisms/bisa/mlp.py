@@ -1,7 +1,7 @@
-"""Inverse attention with an MLP instead of the hypernetwork (Table 3's ablation), in lean PyTorch.
+"""Inverse attention with an MLP instead of the hypernetwork (Table 3's ablation), in optimized PyTorch.
 
-The first layer splits into a part for queries and one for values, a_i + b_j, and the second is linear and can be moved out
-of the sum:
+The first layer splits into a part for queries and a part for values, a_i + b_j. The second is linear and can be moved out of
+the sum:
 
     isa_i = W2 sum_j L_ij GELU(a_i + b_j) + b2 sum_j L_ij
 
@@ -26,9 +26,9 @@ from attngraft.dispatch.autograd import (
 )
 from attngraft.mechanisms.bisa import reference
 
-#: number of hidden activations at a time, per thread; at least those of one key
+#: number of hidden activations at a time, per thread; one key is always processed whole
 NUMBERS = 2**18
-#: number of hidden activations at a time on devices other than the CPU, where it only limits the memory
+#: number of hidden activations at a time on devices other than the CPU, where the limit only saves memory
 NUMBERS_OFF_CPU = 2**24
 
 

@@ -1,4 +1,4 @@
-"""The operations of bi-directional attention, their shape checks and backends."""
+"""The operations of bi-directional attention, with their shape checks and backends."""
 
 from functools import partial
 from typing import Any

@@ -12,8 +12,8 @@ Shapes: q (B, H, Nq, dk), k (B, H, Nk, dk), v (B, H, Nk, dv), q_hat (B, H, Nq, s
 `bias` is added to the scaled scores: (b, H or 1, Nq or 1, Nk or 1), where b divides B and entry i has bias i mod b; a size
 of 1 is broadcast. `visible` is boolean and broadcastable to (B, H, Nq, Nk). `scale` is 1 / sqrt(dk) by default.
 
-A masked pair (`visible` False, or a bias of -inf) takes part in neither direction: a query that sees no key, and a
-key that no query sees, contribute zero.
+A masked pair (`visible` False, or a bias of -inf) is excluded from both directions: a query without visible keys, and a
+key that is visible to no query, contribute zero.
 
 Source: "Bi-Directional Self-Attention for Vision Transformers", Sec. 3.1, Eqs. 1-3, Alg. 1 as corrected by Eq. 2 and the
 text (its last line does not run as printed).
@@ -56,8 +56,8 @@ def two_way_attention(
         v: None for the inverse direction alone (MISA).
 
     Returns:
-        sa_i = sum_j A_ij v_j (B, H, Nq, dv) or None, and u_i = sum_j L_ij v_hat_j (B, H, Nq, s), A the softmax over keys
-        and L that over queries. The columns of L sum to 1, its rows need not.
+        sa_i = sum_j A_ij v_j (B, H, Nq, dv) or None, and u_i = sum_j L_ij v_hat_j (B, H, Nq, s), where A is the
+        softmax over keys and L the softmax over queries. The columns of L sum to 1, its rows need not.
 
     Raises:
         UsageError: an operand has another shape, or a mask is not boolean.

@@ -11,11 +11,11 @@ from attngraft.mechanisms.bisa import reference
 
 #: number of scores in one group, per thread
 NUMBERS = 2**19
-#: number of scores in a tile; for matrices up to twice as large, more calls would cost more than the cache saves
+#: number of scores in a tile; for matrices up to twice as large, additional calls would cost more than the cache saves
 TILE = 2**19
 #: number of scores in a group or a tile on devices other than the CPU
 NUMBERS_OFF_CPU = 2**26
-#: number of keys below which products with a tile are slower
+#: number of keys below which products with a tile are slower per key
 FEWEST_KEYS = 64
 
 ALL = slice(None)  #: all keys
@@ -57,7 +57,7 @@ class Group(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Images and heads."""
+        """Number of images and of heads."""
         return self.images.stop - self.images.start, self.heads.stop - self.heads.start
 
 
@@ -78,7 +78,7 @@ class Scores:
         self.q, self.k, self.bias, self.visible, self.scale = q, k, bias, visible, scale
         self.dtype = accumulation_dtype(q)
         queries, keys = q.shape[2], k.shape[2]
-        on_cpu = q.device.type == "cpu"  # on other devices the sizes only limit the memory
+        on_cpu = q.device.type == "cpu"  # on other devices these sizes only save memory
         fitting = (NUMBERS * torch.get_num_threads() if on_cpu else NUMBERS_OFF_CPU) // (queries * keys)
         self.groups = list(_groups(len(q), q.shape[1], fitting, 1 if bias is None else len(bias)))
         step = min(keys, max(_tile(q) // queries, FEWEST_KEYS)) if tiled else keys
@@ -148,7 +148,7 @@ def _tile(q: Tensor) -> int:
 
 
 def shaped(buffer: Tensor, *shape: int) -> Tensor:
-    """Return the start of a flat `buffer`, in this shape."""
+    """Return the beginning of a flat `buffer`, viewed in this shape."""
     return buffer[: torch.Size(shape).numel()].view(shape)
 
 
@@ -161,7 +161,7 @@ def _groups(batch: int, heads: int, fitting: int, period: int) -> Iterator[Group
             yield Group(slice(start, min(start + step, batch)), slice(0, heads))
         return
     rounds = -(-heads // max(fitting, 1))
-    step = -(-heads // rounds)  # rounds of about equal size
+    step = -(-heads // rounds)  # about the same number of heads in each round
     for image in range(batch):
         for start in range(0, heads, step):
             yield Group(slice(image, image + 1), slice(start, min(start + step, heads)))

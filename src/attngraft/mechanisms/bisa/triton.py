@@ -27,7 +27,7 @@ def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, in
     """Return tile sizes and launch options for operands of up to `width` channels.
 
     A program then fits the shared memory of every GPU of compute capability 8.0 or newer, and spills few registers.
-    `large` is False for the kernel with the largest state.
+    `large=False` selects smaller tiles, for the kernel with the largest state.
     """
     if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
         return {"BLOCK_Q": 32 if width <= 64 else 16, "BLOCK_K": 32, "num_warps": 8, "num_stages": 1}

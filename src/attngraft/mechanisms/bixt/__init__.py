@@ -12,10 +12,10 @@ Source: "Perceiving Longer Sequences With Bi-Directional Cross-Attention Transfo
 |---|---|
 | reference.py | the equations |
 | formula.py | the equation as plain operations, softmaxes in float32; shapes and costs of the custom operations |
-| eager.py, pieces.py | lean PyTorch: tokens piece by piece, without a map of all tokens |
-| folded.py | lean PyTorch: the tokens' projections folded into the latents |
-| triton.py, triton_kernels.py | the GPU: one sweep over the tokens, forward and backward |
-| ops.py | the operations and their backends |
+| eager.py, pieces.py | optimized PyTorch: tokens piece by piece, without a map of all tokens |
+| folded.py | optimized PyTorch: the tokens' projections folded into the latents |
+| triton.py, triton_kernels.py | Triton kernels: one sweep over the tokens, forward and backward |
+| ops.py | the operations, with their shape checks and backends |
 | layer.py | the whole layers, bi-directional and one-sided |
 """
 

@@ -1,9 +1,9 @@
-"""Bi-directional cross-attention in lean PyTorch: no map of all tokens, forward or backward.
+"""Bi-directional cross-attention in optimized PyTorch: no map of all tokens, forward or backward.
 
 The tokens of an image are processed in pieces (pieces.py); the backward recomputes the scores of a piece. Half precision
 is computed in float32. Small maps are faster in plain operations or, with enough tokens and without gradients, in PyTorch's
-fused attention, once for each direction. With dropout the reference runs, because the dropout masks must be kept for the
-backward and are as large as the maps.
+fused attention, once for each direction. With dropout the reference runs, because the dropout masks must be saved for
+the backward and are as large as the maps.
 
 `projected_attention` folds the tokens' projections into the latents (folded.py) if that takes less work or if there are very
 many tokens: in plain operations if the maps are small, otherwise piece by piece. A single image with few tokens uses a path
@@ -25,7 +25,7 @@ from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 SMALL = 2**22
 #: number of tokens per image from which fused attention, which computes the similarity twice, is faster than maps
 FUSED_FROM = 512
-#: the same for a batch of several images, where maps are slower without AVX-512
+#: the same threshold for several images; without AVX-512, fused attention is always faster than maps
 FUSED_FROM_OF_SEVERAL = FUSED_FROM if torch.backends.cpu.get_cpu_capability() == "AVX512" else 0
 #: number of tokens per image from which their projections are too large to store, even if folding takes more work
 MANY_TOKENS = 2**17
@@ -73,7 +73,7 @@ def projected_attention(
     """Return latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
     if not torch.compiler.is_exporting():  # sizes may be symbolic, and must not be compared
-        # the few tokens of one image, with no backward to follow and nothing to cast
+        # one image with few tokens, without gradients or casts
         if (
             len(tokens) == 1
             and not torch.is_grad_enabled()
@@ -166,7 +166,7 @@ def _pieces(tiles: int, r_tokens: Tensor, log_sums: Tensor) -> tuple[list[slice]
 
 
 def _of_image(latents: Tensor, image: int) -> Tensor:
-    """Return the latents of an image, or those that all images share."""
+    """Return the latents of an image, or the latents that all images share."""
     return latents[image if len(latents) > 1 else 0]
 
 

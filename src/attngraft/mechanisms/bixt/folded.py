@@ -8,8 +8,8 @@ are linear, so the latents can be projected instead and the tokens are used unpr
     tokens   sum_hm softmax over m(A)_nhm answer_hm      answer_hm  v_latent_hm W_out,h^T
 
 Three products per token remain, each with all heads at once. This is less work if d > M c / (M + c), where d is the width of
-a head and c that of the tokens (three quarters of the work for d = 64, M = 64, c = 192). References, values and the tokens'
-results before their projection are never computed.
+a head and c the width of the tokens (three quarters of the work for d = 64, M = 64, c = 192). References, values and the
+tokens' results before their projection are never computed.
 
 The bias of the references shifts a latent's scores equally for all tokens, which matters in the softmax over latents. The
 other two biases are added after weighting, because the weights sum to 1; the output bias is divided equally among the heads.
@@ -25,7 +25,7 @@ from attngraft.mechanisms.bixt import reference
 from attngraft.mechanisms.bixt.formula import formula
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
 
-#: largest ratio of folded to unfolded multiply-adds for which folding pays, given the time that folding itself takes
+#: largest ratio of folded to unfolded multiply-adds for which folding pays, given the time spent on folding
 WORTH = 0.9
 
 
@@ -118,7 +118,7 @@ def _of_image(latents: Latents, image: int, heads: int) -> dict[str, Any]:
 
 
 def _index(image: int, latents: Tensor) -> slice:
-    """Return the index of an image's latents; references and values may be shared by all images independently."""
+    """Return the index of an image's references or values, either of which all images may share."""
     return slice(image, image + 1) if len(latents) > 1 else slice(1)
 
 

@@ -1,4 +1,4 @@
-"""Cross-attention between latents and tokens as whole layers, from the projections to the output projections.
+"""Cross-attention between latents and tokens as complete layers, output projections included.
 
 Parameters have the names and the row order of the published checkpoints: the first rows of a fused projection are the
 references, the last ones the values.
@@ -17,7 +17,7 @@ RECORDED = ("scores", "latents_to_tokens", "tokens_to_latents")
 
 
 class _CrossAttention(Recordable, nn.Module):
-    """Projections and dropout of both layers; two-way ones have values of the latents and an output for the tokens."""
+    """Projections and dropout of both layers; `two_way` adds values of the latents and outputs of the tokens."""
 
     two_way = False
 
@@ -62,7 +62,7 @@ class BidirectionalCrossAttention(_CrossAttention):
         dim_latents: width of the latents.
         dim_tokens: width of the tokens.
         dim_attention: H d, width of references and values.
-        rv_bias: biases in the projections to references and values; the output projections always have them.
+        rv_bias: biases in the projections to references and values; the output projections always have biases.
         attn_drop: dropout probability of attention weights, independent in each direction.
         proj_drop: dropout after the output projections.
 
@@ -90,7 +90,7 @@ class BidirectionalCrossAttention(_CrossAttention):
         dropout = self.training and self.attn_drop
         if not dropout and are_plain(self.rv_latents, self.rv_patches, self.proj_lat, self.proj_pat):
             return self._dropped(*self._attend_projected(latents, tokens))
-        for_latents, for_tokens = self.attend(latents, tokens)  # a call, so that references and values are freed here
+        for_latents, for_tokens = self.attend(latents, tokens)  # a call, which frees references and values on return
         return self._dropped(self.proj_lat(merge_heads(for_latents)), self.proj_pat(merge_heads(for_tokens)))
 
     def _attend_projected(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ class BidirectionalCrossAttention(_CrossAttention):
         )
 
     def record_maps(self, r_latents: Tensor, r_tokens: Tensor) -> None:
-        """Record the similarity and its two softmaxes."""
+        """Record the similarity and both of its softmaxes."""
         scores = self.scale * r_latents @ r_tokens.transpose(-2, -1)
         self.record("scores", scores)
         self.record("latents_to_tokens", scores.softmax(dim=-1))
@@ -149,7 +149,7 @@ class OneSidedCrossAttention(_CrossAttention):
         r_l = r_latents(latents);  r_t, v_t = rv_patches(tokens)
         latents' = proj_lat(softmax over tokens(r_l r_t^T / sqrt(d)) v_t)
 
-    Arguments, errors and source are those of `BidirectionalCrossAttention`. Records `latents_to_tokens`.
+    Arguments, errors and source as for `BidirectionalCrossAttention`. Records `latents_to_tokens`.
     """
 
     map_name = "latents_to_tokens"  #: name of the recorded map
@@ -175,7 +175,7 @@ class OneSidedCrossAttention(_CrossAttention):
 class TokensAttend(OneSidedCrossAttention):
     """`OneSidedCrossAttention` with swapped roles: tokens attend to latents.
 
-    Arguments and parameters named "latents" refer to the tokens.
+    Arguments and parameters named "latents" refer to the tokens, and vice versa.
     """
 
     map_name = "tokens_to_latents"
@@ -188,7 +188,9 @@ def head_width(dim: int, heads: int) -> int:
         UsageError: `dim` is not divisible by the number of heads.
     """
     if dim % heads:
-        raise UsageError(f"the attention width {dim} is not divisible by {heads} heads; give another number or width")
+        raise UsageError(
+            f"the attention width {dim} is not divisible by {heads} heads; choose another number of heads or another width"
+        )
     return dim // heads
 
 

@@ -1,4 +1,4 @@
-"""The operations of bi-directional cross-attention, their shape checks and backends."""
+"""The operations of bi-directional cross-attention, with their shape checks and backends."""
 
 from functools import partial
 from typing import Any

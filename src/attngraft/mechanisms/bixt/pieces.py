@@ -12,10 +12,10 @@ from torch import Tensor
 
 from attngraft.mechanisms.running_softmax import RunningSoftmax, add_product
 
-#: number of scores in a piece: on the CPU those that stay in the cache; on other devices this only limits the memory
+#: number of scores in a piece: on the CPU, as many as fit the cache; on other devices this only limits the memory
 NUMBERS = 2**18
 NUMBERS_OFF_CPU = 2**26
-#: number of tokens below which products with a piece are slower
+#: number of tokens below which products with a piece are slower per token
 FEWEST_TOKENS = 64
 
 

@@ -2,9 +2,9 @@
 
     A = scale r_latents r_tokens^T,   l_m = log sum_n exp A_mn,   P_mn = exp(A_mn - l_m),   Q_mn = softmax over m of A_mn
 
-A program processes one image and head, and sweeps over its part of the tokens tile by tile. It has all M latents, so every
-token's softmax Q is complete within a tile and is not stored. The latents' sums cover this part of the tokens only; they are
-written with their log-sum-exp l, which is used to combine the parts.
+A program processes one image and head, and sweeps over its part of the tokens tile by tile. It covers all M latents, so
+every token's softmax Q is complete within a tile and is not stored. The latents' sums cover this part of the tokens only;
+they are written with their log-sum-exp l, which is used to combine the parts.
 
 The backward sweeps in the same way, with l over all tokens. With D_m = dlatents_m . latents_m and E_n = sum_m Q_mn dQ_mn,
 

@@ -6,16 +6,16 @@
     CB_hybrid  x_i * x_0 + (x_i + mean_j x_j) / 2
 
 for every token i, class token included, at the end of the MLP (default), at its front or middle, or after attention, inside
-the residual branch. CB is a symmetric linear map with eigenvalues 1 and 1/2: it keeps the mean token and halves each
-token's distance to it; its gradient is CB of the gradient.
+the residual branch. CB is a symmetric linear map with eigenvalues 1 and 1/2: it preserves the mean token and halves
+each token's distance from the mean. Its backward applies CB to the gradient.
 
 Source: "Scratching Visual Transformer's Back with Uniform Attention" (ICCV 2023): Eq. 1, Sec. 2.2, Table 10, Appendix B.
 
 | file | contents |
 |---|---|
 | reference.py | the equations |
-| eager.py, triton.py | lean PyTorch; one fused kernel |
-| ops.py | the operations, their checks and backends |
+| eager.py, triton.py | optimized PyTorch; one fused Triton kernel |
+| ops.py | the operations, with their checks and backends |
 | layer.py | modules for any network; attention with uniform heads |
 | graft.py | the grafts cb, cb_s, cb_gate, cb_hybrid, se, uniform_heads |
 """

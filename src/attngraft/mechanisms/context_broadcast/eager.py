@@ -1,6 +1,6 @@
-"""Context broadcasting in lean PyTorch: one pass to average, one to write, forward and backward alike.
+"""Context broadcasting in optimized PyTorch: one pass to average and one to write, also in the backward.
 
-Averaging over tokens is its own adjoint, so the backward of CB is CB, and it saves nothing. CB_S saves only the average
+Averaging over tokens is self-adjoint, so the backward of CB is CB and needs no saved tensors. CB_S saves only the average
 (B, C), never the tokens. Averages of half-precision tokens are accumulated in float32, and results have the tokens' dtype.
 """
 
@@ -108,7 +108,7 @@ def squeeze_excitation(
 
 
 def uniform_share(visible: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return rows of equal weights for the keys that the last `count` heads see; zeros where there are none."""
+    """Return equal weights over the visible keys, for the last `count` heads; zeros if no key is visible."""
     if visible.ndim >= 3 and visible.shape[-3] > 1:  # a mask for each head
         visible = visible[..., -count:, :, :]
     seen = visible.to(torch.promote_types(dtype, torch.float32))

@@ -1,4 +1,4 @@
-"""The grafts of context broadcasting, with the paper's comparison (`se`) and starting point (`uniform_heads`)."""
+"""The grafts of context broadcasting, and two from the paper's comparisons: `se` and `uniform_heads`."""
 
 import math
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class SqueezeExcitationGraft(layer.SqueezeExcitation, Graft):
 
 
 class UniformHeadsGraft(Graft):
-    """Make the last heads of an attention map uniform over the keys that each query sees."""
+    """Make the last heads of an attention map uniform over the keys visible to each query."""
 
     def __init__(self, *, count: int, keep_half: bool) -> None:
         super().__init__()
@@ -80,12 +80,12 @@ class UniformHeadsGraft(Graft):
 
 @dataclass(frozen=True)
 class PlaceOptions:
-    """Hook points in a block; `scope` matters where attention has windows, `tokens` where there are prefix tokens."""
+    """Where a block is grafted, and which tokens are averaged and changed."""
 
-    at: Literal["mlp", "attention", "both"] = "mlp"  #: branch of the block
+    at: Literal["mlp", "attention", "both"] = "mlp"  #: branch of the block that is grafted
     position: Literal["front", "mid", "end"] = "end"  #: in the MLP: before fc1, after the activation, after fc2
-    scope: Literal["image", "window"] = "image"  #: where attention has windows: the tokens that form the context
-    tokens: Literal["all", "patches"] = "all"  #: `patches` excludes class token and registers
+    scope: Literal["image", "window"] = "image"  #: tokens averaged into the context, for windowed attention
+    tokens: Literal["all", "patches"] = "all"  #: `patches` excludes prefix tokens (class token, registers)
 
     def __post_init__(self) -> None:
         if self.at == "attention" and self.position != "end":
@@ -93,7 +93,7 @@ class PlaceOptions:
                 f"position={self.position} is in the MLP, but at=attention does not change the MLP; use at=mlp"
             )
         if self.at == "mlp" and self.scope != "image":
-            raise ValueError("scope=window is for attention (at=attention or both); an MLP sees the whole map")
+            raise ValueError("scope=window requires windows, and MLPs have none; use at=attention or at=both")
 
     def hook_points(self) -> tuple[HookPoint, ...]:
         mlp: dict[str, HookPoint] = {"front": "mlp.front", "mid": "mlp.mid", "end": "mlp.end"}
@@ -118,7 +118,7 @@ class ScaledOptions(ContextOptions):
 
 
 class ContextType(GraftType[Any]):
-    """Graft type of one of the four forms; `layer(width, prefix, options)` builds it for tokens of `width`."""
+    """Graft type of one of the four forms; `layer(width, prefix, options)` builds its module."""
 
     def __init__(
         self, name: str, summary: str, source: str, options: type, layer: Callable[[int, int, Any], Graft]
@@ -151,13 +151,13 @@ class ContextType(GraftType[Any]):
 
 
 def _tokens(geometry: Geometry, hook_point: HookPoint) -> int | None:
-    """Return the number of tokens of an input at `hook_point`, windows joined; None if unknown."""
+    """Return the number of tokens of an input at `hook_point`, over all windows; None if unknown."""
     shape = geometry.shape(hook_point)
     return None if shape is None else math.prod(shape[:-1])
 
 
 def refuse_mixing(geometry: Geometry) -> str | None:
-    """Return why tokens cannot be averaged at a site, or None."""
+    """Return why tokens cannot be averaged at a site; None if they can."""
     if geometry.causal:
         return (
             "its tokens must not see later ones, but this graft averages over all tokens; use horizontal or vertical, which "
@@ -206,8 +206,9 @@ class SqueezeExcitationType(GraftType[SqueezeExcitationOptions]):
 class UniformHeadsOptions:
     """Options of `uniform_heads`."""
 
-    count: int = 1  #: number of heads, from the last
-    value: Literal["average", "cb"] = "average"  #: their output: the average of the values, or `cb` of them
+    count: int = 1  #: number of uniform heads, counted from the last head
+    #: output of the uniform heads: the average of their values, or CB of their values
+    value: Literal["average", "cb"] = "average"
 
     def __post_init__(self) -> None:
         check_positive("count", self.count)

@@ -138,8 +138,8 @@ class UniformHeadAttention(nn.Module):
     """Multi-head self-attention whose last `uniform_heads` heads are uniform over all visible tokens (Table 1).
 
     Uniform heads have no scores and no q and k rows. The module replaces `timm.layers.Attention` (same arguments and
-    forward). The paper's models are configurations of it: `VisionTransformer(attn_layer=UniformHeadAttention)` is Table 1's
-    "replaced", with `mlp_ratio=1600 / 384` its "compensated", with `embed_dim=448, num_heads=7` its "appended".
+    forward). The models of Table 1 are configurations of `VisionTransformer(attn_layer=UniformHeadAttention)`: "replaced" as
+    written here, "compensated" with `mlp_ratio=1600 / 384`, and "appended" with `embed_dim=448, num_heads=7`.
 
     The rows of `qkv` are q of the attending heads, k of the attending heads, v of all heads, heads contiguous.
 
@@ -149,10 +149,10 @@ class UniformHeadAttention(nn.Module):
         attn_head_dim: D, C / H by default.
         dim_out: width of the output, C by default.
         uniform_heads: number of uniform heads, 1..H.
-        uniform_value: their output: the average of their values, or CB of them, (v_i + mean v) / 2.
+        uniform_value: output of the uniform heads: the average of their values, or CB of them, (v_i + mean v) / 2.
 
     Raises:
-        UsageError: H does not divide C, or `uniform_heads` is not within 1..H.
+        UsageError: H does not divide C and `attn_head_dim` is not given, or `uniform_heads` is not within 1..H.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class UniformHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         if attn_head_dim is None and dim % num_heads:
-            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; give attn_head_dim")
+            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; pass attn_head_dim")
         if not 1 <= uniform_heads <= num_heads:
             raise UsageError(
                 f"uniform_heads must be between 1 and the number of heads, {num_heads}, not {uniform_heads}"
@@ -232,7 +232,7 @@ class UniformHeadAttention(nn.Module):
 
 
 def _visible(x: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor | None:
-    """Return the mask of tokens visible to each token, boolean; None for all."""
+    """Return the boolean mask of tokens visible to each token; None if all are visible."""
     if is_causal:
         return x.new_ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
     if attn_mask is None or attn_mask.dtype == torch.bool:

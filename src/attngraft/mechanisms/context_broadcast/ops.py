@@ -1,4 +1,4 @@
-"""The operations of context broadcasting, their checks and backends."""
+"""The operations of context broadcasting, with their checks and backends."""
 
 from typing import Any
 

@@ -78,13 +78,13 @@ def excitation(
 
 
 def uniform_weights(weights: Tensor, visible: Tensor | None, *, count: int, keep_half: bool = False) -> Tensor:
-    """Make the last `count` heads of an attention map uniform over the keys that each query sees (Table 1).
+    """Make the last `count` heads of an attention map uniform over the keys visible to each query (Table 1).
 
     Args:
         weights: (B, H, Nq, Nk), rows sum to 1.
-        visible: boolean, broadcastable to `weights`; None for all. A query that sees nothing gets zeros.
+        visible: boolean, broadcastable to `weights`; None for all. Rows of queries without visible keys are zero.
         count: 1..H.
-        keep_half: leave half of the weight with the query's own key (Nq = Nk), which applies CB to the head's values.
+        keep_half: put half of the weight on the query's own key (Nq = Nk), which applies CB to the head's values.
 
     Raises:
         UsageError: `count` is not within 1..H.

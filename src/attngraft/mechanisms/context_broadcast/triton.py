@@ -1,4 +1,4 @@
-"""Context broadcasting as one Triton kernel: a program averages its channels over the tokens, then writes them.
+"""Context broadcasting as one Triton kernel: each program averages over the tokens, then writes.
 
 The map is symmetric, so the same kernel is the backward. Import this module only if Triton is available.
 """
@@ -89,7 +89,7 @@ def _backward(ctx: Any, gradient: Tensor, mean_gradient: Tensor) -> tuple[Tensor
 
 
 broadcast.register_autograd(_backward, setup_context=_setup_context)
-register_flops("context_broadcast", lambda *shapes, **_: 0)  # elementwise work and a mean
+register_flops("context_broadcast", lambda *shapes, **_: 0)  # elementwise operations and a mean count as 0
 
 
 def context_broadcast(x: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -5,15 +5,16 @@
 
 Horizontal attention acts between the heads and the output projection, vertical attention between the projection and its
 dropout; x is the query input of the attention module. Tokens are not mixed, so causal and padded hosts are supported. In the
-paper's form neither starts as the identity; with `identity=True` both do, by H alpha and 2 beta with zero last weights.
+paper's form neither starts as the identity; with `identity=True` both do, because they multiply by H alpha and 2 beta, and
+their last weights are initialized to zero.
 
 Source: Yu and Zhang, "Horizontal and Vertical Attention in Transformers", Eqs. 5-8.
 
 | file | contents |
 |---|---|
 | reference.py | the equations |
-| eager.py | lean PyTorch with the backward written out |
-| ops.py | the operations and their backends |
+| eager.py | optimized PyTorch with an explicit backward |
+| ops.py | the operations, with their backends |
 | layer.py | the two mechanisms as modules |
 | graft.py | the grafts horizontal, vertical |
 """

@@ -1,11 +1,12 @@
-"""Horizontal and vertical attention in lean PyTorch.
+"""Horizontal and vertical attention in optimized PyTorch.
 
 Both work token by token, on rows (B * N): the heads are read as (B, N, H, dv), the output layout of fused attention and the
-input layout of the output projection, so nothing is transposed. The backward passes are written out: relu's output and alpha
-(or beta) are kept, buffers are reused (a new one costs as much as a product with it), the context x W is computed once for
+input layout of the output projection, so nothing is transposed. The backward passes are explicit: relu's output and alpha
+(or beta) are saved, buffers are reused (a new one costs as much as a product with it), the context x W is computed once for
 all heads, and the score bias b^B, which cancels in a softmax over heads, is never added; its gradient is zero. On a CPU,
 small models spend most of the remaining time in the matrix products, whose inputs a training step has evicted from the
-cache, and in the fixed cost of each operation, so there are few operations.
+cache, and in the fixed cost of each operation, so the number of operations is
+kept small.
 
 The reference runs under a compiler or a function transform, and for higher-order gradients.
 """
@@ -147,7 +148,7 @@ class _Vertical(torch.autograd.Function):
             torch.mm(to_hidden, context).view(x.shape),
             torch.mm(to_hidden.t(), x_rows),
             torch.mm(to_hidden.t(), rows),
-            torch.mm(hidden.t(), to_gate).t(),  # in this order both factors are read row by row, in half the time
+            torch.mm(hidden.t(), to_gate).t(),  # with this order, both factors are read row by row, in half the time
             to_gate.sum(0),
             None,
         )

@@ -20,7 +20,7 @@ class VerticalGraft(layer.VerticalAttention, Graft):
 class HorizontalOptions:
     """Options of `horizontal`."""
 
-    identity: bool = False  #: weight by H alpha with a zero score, which leaves a pretrained host unchanged
+    identity: bool = False  #: weight by H alpha, with zero scores at first, so a pretrained host is unchanged
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class VerticalOptions:
     """Options of `vertical`."""
 
     reduction: int = 4  #: C divided by the squeezed width
-    identity: bool = False  #: gate by 2 beta with beta 1/2 at first, which leaves a pretrained host unchanged
+    identity: bool = False  #: gate by 2 beta, with beta = 1/2 at first, so a pretrained host is unchanged
 
     def __post_init__(self) -> None:
         check_positive("reduction", self.reduction)

@@ -21,7 +21,7 @@ class HorizontalAttention(Recordable, nn.Module):
         dim: C, width of the tokens x.
         head_width: dv, width of one head's values.
         identity: weight by H alpha with W^B = 0: a new module then leaves the heads unchanged (exactly, up to 40 heads),
-            and every parameter has a gradient from the second step on. Otherwise the paper's form, which divides the
+            and every parameter has a gradient from the second step on. False uses the paper's form, which divides the
             concatenated heads by about H.
         init: the host's rule for weight matrices.
     """
@@ -52,14 +52,14 @@ class HorizontalAttention(Recordable, nn.Module):
 
 
 class VerticalAttention(Recordable, nn.Module):
-    """Gate the channels of every token by beta (Eqs. 7, 8); 3 C Da + C parameters where Y and x have one width.
+    """Gate the channels of every token by beta (Eqs. 7, 8); 3 C Da + C parameters if Y and x have the same width.
 
     Records `beta` (B, N, C).
 
     Args:
         dim: C, width of the tokens Y.
         hidden: Da, the squeezed width; by default a quarter of C, rounded down.
-        context_dim: width of the tokens x, if not C (a module that widens its tokens).
+        context_dim: width of the tokens x, if it is not C (in a module that widens its tokens).
         identity: gate by 2 beta with W^U = 0 and b^U = 0: a new module then leaves the tokens unchanged.
         init: the host's rule for weight matrices.
     """

@@ -15,8 +15,8 @@ def horizontal_attention(
 
         A_m = relu(H_m W^A1 + x W^A2);  alpha = softmax over m of (A_m W^B + b^B);  alpha_m H_m
 
-    The weights are shared by all heads. Tokens are not mixed, so causal attention stays causal. b^B shifts all heads alike
-    and changes nothing; its gradient is zero.
+    The weights are shared by all heads. Tokens are not mixed, so causal attention stays causal. b^B shifts the scores of all
+    heads equally, so it does not change alpha and its gradient is zero.
 
     Args:
         heads: (B, H, N, dv).
@@ -54,7 +54,7 @@ def vertical_attention(
 
     Args:
         merged: Y, the output of the output projection, bias included, (B, N, C).
-        x: query input of the attention module, (B, N, C), or of another width if the module widens its tokens.
+        x: query input of the attention module, (B, N, C), or (B, N, another width) if the module widens its tokens.
         context, merged_weight, gate, gate_bias: W^U1 (Da, width of x), W^U2 (Da, C), W^U (C, Da), b^U (C), laid out
             (out, in).
         identity: gate by 2 beta instead of beta, which with gate = 0 and gate_bias = 0 leaves the tokens unchanged.

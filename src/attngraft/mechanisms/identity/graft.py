@@ -10,13 +10,13 @@ from attngraft.mechanisms.registry import register_graft
 
 
 class IdentityGraft(Graft):
-    """Return the input, not a copy."""
+    """Return the input itself, not a copy."""
 
     def forward(self, value: Tensor, context: Tensor | None = None) -> Tensor:
         return value
 
     def fold(self, *, before: LinearLayer | None, after: LinearLayer | None) -> None:
-        """Do nothing: the graft is removed."""
+        """Fold nothing; returning None removes the graft."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class IdentityType(GraftType[IdentityOptions]):
         return IdentityGraft()
 
     def starts_as_identity(self, options: IdentityOptions) -> bool:
-        """Exact except at `weights`, where unfused scores and softmax round differently."""
+        """Return True except at `weights`, where unfused scores and softmax round differently."""
         return options.stage != "weights"
 
     def notes(self, geometry: Geometry, hook_point: HookPoint, options: IdentityOptions) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
     out_i[c] = sum_o (mul[c, o]^lam * weights_i[head of c, o] + gamma * add[c, o]) v_(i + o)[c]      over k x k offsets o
 
-The weights are a map per head, a softmax over the offsets of the filters; the ghost head, `mul` and `add`, turns the few
-maps of the heads into one for every channel, by two small matrices that do not depend on the input.
+The weights are a softmax of the filters over the offsets, one map per head. The ghost head turns these few maps into one
+map per channel, with two small matrices, `mul` and `add`, that do not depend on the input.
 
 Source: "ELSA: Enhanced Local Self-Attention for Vision Transformer", Eq. 5 and 8.
 
@@ -11,15 +11,15 @@ Source: "ELSA: Enhanced Local Self-Attention for Vision Transformer", Eq. 5 and 
 |---|---|
 | reference.py | the equation |
 | geometry.py | neighborhoods and windows |
-| eager.py | lean PyTorch: custom operations for filters and for scores; the addend as a depthwise convolution |
-| banded.py | weights as the bands of matrices, products with them; small images stacked as one |
-| shifted.py | multipliers by channel and strides: a few channels and rows, or one offset, at a time |
-| triton.py, triton_kernels.py | the GPU: one sweep over the offsets completes the softmax, forward and backward |
-| ops.py | the operations, their shape checks and backends |
+| eager.py | optimized PyTorch: custom operations for filters and scores; a depthwise convolution for the addend |
+| banded.py | weights as bands of matrices, for matrix products; small images stacked into one |
+| shifted.py | multipliers per channel, and strides: a few channels and rows, or one offset, at a time |
+| triton.py, triton_kernels.py | Triton kernels: one sweep over the offsets completes the softmax, forward and backward |
+| ops.py | the operations, with their shape checks and backends |
 | hadamard.py | Hadamard attention, both forms, with the ghost head |
 | ghost.py | the ghost head on attention maps of a whole grid |
-| unified.py | the family in one module: scores, windows or neighborhoods, norm |
-| counterparts.py | the filters that the paper compares Hadamard attention with |
+| unified.py | the family in one module: terms of the scores, windows or neighborhoods, norm |
+| counterparts.py | the filters to which the paper compares Hadamard attention |
 | graft.py | all of these as grafts |
 """
 

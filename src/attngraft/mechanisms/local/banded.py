@@ -20,11 +20,11 @@ from torch import Tensor
 
 from attngraft.mechanisms.local.geometry import Neighborhood
 
-#: positions that are multiplied at a time: larger blocks make larger products, with a larger share of zeros
+#: number of positions in a block: larger blocks mean larger products, with a larger share of zeros
 BLOCK = 16
-#: approximate number of values in a strip: they stay in the cache from one row of the neighborhood to the next
+#: approximate number of values in a strip, which remain in the cache for all rows of the neighborhood
 NUMBERS = 2**19
-#: largest number of values in a stack: images of this size gain nothing from being stacked
+#: largest number of values in a stack; images of this size are not faster when stacked
 STACKED_NUMBERS = 2**16
 
 
@@ -32,12 +32,12 @@ STACKED_NUMBERS = 2**16
 class Stack:
     """Small images stacked into one tall image, to amortize the overhead per operation.
 
-    Rows of zeros between two images are the padding of both.
+    The rows of zeros between two images are padding for both.
     """
 
     batch: int
     height: int  #: rows of an image
-    gap: int  #: rows of zeros below each
+    gap: int  #: rows of zeros below each image
     count: int  #: images in a stack; the last stack may contain images of zeros
 
     @classmethod
@@ -68,7 +68,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Strip:
-    """Rows of a map with the zeros around them, pixel after pixel, as one long sequence.
+    """Rows of a map and the zeros around them, as one sequence of pixels.
 
     A row of the map is repeated per head, one head after another, so pixel (y, h, x) has position p = (y H + h) wide + x,
     and its neighbor (i, j) is at p + i d H wide + j d, at the same distance from every p. Positions are processed `BLOCK` at
@@ -114,7 +114,7 @@ class Strip:
 
     @property
     def padded_rows(self) -> int:
-        """Number of rows, including those above and below that contain neighbors."""
+        """Number of rows, including the rows of neighbors above and below."""
         return self.rows + self.neighborhood.reach
 
 
@@ -124,13 +124,14 @@ class PaddedValues:
     def __init__(self, strip: Strip, like: Tensor) -> None:
         self._strip, self._width = strip, like.shape[-1] // strip.heads
         positions = strip.padded_rows * strip.line
-        self._values = like.new_zeros(positions + BLOCK + strip.span, self._width)  # the last block reaches beyond
+        # the last block may extend beyond the last position
+        self._values = like.new_zeros(positions + BLOCK + strip.span, self._width)
         lines = self._values[:positions].view(strip.padded_rows, strip.heads, strip.wide, -1)
         radius = strip.neighborhood.radius
         self._inside = lines[:, :, radius : radius + strip.columns].transpose(1, 2)
 
     def fill(self, image: Tensor, start: int) -> None:
-        """Copy the strip's rows of an image (Y, X, C), starting at `start`, with the rows around them."""
+        """Copy the strip's rows of an image (Y, X, C), from row `start` on, and the rows above and below."""
         radius, rows = self._strip.neighborhood.radius, self._strip.padded_rows
         first, last = max(start - radius, 0), min(start - radius + rows, len(image))
         above, below = first - (start - radius), last - (start - radius)
@@ -167,16 +168,17 @@ class Band:
         self._matrix = weights.as_strided((strip.blocks, BLOCK, strip.span), (BLOCK * length, strip.span, 1))
 
     def sums(self, weights: Tensor, padded: PaddedValues, out: Tensor) -> None:
-        """Write the weighted sum of every position's neighbors.
+        """Write the weighted sum of the neighbors of every position to `out`.
 
         Args:
-            weights: (k, rows, H, X, k). With fewer rows than the strip has, the sums of the other rows are meaningless.
+            weights: (k, rows, H, X, k). Fewer rows than in the strip are allowed; sums of the missing rows are not
+                written.
             out: (rows, X, C).
         """
         strip, count = self._strip, len(out)
         for row in range(strip.neighborhood.size):
             self._inside[:count].copy_(weights[row])
-            # with beta 0 the old contents are not read
+            # beta=0 ignores the old contents
             self._sums.baddbmm_(self._matrix, padded.neighbors(row), beta=1 if row else 0)
         positions = self._sums.view(-1, self._sums.shape[-1])[: strip.rows * strip.line]
         lines = positions.view(strip.rows, strip.heads, strip.wide, -1)[:count, :, : strip.columns]
@@ -209,8 +211,9 @@ class Products:
 class Mirrored:
     """An image's weights with zeros around them, indexed by neighbor.
 
-    Pixel i contributes to its neighbor i + o with weight o, so a pixel receives from its neighbor -o with that neighbor's
-    weight o. With weights in this layout, the gradient of the values is the same sum over neighbors as the forward.
+    Pixel i contributes to pixel i + o with the weight of i at offset o, so pixel j receives from pixel j - o with the
+    weight of j - o at offset o. With weights in this layout, the gradient of the values is the same sum over neighbors as
+    the forward.
     """
 
     def __init__(self, strip: Strip, like: Tensor, rows: int) -> None:
@@ -226,5 +229,5 @@ class Mirrored:
         )
 
     def rows(self, start: int, rows: int) -> Tensor:
-        """Return the weights (k, rows, H, X, k) of the rows from `start` on, for `Band.sums`."""
+        """Return the weights (k, rows, H, X, k) of the rows from `start` on, as required by `Band.sums`."""
         return self._mirrored[:, start : start + rows]

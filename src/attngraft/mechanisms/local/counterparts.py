@@ -1,14 +1,14 @@
-"""Layers that the paper compares with ELSA: filters that do not depend on pairs of pixels, on maps (B, Y, X, dim).
+"""Layers to which the paper compares ELSA: filters of maps (B, Y, X, dim), independent of pairs of pixels.
 
     out = W_out sum over o of f[c, o] (W_in x)_(i + o)[c]
 
 | layer | f, of channel c and offset o, at pixel i |
 |---|---|
-| `DepthwiseConvolution` | w[head of c, o], the same everywhere |
-| `DynamicConvolution` | from the image's mean |
-| `DecoupledFilter` | from the pixel, times from the image's mean |
+| `DepthwiseConvolution` | w[head of c, o], the same at all pixels |
+| `DynamicConvolution` | computed from the image's mean |
+| `DecoupledFilter` | computed from the pixel, times a filter computed from the image's mean |
 
-Involution and attention in windows are `unified.LocalAttention` with other terms; outlook attention is timm's.
+Involution and window attention are special cases of `unified.LocalAttention`; outlook attention comes from timm.
 
 Source: ELSA, Table 5 and Figure 2, which name the layers after their own papers.
 """
@@ -27,7 +27,7 @@ from attngraft.mechanisms.local.ops import local_filter
 
 
 class _Filtered(Recordable, ABC, nn.Module):
-    """Base class: linear map, filters, linear map. Records the filters as applied, `local_filters`."""
+    """Base class: linear map, filters, linear map. Records `local_filters`, the filters that are applied."""
 
     def __init__(self, dim: int, *, kernel_size: int) -> None:
         super().__init__()
@@ -52,10 +52,10 @@ class DepthwiseConvolution(_Filtered):
     """One static filter per head.
 
     Args:
-        heads: contiguous blocks of channels that share a filter; `dim`, the usual depthwise convolution, by default.
+        heads: number of contiguous blocks of channels that share a filter; by default `dim`, a depthwise convolution.
 
-    Records `local_filters` (heads, K). `filters` (heads, k, k) start as those of a convolution in PyTorch: uniform within
-    1 / k.
+    Records `local_filters` (heads, K). `filters` (heads, k, k) are initialized like a depthwise convolution in PyTorch:
+    uniformly between -1 / k and 1 / k.
 
     Raises:
         UsageError: the kernel size is even, or `dim` is not divisible by the number of heads.
@@ -65,7 +65,7 @@ class DepthwiseConvolution(_Filtered):
         super().__init__(dim, kernel_size=kernel_size)
         self.heads = dim if heads is None else heads
         if self.heads < 1 or dim % self.heads:
-            raise UsageError(f"the width {dim} is not divisible by {self.heads} heads; give another number")
+            raise UsageError(f"the width {dim} is not divisible by {self.heads} heads; choose another number")
         self.filters = nn.Parameter(torch.empty(self.heads, kernel_size, kernel_size))
         nn.init.uniform_(self.filters, -1 / kernel_size, 1 / kernel_size)
 
@@ -100,18 +100,19 @@ class DynamicConvolution(_Filtered):
         self.record("local_filters", filters.view(batch, channels, size**2))
         if torch.compiler.is_exporting():  # an exported program cannot have as many groups as its batch
             return _by_offset(values, filters.view(batch, channels, size, size))
-        joined = values.reshape(1, batch * channels, *values.shape[2:])  # all images' channels on one axis
+        joined = values.reshape(1, batch * channels, *values.shape[2:])  # channels of all images on one axis
         return F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels).view(values.shape)
 
 
 class DecoupledFilter(_Filtered):
-    """The product of a filter per pixel, for all channels, and one per channel and image, both with a filter norm.
+    """The product of a filter per pixel and a filter per channel and image, each after a filter norm.
 
         FN(spatial x_i)[o] * FN(expand(relu(squeeze(mean x))))[c, o],    FN(f) = scale (f - mean f) / (std f + 1e-5) + shift
 
-    Mean and (biased) std are over the offsets. Scales and shifts, `spatial_scale` and `spatial_shift` (1), `channel_scale`
-    and `channel_shift` (dim), start as ones and zeros. Records the two factors, `local_filters` (B, 1, K, Y, X) and
-    `channel_filters` (B, dim, K). The paper only names the norm, with a learned scale and shift after it.
+    Mean and (biased) std are over the offsets. The scales, `spatial_scale` (1) and `channel_scale` (dim), start as
+    ones; the shifts, `spatial_shift` (1) and `channel_shift` (dim), start as zeros. Records the two factors, `local_filters`
+    (B, 1, K, Y, X) and `channel_filters` (B, dim, K). The paper only names the norm, followed by a
+    learned scale and shift.
     """
 
     def __init__(self, dim: int, *, kernel_size: int = 7, squeeze: float = 0.2) -> None:
@@ -131,7 +132,7 @@ class DecoupledFilter(_Filtered):
         by_channel = filter_norm(filters) * scale + shift  # (B, C, K)
         self.record("local_filters", spatial.permute(0, 3, 1, 2).unsqueeze(1))
         self.record("channel_filters", by_channel)
-        # as one image whose heads are the images of the batch: all channels of an image share its pixels' filters
+        # one image whose heads are the images of the batch: all channels of an image share the filters of its pixels
         out = local_filter(
             values.flatten(0, 1).unsqueeze(0),
             spatial.permute(0, 3, 1, 2).flatten(0, 1).unsqueeze(0),

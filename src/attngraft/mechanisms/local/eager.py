@@ -1,4 +1,4 @@
-"""Local attention in lean PyTorch: no tensor is k * k times as large as the values.
+"""Local attention in optimized PyTorch: no tensor is k * k times as large as the values.
 
 The static addend is a depthwise convolution in channels-last layout, in which its weight gradient is fast. The rest are
 custom operations with an explicit backward, which process images one by one (small ones stacked) in strips of rows. Their
@@ -44,7 +44,7 @@ def local_filter(
             added = F.conv2d(
                 image.permute(0, 3, 1, 2), addend, None, near.stride, near.radius, near.dilation, len(addend)
             )
-            # in place: allocating another map takes longer than the sum
+            # in place, because allocating another map takes longer than the addition
             out = added[:, :, : filters.shape[2], : filters.shape[3]].add_(out)
     return out.to(values.dtype)
 
@@ -82,7 +82,7 @@ def _empty_output(values: Tensor, filters: Tensor, *_: Any) -> Tensor:
 def _filter_flops(values: Any, filters: Any, multiplier: Any, size: int, *_: Any) -> int:
     """Count one multiply-add per offset, channel and output pixel, two with a multiplier.
 
-    A multiplier makes the weights of each channel different. The paper counts in the same way.
+    With a multiplier, every channel has different weights. The paper counts in the same way.
     """
     batch, rows, columns, _ = filters
     return int((1 if multiplier is None else 2) * 2 * batch * rows * columns * values[3] * size**2)
@@ -172,7 +172,7 @@ def apply_filters(
 
 
 def _is_banded(neighborhood: Neighborhood, multiplier: Tensor | None) -> bool:
-    """Return whether products of matrices suffice."""
+    """Return whether the output can be computed with matrix products (banded.py)."""
     return multiplier is None and neighborhood.stride == 1
 
 

@@ -1,4 +1,4 @@
-"""The ghost head on attention maps of a whole grid: several maps from each head's map, by two static matrices each.
+"""The ghost head on attention maps of a whole grid: several maps per head, by two static matrices each.
 
     w_c[i, j] = mul_c[j - i]^lam a_h(c)[i, j] + gamma add_c[j - i]
 
@@ -6,9 +6,8 @@ Here a is the map of H heads after softmax, c indexes the `parts` H ghost heads,
 its own share of the head's values. The matrices depend only on the position of the key relative to the query, in rows and
 columns.
 
-Source: ELSA, Eq. 8 and Table 11. The text has c mod H; contiguous blocks are the published code's choice for
-neighborhoods, and equivalent up to the order of channels. For whole grids, `parts` is 2, but lam and gamma are
-unknown.
+Source: ELSA, Eq. 8 and Table 11. The text has c mod H; the published code uses contiguous blocks for neighborhoods, which is
+equivalent up to the order of channels. For whole grids, the paper has `parts` = 2 and does not specify lam and gamma.
 """
 
 import torch
@@ -63,12 +62,12 @@ class GhostHead(Recordable, nn.Module):
         self.add = nn.Parameter(add) if gamma else None
 
     def forward(self, weights: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Apply the ghost head; nothing is added where `visible` (boolean, broadcastable to the maps) is False."""
+        """Apply the ghost head, without adding where `visible` (boolean, broadcastable to the maps) is False."""
         tokens = self.prefix + self.grid[0] * self.grid[1]
         if weights.shape[-2:] != (tokens, tokens):
             raise UsageError(
                 f"the ghost head is for {tokens} tokens ({self.grid[0]} x {self.grid[1]} on the grid), but these maps are "
-                f"{weights.shape[-2]} x {weights.shape[-1]}; graft a model that is built for images of this size"
+                f"{weights.shape[-2]} x {weights.shape[-1]}; build the model for images of this size, then graft it"
             )
         maps = weights.repeat_interleave(self.parts, 1)
         if self.mul is not None:
@@ -79,7 +78,7 @@ class GhostHead(Recordable, nn.Module):
         return maps
 
     def _for_all_pairs(self, table: Tensor, prefix: float, name: str) -> Tensor:
-        """Return (parts H, N, N) of a table, with one value for all pairs that are not on the grid."""
+        """Return a table as (parts H, N, N), with the value `prefix` for pairs that are not on the grid."""
         matrices = table[:, self.indices]
         self.record(name, matrices)
         return F.pad(matrices, (self.prefix, 0, self.prefix, 0), value=prefix)

@@ -47,7 +47,7 @@ class DecoupledGraft(counterparts.DecoupledFilter, Graft):
 class OutlookGraft(OutlookAttention, Graft):
     """timm's `OutlookAttention` as a graft.
 
-    Records `weights` (B, H, neighborhoods, cells, cells), with a row for each output cell.
+    Records `weights` (B, H, neighborhoods, cells, cells), with one row per output cell.
     """
 
     kernel_size: Any
@@ -72,7 +72,7 @@ class GhostGraft(GhostHead, Graft):
 
 @torch.no_grad()
 def _fold_constants(graft: ElsaGraft | GhostGraft, mul: Tensor | None, add: Tensor | None) -> Graft | str:
-    """Compute mul^lam and gamma add in advance, since they are the same for every image."""
+    """Compute mul^lam and gamma add in advance, because they do not depend on the image."""
     if graft.lam in (0, 1) and graft.gamma in (0, 1):
         return "its ghost matrices are applied as trained, so nothing can be computed in advance"
     if mul is not None:
@@ -86,7 +86,7 @@ def _fold_constants(graft: ElsaGraft | GhostGraft, mul: Tensor | None, add: Tens
 
 
 class SpaceType(GraftType[Any]):
-    """Graft type of a layer that replaces a block's attention; `layer(dim, heads, options)` builds it."""
+    """Graft type that replaces a block's attention by `layer(dim, heads, options)`."""
 
     def __init__(
         self, name: str, summary: str, source: str, options: type, layer: Callable[[int, int, Any], Graft]
@@ -112,12 +112,12 @@ class SpaceType(GraftType[Any]):
 class ElsaOptions:
     """Options of `elsa`; the defaults are those of ELSA-Swin-S."""
 
-    kernel: int = 7  #: rows, and columns, of a neighborhood; odd
-    heads: int | None = None  #: those of the host by default
+    kernel: int = 7  #: height and width of a neighborhood, odd
+    heads: int | None = None  #: number of heads; by default the host's
     group_width: int = 8  #: channels in a group of the convolution that computes the filters; 4 in ELSA-Swin-T
-    mul: int = 0  #: exponent of the ghost head's multiplier; 0: without
-    add: float = 1.0  #: factor of the ghost head's addend; 0: without
-    strict: bool = False  #: Eq. 7 as printed, instead of the published models' form
+    mul: int = 0  #: exponent of the ghost head's multiplier; 0 omits it
+    add: float = 1.0  #: factor of the ghost head's addend; 0 omits it
+    strict: bool = False  #: use Eq. 7 as printed, not the form of the published models
 
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
@@ -130,19 +130,19 @@ class ElsaOptions:
 class LocalOptions:
     """Options of `lsa`; the defaults are Swin's attention, without shift."""
 
-    network: Network = "swin"  #: the terms of Eq. 4 that are summed
+    network: Network = "swin"  #: network of Table 1, which selects the terms of Eq. 4
     area: Literal["window", "neighborhood"] = "window"  #: the pixels that attend to each other
-    size: int = 7  #: rows, and columns, of the area
+    size: int = 7  #: height and width of the area
     shift: int = 0  #: shift of the windows
     norm: Norm = "softmax"  #: norm of the scores
-    heads: int | None = None  #: those of the host by default
+    heads: int | None = None  #: number of heads; by default the host's
 
     def __post_init__(self) -> None:
         check_positive("heads", self.heads)
         if self.area == "neighborhood":
             check_odd("size of a neighborhood", self.size)
             if self.shift:
-                raise ValueError("shift is for windows only; use area=window")
+                raise ValueError("shift is for windows only; use area=window or shift=0")
         if self.size < 1 or not 0 <= self.shift < self.size:
             raise ValueError(f"shift must be less than size, not {self.shift} and {self.size}")
 
@@ -151,8 +151,8 @@ class LocalOptions:
 class InvolutionOptions:
     """Options of `involution`."""
 
-    kernel: int = 7  #: rows, and columns, of a neighborhood; odd
-    heads: int | None = None  #: groups of channels with their own filter; those of the host by default
+    kernel: int = 7  #: height and width of a neighborhood, odd
+    heads: int | None = None  #: number of groups of channels that share a filter; by default the host's heads
 
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
@@ -163,15 +163,15 @@ class InvolutionOptions:
 class DepthwiseOptions(InvolutionOptions):
     """Options of `dwconv`."""
 
-    heads: int | None = None  #: groups of channels that share a filter; one for each channel by default
+    heads: int | None = None  #: number of groups of channels that share a filter; by default one per channel
 
 
 @dataclass(frozen=True)
 class DynamicOptions:
     """Options of `dynamic_dwconv`."""
 
-    kernel: int = 7  #: rows, and columns, of a neighborhood; odd
-    reduction: int = 4  #: channels divided by the squeezed width
+    kernel: int = 7  #: height and width of a neighborhood, odd
+    reduction: int = 4  #: number of channels divided by the squeezed width
 
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
@@ -182,8 +182,8 @@ class DynamicOptions:
 class DecoupledOptions:
     """Options of `ddf`."""
 
-    kernel: int = 7  #: rows, and columns, of a neighborhood; odd
-    squeeze: float = 0.2  #: squeezed width divided by channels
+    kernel: int = 7  #: height and width of a neighborhood, odd
+    squeeze: float = 0.2  #: squeezed width divided by the number of channels
 
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
@@ -195,9 +195,9 @@ class DecoupledOptions:
 class OutlookOptions:
     """Options of `outlooker`; the defaults are VOLO's."""
 
-    kernel: int = 3  #: rows, and columns, of a neighborhood; odd
-    stride: int = 2  #: distance between weighted neighborhoods
-    heads: int | None = None  #: those of the host by default
+    kernel: int = 3  #: height and width of a neighborhood, odd
+    stride: int = 2  #: distance between neighborhoods, in pixels
+    heads: int | None = None  #: number of heads; by default the host's
 
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
@@ -210,10 +210,10 @@ class OutlookOptions:
 class GhostOptions:
     """Options of `ghost`."""
 
-    parts: int = 2  #: ghost heads for each head
-    mul: int = 1  #: exponent of the multiplier; 0: without
-    add: float = 1.0  #: factor of the addend; 0: without
-    identity: bool = False  #: start with mul 1 and add 0, which leaves a pretrained host unchanged
+    parts: int = 2  #: ghost heads per head
+    mul: int = 1  #: exponent of the multiplier; 0 omits it
+    add: float = 1.0  #: factor of the addend; 0 omits it
+    identity: bool = False  #: start with mul 1 and add 0, so a pretrained host is unchanged
 
     def __post_init__(self) -> None:
         if self.parts < 1 or self.mul < 0:

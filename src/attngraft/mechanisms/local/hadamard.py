@@ -28,16 +28,17 @@ class HadamardAttention(Recordable, nn.Module):
         heads: H; each has its own filters, and `dim_v` / H channels of the values.
         kernel_size: k, odd.
         dilation: dilation of the neighborhood, and of the convolution that computes the filters.
-        dim_qk: channels of queries and keys; two thirds of `dim` by default. Always rounded up to a multiple of
-            `group_width`.
+        dim_qk: channels of queries and keys; two thirds of `dim` by default. Rounded up to a multiple of
+            `group_width`, except in the strict form.
         dim_v: channels of the values; `dim` by default.
         group_width: channels in a group of the k x k convolution.
         groups: groups of the 1 x 1 convolution that outputs the filters.
-        scale: factor of the products. The published blocks use 1, the default of the published module is (dim_v / H)^-0.5.
+        scale: factor of the products; the published blocks use 1, the default of the published module is
+            (dim_v / H)^-0.5.
         lam, gamma: exponent of the ghost head's multiplier and factor of its addend; 0 omits that part. All published
             models have lam 0 and gamma 1. The multiplier starts with entries of both signs, so lam must be an integer.
-        strict: use the strict form instead of the final one; it has no convolutions, so `dim_qk` is not rounded, and
-            `group_width` and `groups` are ignored.
+        strict: use the strict form instead of the final one; it has no convolutions, so `group_width` and `groups` are
+            ignored.
         attn_drop: dropout probability of the filters after softmax, before the ghost head.
         proj_drop: dropout probability after the output projection.
 
@@ -49,7 +50,7 @@ class HadamardAttention(Recordable, nn.Module):
     applied.
 
     Raises:
-        UsageError: sizes are not divisible by each other, the kernel size is even, or `lam` is fractional.
+        UsageError: `dim_v` is not divisible by H, the kernel size is even, or `lam` is fractional.
 
     Source: ELSA, sections 3.2 to 3.4, Eq. 7 and 8, Algorithm 2; Figure 3 for the final form.
     """
@@ -81,7 +82,8 @@ class HadamardAttention(Recordable, nn.Module):
             dim_qk = -(-dim_qk // group_width) * group_width
         if dim_v % heads:
             raise UsageError(
-                f"the {dim_v} channels of the values are not divisible by {heads} heads; give another number or width"
+                f"the {dim_v} channels of the values are not divisible by {heads} heads; choose another number of heads or "
+                "another width"
             )
         if lam != int(lam):
             raise UsageError(
@@ -119,7 +121,7 @@ class HadamardAttention(Recordable, nn.Module):
         q, k, v = self.pre_proj(x.permute(0, 3, 1, 2)).split(self.widths, 1)
         product = q * k if self.scale == 1 else q * k * self.scale
         filters, (mul, add) = self.attn(product), self.ghosts()
-        if self.is_recording("local_filters"):  # computed in addition, so the output stays the same bit for bit
+        if self.is_recording("local_filters"):  # computed separately, so that recording does not change the output
             self.record("local_filters", self._softmax(filters))
         if mul is not None and self.is_recording("ghost_mul"):
             self.record("ghost_mul", mul**self.lam)
@@ -151,10 +153,10 @@ class HadamardAttention(Recordable, nn.Module):
 
 
 class StrictFilters(nn.Module):
-    """Filters by Eq. 7: for each offset one term from the pixel's own product, and one from the neighbor's.
+    """Filters by Eq. 7: for each offset, a term from the pixel's product and a term from the neighbor's product.
 
     Maps products (B, dim, Y, X), zero outside of the map, to filters (B, H K, Y, X). `rk` and `rq` (dim, H, K) multiply the
-    pixel's and the neighbor's product, `rb` (H, K) is added. All start from a truncated normal of std 0.02.
+    pixel's and the neighbor's product, `rb` (H, K) is added. All are initialized from a truncated normal of std 0.02.
 
     Source: ELSA, Eq. 7, Algorithm 2.
     """

@@ -1,4 +1,4 @@
-"""The operations of local attention, their shape checks and backends."""
+"""The operations of local attention, with their shape checks and backends."""
 
 from typing import Any
 
@@ -138,5 +138,5 @@ def local_scores(
     """
     neighborhood = Neighborhood(kernel_size, dilation)
     if heads < 1 or queries.shape[1] % heads:
-        raise UsageError(f"the {queries.shape[1]} channels are not divisible by {heads} heads; give another number")
+        raise UsageError(f"the {queries.shape[1]} channels are not divisible by {heads} heads; choose another number")
     return LOCAL_SCORES(queries, keys, heads=heads, neighborhood=neighborhood, backend=backend)

@@ -1,4 +1,4 @@
-"""Local attention with multipliers by channel, which is not a single matrix product, and with strides.
+"""Local attention with a multiplier per channel or with strides, which banded.py does not support.
 
 Images are processed one by one, with zero-padded values, weights and output channels first. Outputs are computed for a few
 channels and rows at a time, with all neighbors in one buffer; gradients one offset at a time, in buffers of the size of an
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from attngraft.mechanisms.local.geometry import Neighborhood
 
-#: channels per step; approximate size of the buffer for their neighbors, and its largest share of all neighbors of an image.
-#: The buffer stays in a cache between two operations, and there are few enough operations to keep their overhead small
+#: channels per step, approximate size of the buffer for their neighbors, and largest share of an image's neighbors in it;
+#: chosen so that the buffer fits a cache and the operations are few
 CHANNELS, NUMBERS, PART = 32, 2**21, 1 / 8
 
 
 class Shifted:
-    """Memory for an image (Y, X, C) with zeros around it, viewed as (H, D, Y', X') at any offset.
+    """Memory for an image (Y, X, C) padded with zeros, with views (H, D, Y', X') at every offset.
 
     Args:
         like: an image.
@@ -108,7 +108,7 @@ def gradients(
     to_multiplier: Tensor | None,
     buffers: Sequence[Tensor],
 ) -> None:
-    """Fill `to_values` and `to_weights` (H, K, Y', X'), add to `to_multiplier` (K, H, D, 1, 1).
+    """Fill `to_values` and `to_weights` (H, K, Y', X'), and add to `to_multiplier` (K, H, D, 1, 1).
 
     Both `buffers` have the shape of `to_out`.
     """
@@ -124,13 +124,13 @@ def gradients(
         if multiplier is None or to_multiplier is None:
             to_seen.addcmul_(to_out, weight)
         else:
-            # as rows times maps: the equivalent maps times columns would take ten times as long
+            # rows times maps; the equivalent product, maps times columns, would take ten times as long
             to_multiplier[offset].view(heads, 1, width).baddbmm_(weight.flatten(2), flat.transpose(1, 2))
             to_seen.addcmul_(torch.mul(to_out, weight, out=weighted), multiplier[offset])
 
 
 def read_at_neighbors(maps: Tensor, neighborhood: Neighborhood) -> Tensor:
-    """Read a map for each offset (B, H, K, Y, X) at that neighbor of every pixel; 0 outside of the map."""
+    """Return maps (B, H, K, Y, X), the map of each offset read at that neighbor of every pixel; 0 outside."""
     near, (rows, columns) = neighborhood, maps.shape[-2:]
     padded = F.pad(maps, (near.radius,) * 4)
     moved = []

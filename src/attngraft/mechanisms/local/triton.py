@@ -22,7 +22,10 @@ PARTS = 16
 
 
 def tiles(width: int) -> dict[str, int]:
-    """Return tile sizes and launch options for `width` channels, a power of two; a tile's two sums fit in registers."""
+    """Return tile sizes and launch options for `width` (a power of two) channels.
+
+    Both sums of a tile fit in registers.
+    """
     return {"BLOCK_P": max(16, min(128, 4096 // width)), "num_warps": 4}
 
 
@@ -71,7 +74,7 @@ def _empty_outputs(values: Tensor, filters: Tensor, mul: Any, add: Any, *options
 def _flops(values: Any, filters: Any, mul: Any, add: Any, size: int, *_: Any) -> int:
     """Count one multiply-add per offset, channel and output pixel, and another for each ghost matrix.
 
-    This is the count of the other backends.
+    The other backends count in the same way.
     """
     batch, _, rows, columns = filters
     ghosts = sum(ghost is not None for ghost in (mul, add))

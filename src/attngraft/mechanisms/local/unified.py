@@ -4,8 +4,8 @@
     out_i = sum over j of norm(scores_i)_j v_j
 
 j runs over the windows of Swin, or over the k x k neighborhood of i; the norm is a softmax, a filter norm (mean 0 and
-standard deviation 1 over j), or the identity. In a neighborhood keys and values outside of the map are zero and take part;
-shifted windows mask pairs of pixels that only the shift brings together.
+standard deviation 1 over j), or the identity. In a neighborhood, keys and values outside of the map are zero,
+and are included; shifted windows mask pairs of pixels that only the shift brings together.
 
 Source: ELSA, Eq. 4 and 6, Tables 1 to 3. In the printed Eq. 4 rb multiplies the value inside of the norm; the paper's other
 equations imply a sum.
@@ -35,7 +35,7 @@ Norm = Literal["softmax", "filter", "identity"]
 TERMS: tuple[Term, ...] = get_args(Term)
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
-#: the paper's networks by their terms (Table 1); "net6" in neighborhoods is its Eq. 6
+#: the terms of the paper's networks (Table 1); "net6" in neighborhoods is its Eq. 6
 NETWORKS: dict[str, tuple[Term, ...]] = {
     "swin": ("qk", "rb"),
     "net1": ("qk",),
@@ -59,20 +59,21 @@ class LocalAttention(Recordable, nn.Module):
         heads: number of heads, H.
         terms: which of the terms "qk", "qr", "rk" and "rb" are summed; `NETWORKS` lists the paper's combinations.
         area: "window" or "neighborhood".
-        size: rows, and columns, of the area; odd for a neighborhood.
+        size: height and width of the area; odd for a neighborhood.
         shift: shift of the windows, less than `size`; maps are zero-padded to whole windows, and the padding is attended to.
         norm: "softmax", "filter" or "identity".
         scale: scale of the queries; (dim / H)^-0.5 by default.
 
-    `proj_in` has the rows of queries, keys and values, one after another, without those that no term needs.
-    `rk`, `rq` (H, D, positions) and `rb` (H, positions) start from truncated normals of std 0.02. A neighborhood has size^2
-    positions, a window (2 size - 1)^2, indexed by key minus query.
+    The rows of `proj_in` are queries, keys and values, in this order, without queries or keys that no term uses.
+    `rk`, `rq` (H, D, positions) and `rb` (H, positions) are initialized from truncated normals of std 0.02. A neighborhood
+    has size^2 positions, a window (2 size - 1)^2, indexed by key minus query.
 
     Records the weights of the values: `local_filters` (B, H, K, Y, X) for neighborhoods, `weights` (B, windows, H, n, n) for
     windows.
 
     Raises:
-        UsageError: a term, area or norm is unknown, there are no terms, or sizes do not match.
+        UsageError: a term, area or norm is unknown, there are no terms, H does not divide dim, or `size` or `shift` is
+            invalid.
 
     Source: ELSA, Eq. 4.
     """
@@ -112,7 +113,7 @@ class LocalAttention(Recordable, nn.Module):
         return self.proj_drop(self.proj_out(out))
 
     def _projected(self, x: Tensor, form: Callable[[Tensor], Tensor]) -> tuple[Tensor | None, Tensor | None, Tensor]:
-        """Return queries, scaled, keys and values (..., dim), each passed through `form`."""
+        """Return scaled queries, keys and values, each reshaped by `form`; None for queries or keys without terms."""
         *parts, values = self.proj_in(x).chunk(1 + self.has_queries + self.has_keys, -1)
         queries = form(parts[0] * self.scale) if self.has_queries else None
         return queries, form(parts[-1]) if self.has_keys else None, form(values)
@@ -132,7 +133,7 @@ class LocalAttention(Recordable, nn.Module):
             scores = scores + self.rb[..., None, None]
         if self.norm == "filter":
             scores = normalized(scores.movedim(2, -1), self.norm).movedim(-1, 2)
-        if self.is_recording("local_filters"):  # computed in addition, since the operation includes the softmax
+        if self.is_recording("local_filters"):  # computed separately, because the operation includes the softmax
             self.record("local_filters", scores.softmax(2) if self.norm == "softmax" else scores)
         out = local_filter(v, scores.flatten(1, 2), kernel_size=self.size, softmax=self.norm == "softmax")
         return out.permute(0, 2, 3, 1)
@@ -176,8 +177,8 @@ def normalized(scores: Tensor, norm: Norm, visible: Tensor | None = None) -> Ten
     Args:
         visible: broadcastable to the scores; hidden pixels have weight 0 and are excluded from the norm.
 
-    A filter norm is (scores - mean) / (standard deviation + 1e-5), both over visible pixels, the latter biased; the paper
-    only names the norm.
+    A filter norm is (scores - mean) / (standard deviation + 1e-5), both over visible pixels. The
+    standard deviation is biased; the paper only names the norm.
     """
     if norm == "softmax":
         return (scores if visible is None else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
@@ -200,7 +201,9 @@ def _table(used: bool, *shape: int) -> nn.Parameter | None:
 
 def _check(dim: int, heads: int, *, terms: Collection[Term], area: str, size: int, shift: int, norm: str) -> None:
     if dim % heads:
-        raise UsageError(f"the width {dim} is not divisible by {heads} heads; give another number or width")
+        raise UsageError(
+            f"the width {dim} is not divisible by {heads} heads; choose another number of heads or another width"
+        )
     unknown = sorted(set(terms) - set(TERMS))
     if unknown or not terms:
         raise UsageError(f"terms must be one or more of {', '.join(TERMS)}; got {', '.join(unknown) or 'none'}")
