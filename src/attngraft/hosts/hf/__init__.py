@@ -1,1 +1,1 @@
-"""Adapters of Hugging Face's `transformers`, imported only for its models: all are rows of the table in `families`."""
+"""Adapters of Hugging Face's `transformers`, as a table in `families`. Imported only for models of transformers."""

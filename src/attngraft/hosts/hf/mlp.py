@@ -1,4 +1,4 @@
-"""MLP templates of `transformers`, and layers that check the attention mask for their MLP."""
+"""MLP templates of `transformers`, and layers that check the attention mask for the grafts of their MLP."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -47,7 +47,7 @@ def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | Non
     """Return the site of a plain or gated MLP.
 
     Args:
-        end: path of the module with `mlp.end`; None: the MLP.
+        end: path of the module with hook point `mlp.end`; None: the MLP itself.
         layer: path of the `MaskedLayer` around it, if any.
         fields: geometry fields that the model determines.
     """
@@ -60,7 +60,7 @@ def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | Non
 
 
 def missing_in_chunks(module: Any) -> Mapping[HookPoint, str]:
-    """Return the reasons for missing MLP hook points if `module` runs its MLP on chunks of the sequence; else nothing."""
+    """Return why the MLP's hook points are missing if `module` runs its MLP in chunks; empty if it does not."""
     size = module.chunk_size_feed_forward
     if not size:
         return {}
