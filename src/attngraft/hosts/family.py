@@ -143,7 +143,8 @@ class Family:
     blocks: Mapping[str, BlockReader]
     #: host class -> base of its patched class
     templates: Mapping[str, type[GraftedModule]] = field(default_factory=dict)
-    patched: Mapping[type[nn.Module], type[GraftedModule]] = field(default_factory=dict)  #: further patched classes, shared with other families
+    #: further patched classes, shared with other families
+    patched: Mapping[type[nn.Module], type[GraftedModule]] = field(default_factory=dict)
     members: Mapping[str, Any] = field(default_factory=dict)  #: further attributes of the adapter
     base: type[BlockFamily] | None = None  #: base class of the adapter; None: the table's base
     module: str = ""  #: module where pickle finds the patched classes; set by `family_table`

@@ -56,7 +56,7 @@ def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) 
     """Return the modules that compute a softmax when `model` runs on `inputs`, each once, in order.
 
     The forward pass runs on the model's device; on the meta device nothing is computed. Fused attention counts as a softmax.
-    Every softmax is assumed to run over tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that
+    A softmax is assumed to run over tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that
     contains it is returned.
 
     With `first`, the pass ends at the first softmax over tokens; its module is then the last in the list.

@@ -65,7 +65,7 @@ class Layer(TwoLinearEnds, MlpSite):
         return F.dropout(x, p=self.dropout, training=self.training)
 
     def branch(self, attention: nn.Module, x: Tensor, **given: Any) -> Tensor:
-        """Return the output of `attention` after dropout; patched attention applies the dropout itself."""
+        """Return the output of `attention` after dropout; patched attention applies the dropout."""
         if isinstance(attention, GraftedModule):
             return cast(Tensor, attention(x, drop=self.drop, **given)[0])
         return self.drop(attention(x, **given)[0])
