@@ -77,7 +77,7 @@ class ShapeProbe:
 
 
 def structure(model: nn.Module) -> object | None:
-    """Return a cache key for the shapes in a host: classes, sizes and settings of its modules, without grafts.
+    """Return a cache key for the shapes in a host: the classes, sizes and settings of its modules.
 
     Returns None if a module's forward was replaced, because the key would then be incomplete.
     """

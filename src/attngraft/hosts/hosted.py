@@ -16,5 +16,5 @@ class HostedModel(nn.Module):
 
 
 def host_of(model: nn.Module) -> tuple[nn.Module, str]:
-    """Return the host of a `HostedModel` and its prefix in parameter names; for other models, `model` and ""."""
+    """Return the host in `model` and its prefix in parameter names; `model` and "" without `HostedModel`."""
     return (model.host, "host.") if isinstance(model, HostedModel) else (model, "")

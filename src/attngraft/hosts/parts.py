@@ -1,4 +1,4 @@
-"""Parts of a model that are trained differently: the host, its head, and the modules that a task adds."""
+"""Parts of a model that are trained differently: the host, its head, and modules added by a task."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ def has_grafts(module: nn.Module) -> bool:
 
 
 class TwoLinearEnds(GraftedModule):
-    """An MLP with a linear layer after `mlp.front` and after `mlp.mid`, then at most dropout before `mlp.end`."""
+    """An MLP with linear layers after `mlp.front` and after `mlp.mid`, and only dropout before `mlp.end`."""
 
     linear_names: ClassVar[tuple[str, str]] = ("fc1", "fc2")
 

@@ -86,7 +86,7 @@ def register_host(adapter: HostAdapter) -> HostAdapter:
 
 @cache
 def load(package: str) -> Mapping[str, str]:
-    """Register the adapters for `package`; return the names of adapters that cannot be imported, with the reason."""
+    """Register the adapters for `package`; return the reason for each adapter that cannot be imported."""
     wanted = PACKAGES[package]
     if importlib.util.find_spec(package) is None:
         remedy = f"attngraft[{wanted.extra}]" if wanted.extra else package
@@ -115,7 +115,7 @@ def _adapter_in(module: ModuleType, name: str) -> HostAdapter:
 def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
     """Load the packages that define the classes of `modules` or their bases, and the packages that are always loaded.
 
-    Of the packages that define these classes, returns the adapters that cannot be imported, with the reason.
+    Returns the reason for each adapter of these classes' packages that cannot be imported.
     """
     host_adapters()
     bases = {base for kind in {type(module) for module in modules} for base in kind.__mro__}
@@ -125,7 +125,7 @@ def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
 
 
 def host_adapters() -> dict[str, HostAdapter]:
-    """Return all registered adapters by name, built-in adapters first; adapters of optional packages only after `load`."""
+    """Return all registered adapters by name; optional packages are not loaded."""
     for package, wanted in PACKAGES.items():
         if wanted.always:
             load(package)
@@ -133,7 +133,7 @@ def host_adapters() -> dict[str, HostAdapter]:
 
 
 def missing_hosts() -> dict[str, str]:
-    """Load all packages; return the names of adapters that cannot be imported, with the reason."""
+    """Load all packages; return the reason for each adapter that cannot be imported."""
     return {name: why for package in PACKAGES for name, why in load(package).items()}
 
 

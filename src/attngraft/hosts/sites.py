@@ -26,7 +26,7 @@ def global_site(
     on_maps: bool = False,
     record_tensors: Mapping[str, str] = MappingProxyType({}),
 ) -> Site:
-    """Return the site of attention without windows, with the hook points in `GLOBAL` that are not in `missing`.
+    """Return the site of attention without windows, with all hook points of `GLOBAL` not in `missing`.
 
     Args:
         on_maps: whether inputs and outputs of the module are maps, so that it also has hook point `space`.
@@ -99,7 +99,7 @@ def refused_site(
     record_tensors: Mapping[str, str] = MappingProxyType({}),
     **geometry: Any,
 ) -> Site:
-    """Return an attention site without hook points; `why` is the reason, unless `missing` has another one for a hook point.
+    """Return an attention site without hook points, because of `why` or the reasons in `missing`.
 
     Args:
         record_tensors: as in `Site`.
@@ -131,7 +131,7 @@ def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str,
 
 
 def fused_heads(module: Any, name: str = "qkv", *, heads: int | None = None) -> dict[str, Any]:
-    """Return the geometry fields of the heads of a fused projection: all of q, then k, then v, of one width.
+    """Return the geometry fields of heads from a fused projection: q of all heads, then k, then v.
 
     Args:
         name: name of the projection.

@@ -71,7 +71,7 @@ def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) 
 
 
 def example_image(model: nn.Module) -> tuple[Tensor, ...]:
-    """Return a random image of the input size in the model's `pretrained_cfg`, by default 224 x 224 pixels."""
+    """Return a random image of the input size in `pretrained_cfg`, by default 224 x 224 pixels."""
     size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
     return random_images(model, tuple(size), batch=1)
 

@@ -58,7 +58,7 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
         raise UsageError(f"{path}: no such file; pass a weights file ({', '.join(SUFFIXES)})")
     if path.suffix not in SUFFIXES:
         raise UsageError(
-            f"{path}: cannot read weights from {path.suffix or 'such'} files, only from {', '.join(SUFFIXES)}"
+            f"{path}: cannot read weights from {path.suffix or 'suffixless'} files, only from {', '.join(SUFFIXES)}"
         )
     try:
         if path.suffix == ".safetensors":
@@ -77,7 +77,7 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
 
 
 def _opened(path: Path) -> tuple[str, IO[bytes]]:
-    """Open the file, or the weights file in a zip; return the name in the zip ("" without a zip) and the stream.
+    """Open the file, or the weights file in a zip; return its name in the zip, or "", and the stream.
 
     Torch's own files are also zips, but contain a data.pkl.
     """
@@ -133,7 +133,7 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
 
 def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -> CheckpointFile:
     if not isinstance(values, Mapping):
-        raise HostError(f"{path} contains a {type(values).__name__}, not the named tensors of a host; save model.state_dict()")
+        raise HostError(f"{path} contains a {type(values).__name__}, not named tensors; save model.state_dict()")
     present = [name for name in (*AVERAGES, *PLAIN) if isinstance(values.get(name), Mapping)]
     entry = _chosen(path, present, average)
     held = values if entry is None else values[entry]
@@ -189,7 +189,9 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
                 f"{path} has two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; remove one of them"
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise HostError(f"{path}: {bare} is sparse or quantized, but weights must be dense; save it as a dense tensor")
+            raise HostError(
+                f"{path}: {bare} is sparse or quantized, but weights must be dense; save it as a dense tensor"
+            )
         found[bare] = tensor
     return found, tuple(stripped)
 

@@ -122,7 +122,7 @@ def why_no_weights(name: str, error: Exception) -> str | None:
     if "No pretrained weights exist" in text:
         near = difflib.get_close_matches(name, list_pretrained(), n=3, cutoff=0.5)
         hint = f" (but it has weights for {', '.join(near)})" if near else ""
-        return f"timm {timm.__version__} has no weights for {name}{hint}; train without, or pass a weights file"
+        return f"timm {timm.__version__} has no weights for {name}{hint}; train without --pretrained, or pass a weights file"
     kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     repository = _repository(name)
     if kinds & _GATED:

@@ -1,4 +1,4 @@
-"""Host adapter of T2T-ViT: timm's blocks in its backbone; its tokens-to-token module accepts no grafts."""
+"""Host adapter of T2T-ViT. The backbone has timm's blocks; the tokens-to-token module accepts no grafts."""
 
 from typing import Any, ClassVar
 

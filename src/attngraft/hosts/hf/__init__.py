@@ -1,1 +1,1 @@
-"""Adapters of Hugging Face's `transformers`, as a table in `families`. Imported only for models of transformers."""
+"""Adapters of Hugging Face's `transformers`, a table in `families` that is imported on demand."""

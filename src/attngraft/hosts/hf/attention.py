@@ -1,4 +1,4 @@
-"""Attention of `transformers`: masks, and templates of attention with separate q, k and v projections."""
+"""Attention of `transformers`: masks, and templates with separate q, k and v projections."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,7 +119,7 @@ class ProjectedSite(AttentionSite):
         drop: Callable[[Tensor], Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Projected]:
-        """Return tokens, weights and projections; `drop` is the layer's dropout, applied instead of this module's."""
+        """Return tokens, weights and projections; the layer's dropout `drop` replaces this module's dropout."""
         maps: list[Tensor] = []
         self.check_mask(attention_mask)
 
@@ -185,7 +185,9 @@ class ProjectedSite(AttentionSite):
         bias = self.visible(projected) if projected.causal else projected.bias
         if bias is None:
             return scores
-        if bias.dtype == torch.bool:  # as in transformers, a query whose keys are all hidden attends to all of them equally
+        if (
+            bias.dtype == torch.bool
+        ):  # as in transformers, a query whose keys are all hidden attends to all of them equally
             return scores.masked_fill(~bias, torch.finfo(scores.dtype).min)
         return scores + bias
 

@@ -24,7 +24,7 @@ def pop_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class CachingSite(ScalingSite):
-    """Self- or cross-attention of an encoder or a decoder, with a cache of keys and values for `generate`.
+    """Self- or cross-attention of an encoder or decoder, with a cache of keys and values for `generate`.
 
     Grafts get the tokens and queries of the current call, and the map over all keys. Grafts that do not mix tokens
     therefore give the same results as a single call with all tokens.
@@ -74,7 +74,10 @@ class CachingSite(ScalingSite):
         return self.project(x, attention_mask, **kwargs)
 
     def keys_and_values(self, x: Tensor, memory: Tensor | None, past: Any) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, H, Nk, d), cached ones included, of `memory` (encoder tokens) or `x`; update `past`."""
+        """Return keys and values (B, H, Nk, d) of `x`, or of the encoder's tokens `memory`.
+
+        If there is a cache `past`, it is updated, and the result includes its keys and values.
+        """
         cross, split = memory is not None, isinstance(past, EncoderDecoderCache)
         cache = past
         if split:

@@ -37,7 +37,7 @@ class Attention(CachingSite):
 
 
 class Layer(TwoLinearEnds, MlpSite):
-    """Base of encoder and decoder layers: the two linear layers of the MLP, and the dropout after each branch."""
+    """Base of encoder and decoder layers: the MLP's two linear layers, and the dropout after each branch."""
 
     self_attn: nn.Module
     self_attn_layer_norm: nn.Module

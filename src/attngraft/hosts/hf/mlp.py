@@ -1,4 +1,4 @@
-"""MLP templates of `transformers`, and layers that check the attention mask for the grafts of their MLP."""
+"""MLP templates of `transformers`, and layers that check the mask for the grafts of their MLP."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -60,7 +60,7 @@ def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | Non
 
 
 def missing_in_chunks(module: Any) -> Mapping[HookPoint, str]:
-    """Return why the MLP's hook points are missing if `module` runs its MLP in chunks; empty if it does not."""
+    """Return why the MLP's hook points are missing if `module` runs its MLP in chunks; empty otherwise."""
     size = module.chunk_size_feed_forward
     if not size:
         return {}

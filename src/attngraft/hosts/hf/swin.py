@@ -18,7 +18,7 @@ from attngraft.hosts.sites import map_fields, windowed
 
 
 class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
-    """`transformers.models.swin.modeling_swin.SwinAttention`, whose batch axis has the windows of image after image."""
+    """`transformers.models.swin.modeling_swin.SwinAttention`; its batch is (images * windows)."""
 
     ends = ("attn.window",)
 

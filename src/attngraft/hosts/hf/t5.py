@@ -1,4 +1,4 @@
-"""Hugging Face's T5 and mT5: q k^T is not scaled, and the first layer computes the position biases of all layers."""
+"""Hugging Face's T5 and mT5: unscaled q k^T, and position biases computed by the first layer for all."""
 
 import inspect
 from collections.abc import Callable
@@ -172,7 +172,7 @@ class MlpLayer(GraftedModule):
         return hidden_states + self.run("mlp.end", out)
 
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
-        """Run the grafts in float32 if their input is float32 in a half-precision model, as after a float32 `wo`."""
+        """Run the grafts in float32 if their input is float32 in a half-precision model (from a float32 `wo`)."""
         kind = cast(Tensor, self.layer_norm.weight).dtype
         if value.dtype != torch.float32 or kind not in (torch.float16, torch.bfloat16):
             return super().run(hook_point, value, *context)
@@ -187,7 +187,7 @@ class MlpLayer(GraftedModule):
 
 
 class Block(MaskedLayer):
-    """`T5Block`: checks the encoder's mask for the MLP's grafts, because the MLP does not receive the mask."""
+    """`T5Block`, which checks the encoder's mask for the grafts of its MLP."""
 
     layer: nn.ModuleList
 

@@ -145,7 +145,7 @@ class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
 
 
 class GraftedEncoder(GraftedModule, nn.TransformerEncoder):
-    """`torch.nn.TransformerEncoder` with grafts in its layers, which receive padded instead of nested tensors."""
+    """`torch.nn.TransformerEncoder` that passes padded instead of nested tensors to grafted layers."""
 
     @property
     def use_nested_tensor(self) -> bool:  # type: ignore[override]

@@ -34,7 +34,7 @@ BOTH_WAYS = (
 
 
 class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
-    """`OneSidedCrossAttention`: latents attend to tokens. In the first layer, the latents have batch size 1."""
+    """`OneSidedCrossAttention`: latents attend to tokens. Latents of the first layer have batch size 1."""
 
     fused_attn = True
     attn_drop: Any  # a rate; other hosts have a module

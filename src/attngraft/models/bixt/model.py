@@ -116,8 +116,10 @@ class BiXT(LatentModel):
             UsageError: the last layer was removed already, or is the only one.
         """
         if not self.blocks[-1].one_sided:
-            raise UsageError("the last layer of this model updates its tokens, so there is no one-sided layer to drop; call "
-                "drop_last_layer only once")
+            raise UsageError(
+                "the last layer of this model updates its tokens, so there is no one-sided layer to drop; call "
+                "drop_last_layer only once"
+            )
         if len(self.blocks) == 1:
             raise UsageError("the only layer of this model is one-sided and cannot be dropped; set depth to 2 or more")
         self.blocks = self.blocks[:-1]
@@ -136,9 +138,9 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> d
 
 
 def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: LatentModel) -> str | None:
-    """Return why weights of the model `architecture` do not fit `model` although all shapes match; None if they fit.
+    """Return why weights of `architecture` do not fit `model` although all shapes match, or None.
 
-    `arguments` are the arguments with which that model was created.
+    `arguments` are the arguments of the model with these weights.
 
     Shapes do not depend on the number of heads, which differs between the paper's models and the published weights. Shapes
     do not depend on stride and image size either, but weights may be used with another stride or image size.

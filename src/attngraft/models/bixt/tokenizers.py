@@ -75,7 +75,9 @@ class ConvolutionalEmbedding(nn.Module):
         if patch_size not in (4, 8, 16):
             raise UsageError(f"patch_size of the convolutional tokenizer must be 4, 8 or 16, not {patch_size}")
         if dim % 2 ** (stages - 1):
-            raise UsageError(f"patches of {patch_size} require a width that can be halved {stages - 1} times, not {dim}")
+            raise UsageError(
+                f"patches of {patch_size} require a width that can be halved {stages - 1} times, not {dim}"
+            )
         self.stride = patch_size
         widths = [in_chans, *(dim >> stage for stage in reversed(range(stages)))]
         layers: list[nn.Module] = []

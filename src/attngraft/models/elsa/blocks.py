@@ -1,8 +1,8 @@
 """Blocks of ELSA-Swin and ELSA-VOLO, on maps (B, Y, X, C), with the published names of parameters.
 
 Norms have an eps of 1e-5. The Swin parts keep the parameter names and layouts of the published code: in the window
-attention of the last stage, the fused projection has the rows of values, queries and keys, in this order, and the bias table has shape
-(heads, (2w - 1)^2), indexed by the key's position minus the query's.
+attention of the last stage, the fused projection has rows for values, queries and keys, in this order. The bias table has
+shape (heads, (2w - 1)^2) and is indexed by the key's position minus the query's.
 
 Source: ELSA, section 3.4 and its published code.
 """

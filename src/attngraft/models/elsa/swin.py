@@ -1,4 +1,4 @@
-"""ELSA-Swin: Swin with Hadamard attention in the first three stages and window attention in the last stage."""
+"""ELSA-Swin: Swin with Hadamard attention in the first three stages, window attention in the last."""
 
 import math
 from collections.abc import Iterable, Sequence

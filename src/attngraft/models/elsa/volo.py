@@ -23,7 +23,7 @@ class ElsaVolo(VOLO):
         kernel_size, group_width, lam, gamma: settings of the first stage's blocks (`blocks.elsa_block`).
         volo: other arguments of VOLO.
 
-    Parameters of the first stage's blocks, `network.0.<i>.`, have the names in ELSA's published code; the others have VOLO's names.
+    Parameters of the first stage, `network.0.<i>.`, are named as in ELSA's published code, other parameters as in VOLO.
 
     Source: ELSA, section 4.1 and Table 6.
     """
