@@ -108,7 +108,7 @@ class HostAdapter(ABC):
         """Clear host caches that may be stale after the host's values change or the host is copied."""
 
     def fuse(self, model: nn.Module) -> str | None:
-        """Fuse batch norms into the adjacent linear layers in place, for inference, before the grafts are folded.
+        """Fuse batch norms into adjacent linear layers in place, for inference, before grafts are folded.
 
         Modules are replaced, so the factory cannot create the result. Replacements must depend on the structure alone:
         loading an exported folder repeats them on a fresh host and then loads the weights. Sites and geometries must remain
@@ -117,7 +117,7 @@ class HostAdapter(ABC):
         return None
 
     def fold(self, model: nn.Module) -> HostFold:
-        """Fold the host's own scales into the layers before them in place, for inference, after the grafts are folded.
+        """Fold the host's scales into preceding layers in place, for inference, after grafts are folded.
 
         The factory must be able to create the result with `HostFold.arguments`: exported folders are loaded that way.
         """
@@ -180,7 +180,7 @@ def _selected(present: Iterable[str], prefixes: tuple[str, ...]) -> tuple[str, .
 
 
 def norm_state(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters and buffers of all normalization layers (LayerNorm, RmsNorm, BatchNorm, ...)."""
+    """Return the names of parameters and buffers of all normalization layers (LayerNorm, BatchNorm, ...)."""
     norms = {
         path for path, module in model.named_modules() if "norm" in type(module).__name__.lower() and not is_graft(path)
     }

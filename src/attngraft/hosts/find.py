@@ -50,7 +50,7 @@ class Host:
 
 
 def find_host(model: nn.Module) -> Host:
-    """Return the supported host: `model` itself, or a module in it (of timm's feature extractor or a custom wrapper).
+    """Return the supported host: `model`, or a module in it (in a feature extractor or a custom wrapper).
 
     Raises:
         HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter supports it,
@@ -91,7 +91,7 @@ def find_host(model: nn.Module) -> Host:
 
 
 def forget(model: nn.Module) -> None:
-    """Clear the caches of the host in `model`, if any; needed before copying it and after changing its values."""
+    """Clear the caches of the host in `model`; required before a copy and after its values change."""
     try:
         host = find_host(model)
     except HostError:

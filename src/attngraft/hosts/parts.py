@@ -13,7 +13,7 @@ from attngraft.hosts.hosted import host_of
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
-    """Head and new parts of a model, as paths of modules or parameters; everything else belongs to the host."""
+    """Head and new parts of a model, as paths of modules or parameters; the rest is the host."""
 
     head: tuple[str, ...]  #: trained by train.parameters=head, at the host's learning rates
     new: tuple[str, ...] = ()  #: trained with the head, at optimizer.new_lr_scale

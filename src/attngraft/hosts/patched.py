@@ -20,7 +20,7 @@ _GIVEN: Mapping[Circumstance, str] = {
 def patch_classes(
     template: type[GraftedModule], *hosts: type[nn.Module], module: str
 ) -> dict[type[nn.Module], type[GraftedModule]]:
-    """Create `class Grafted<Host>(template, <Host>)` for each host class, and return host class -> patched class.
+    """Return host class -> patched class `Grafted<Host>(template, <Host>)` for each host class.
 
     The classes become attributes of `module`, where pickle can find them. A second call returns the same classes.
     """

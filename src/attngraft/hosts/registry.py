@@ -24,7 +24,7 @@ class Package:
 
 
 def _adapters_in(folder: str, *names: str, table: Iterable[str] = ()) -> dict[str, str]:
-    """Map each adapter `<folder>.<name>` to the module `<name>`, or to `families` if the name is in `table`."""
+    """Map each adapter `<folder>.<name>` to the module `<name>`, or `families` if `table` has the name."""
     rows = set(table)
     return {f"{folder}.{name}": f"hosts.{folder}.{'families' if name in rows else name}" for name in names}
 
@@ -113,7 +113,7 @@ def _adapter_in(module: ModuleType, name: str) -> HostAdapter:
 
 
 def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
-    """Load the packages that define the classes of `modules` or their bases, and the packages that are always loaded.
+    """Load packages that define classes or base classes of `modules`, and packages always loaded.
 
     Returns the reason for each adapter of these classes' packages that cannot be imported.
     """
@@ -125,7 +125,7 @@ def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
 
 
 def host_adapters() -> dict[str, HostAdapter]:
-    """Return all registered adapters by name; optional packages are not loaded."""
+    """Return all registered adapters by name, built-in adapters first; does not load optional packages."""
     for package, wanted in PACKAGES.items():
         if wanted.always:
             load(package)

@@ -120,7 +120,7 @@ def map_fields(dim: int, rows: int, columns: int, *, prefix: tuple[str, ...] = (
 
 
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:
-    """Return the `AttentionGeometry` fields of a map in zero-padded windows, or as one sequence if `window` is None."""
+    """Return the geometry fields of a map in zero-padded windows; `window` None: a single sequence."""
     rows, columns = window or grid
     return {
         "tokens": rows * columns,

@@ -90,7 +90,7 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
 def _accepted(
     shown: str, factory: Callable[..., Any], arguments: Mapping[str, Any], *, pretrained: bool
 ) -> dict[str, Any]:
-    """Return the factory's arguments; arguments that attngraft adds are omitted if it does not accept them."""
+    """Return the factory's arguments; omits arguments added by attngraft that it does not accept."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # functions in C have no signature
@@ -156,7 +156,7 @@ def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool
 
 @torch.no_grad()
 def _outputs(model: Any, size: tuple[int, ...]) -> int | None:
-    """Return the number of columns of the module's outputs (2, columns) in evaluation mode; None for other shapes."""
+    """Return the number of columns of the module's outputs (2, columns); None for other shapes."""
     like = next(model.parameters(), torch.zeros(()))
     states = {path: module.training for path, module in model.named_modules()}
     try:

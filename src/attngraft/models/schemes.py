@@ -46,7 +46,7 @@ class Started:
 
 
 def split_scheme(name: str) -> tuple[str, str]:
-    """Split a host's name into scheme and rest; the default is `hf` for a transformers folder, else `timm`.
+    """Split a host's name into scheme and rest; default: `hf` for a transformers folder, else `timm`.
 
     Raises:
         UsageError: unknown scheme; the message suggests a known scheme.

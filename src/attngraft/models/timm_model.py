@@ -57,7 +57,7 @@ class TimmModel(nn.Module):
         raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits, or with `pre_logits` the input of the head, for the output of `forward_features`."""
+        """Return the logits for the output of `forward_features`, or with `pre_logits` the input of the head."""
         x = self.head_drop(self.pooled(x))
         return x if pre_logits else cast(Tensor, self.head(x))
 

@@ -116,7 +116,7 @@ def folder_classes(folder: Path) -> int:
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """Return the model's configuration as plain values: all fields that differ from the defaults of its `model_type`.
+    """Return the model's configuration as plain values: all fields that differ from the defaults.
 
     `architectures`, `num_labels` and the size and channels of images are always included.
 

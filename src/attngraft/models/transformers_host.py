@@ -1,4 +1,4 @@
-"""`hf:` hosts: transformers models, from a folder or from the Hugging Face Hub. Remote code is never run.
+"""`hf:` hosts: transformers models from a folder or the Hugging Face Hub. Remote code is never run.
 
 A host is described by its arguments alone: `config` (the contents of config.json), for images `input` (the preprocessing),
 and the user's own arguments, which are fields of the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.

@@ -243,7 +243,7 @@ def split_weights(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> We
 
 
 def _volo_filter(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Resample `pos_embed` (1, rows, columns, C) to the model's grid, which timm does not do for its VOLO."""
+    """Resample `pos_embed` (1, rows, columns, C) to the model's grid, which timm omits for VOLO."""
     positions, own = state_dict.get("pos_embed"), getattr(model, "pos_embed", None)
     if positions is None or own is None or positions.ndim != 4 or positions.shape == own.shape:
         return state_dict

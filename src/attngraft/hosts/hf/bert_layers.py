@@ -181,7 +181,7 @@ TEMPLATES: dict[str, type[GraftedModule]] = {
 
 
 def bert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Yield the sites `attention`, `crossattention` (in some decoders) and `intermediate` (the whole MLP) of a layer."""
+    """Yield the sites of a layer: `attention`, `crossattention` (some decoders), `intermediate` (the MLP)."""
     check_known(layer, path, arguments=_ARGUMENTS, children=("attention", "crossattention", "intermediate", "output"))
     causal = bool(layer.is_decoder)
     fields = {"dim": layer.output.dense.out_features, "causal": causal, "prefix": () if causal else CLASS}

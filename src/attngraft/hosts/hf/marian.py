@@ -1,4 +1,4 @@
-"""Hugging Face's Marian and BART: encoders and decoders whose layers contain the linear layers of their MLP."""
+"""Hugging Face's Marian and BART: encoders and decoders whose layers contain the MLP's linear layers."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -27,7 +27,7 @@ class UpDownMlp(PlainMlp):
 
 
 class MaskedLayer(MaskedParts):
-    """A layer that checks its mask on behalf of the MLP's grafts, because the MLP does not receive the mask."""
+    """A layer that checks its mask for the grafts of its MLP, which does not receive the mask."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         self.check_mask(attention_mask, causal=kwargs.get("is_causal"))

@@ -1,4 +1,4 @@
-"""Hugging Face's ModernBERT: a fused qkv projection, rotary positions, and layers with local attention."""
+"""Hugging Face's ModernBERT: fused qkv projection, rotary positions, layers with local attention."""
 
 from typing import Any, cast
 

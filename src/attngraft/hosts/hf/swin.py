@@ -1,4 +1,4 @@
-"""Hugging Face's Swin: the layer partitions, shifts and merges windows, with dropout at the end of both branches."""
+"""Hugging Face's Swin: the layer partitions, shifts and merges windows; both branches have dropout."""
 
 import re
 from collections.abc import Mapping

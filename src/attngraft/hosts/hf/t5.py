@@ -149,7 +149,7 @@ class CrossAttentionLayer(AttentionLayer):
 
 
 class DenseMlp(TwoLinearEnds, StepMlp):
-    """`T5DenseActDense`: two linear layers without biases; the second may be float32 in a half-precision model."""
+    """`T5DenseActDense`: linear layers without biases; the second may be float32 in half-precision models."""
 
     linear_names = ("wi", "wo")
     before_mid = ("wi", "act", "dropout")
@@ -172,7 +172,7 @@ class MlpLayer(GraftedModule):
         return hidden_states + self.run("mlp.end", out)
 
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
-        """Run the grafts in float32 if their input is float32 in a half-precision model (from a float32 `wo`)."""
+        """Run the grafts in float32 if a float32 `wo` makes their input float32 in a half-precision model."""
         kind = cast(Tensor, self.layer_norm.weight).dtype
         if value.dtype != torch.float32 or kind not in (torch.float16, torch.bfloat16):
             return super().run(hook_point, value, *context)
@@ -212,7 +212,7 @@ _LAYER_ARGUMENTS = (
 
 
 def t5_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Yield the sites of a block: `layer.0.SelfAttention`, `layer.1.EncDecAttention` (in decoders), and the MLP."""
+    """Yield the sites of a block: `layer.0.SelfAttention`, `layer.1.EncDecAttention` (decoders), the MLP."""
     causal = block.is_decoder
     yield _attention_site(block.layer[0], f"{path}.layer.0", "SelfAttention", causal=causal)
     if causal:

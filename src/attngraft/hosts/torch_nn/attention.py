@@ -1,4 +1,4 @@
-"""`torch.nn.MultiheadAttention`: one or three input projections, three kinds of masks, weights on request."""
+"""`torch.nn.MultiheadAttention`: joint or separate projections, three kinds of masks, optional weights."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def may_use_fast_path(module: nn.Module, *inputs: Tensor) -> bool:
-    """Return whether torch may run its fused inference kernels (no gradients, no training), which round differently."""
+    """Return whether torch may run its fused inference kernels, which round differently."""
     if module.training:
         return False
     tensors = (*inputs, *module.parameters())
@@ -38,7 +38,7 @@ def may_use_fast_path(module: nn.Module, *inputs: Tensor) -> bool:
 
 
 def plain_copy(module: ModuleT) -> ModuleT:
-    """Return a module of the host's own class that shares everything with `module` except grafts and recorders."""
+    """Return a module of the host's class that shares all of `module` except grafts and recorders."""
     copy: Any = object.__new__(plain_class(module))
     copy.__dict__.update(module.__dict__)
     copy.__dict__.pop("recorder", None)
@@ -87,7 +87,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         *,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
-        """Run the host's forward; `drop` is the surrounding block's dropout, applied here so that grafts can follow it.
+        """Run the host's forward; the surrounding block's dropout `drop` is applied before grafts follow.
 
         Raises:
             UsageError: a graft does not support this call, or tensors are nested.

@@ -1,4 +1,4 @@
-"""Adapter for torch's transformer layers and encoder: alone, in `nn.Transformer`, or in a user-defined model."""
+"""Adapter for torch's transformer layers, alone, in `nn.Transformer`, or in a user-defined model."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, cast

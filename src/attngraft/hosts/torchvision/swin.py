@@ -1,4 +1,4 @@
-"""torchvision's Swin and Swin V2: one module partitions the map, attends in the windows, and merges them."""
+"""torchvision's Swin and Swin V2: a single module partitions maps, attends in windows, and merges."""
 
 import itertools
 import math
@@ -90,7 +90,7 @@ class GraftedShiftedWindowAttention(MapWindowSite, swin.ShiftedWindowAttention):
 
 
 class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, swin.ShiftedWindowAttentionV2):
-    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosine scores, positions through an MLP."""
+    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosine scores, biases from an MLP."""
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Set the key part of the bias to zero, as the host does."""

@@ -111,9 +111,9 @@ class LatentModel(ABC, TimmModel):
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Run layer `index` on latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid (rows, columns).
+        """Run layer `index` on latents (B or 1, M, embed_dim) and tokens (B, N, token_dim).
 
-        Returns (latents, tokens), with None for the tokens if no later layer may use them.
+        `grid` is (rows, columns) of the tokens. Returns (latents, tokens), with None instead of tokens that no later layer uses.
         """
 
     def init_weights(self) -> None:

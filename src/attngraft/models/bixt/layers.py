@@ -1,4 +1,4 @@
-"""Layers of BiXT: cross-attention with feed-forward networks, then a transformer block over the latents.
+"""Layers of BiXT: cross-attention with feed-forward networks, and a transformer block over latents.
 
 All blocks are pre-norm. In formulas, `ls` is layer scale (only with `layer_scale`) and `dp` is drop path. Parameters have
 the published names.

@@ -119,7 +119,7 @@ def make_positions(
 def fourier_positions(
     rows: int, columns: int, *, dim: int = 32, temperature: float = 10000.0, device: Any = None
 ) -> Tensor:
-    """Return codes (2 dim, rows, columns): the first `dim` channels encode the row, the others the column.
+    """Return codes (2 dim, rows, columns): `dim` channels for the row, then `dim` for the column.
 
         channel 2j      sin(2 pi y / (H + 1e-6) / temperature^(2j / dim)),    y = 1..H
         channel 2j + 1  cos of the same
