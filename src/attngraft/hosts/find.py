@@ -91,7 +91,7 @@ def find_host(model: nn.Module) -> Host:
 
 
 def forget(model: nn.Module) -> None:
-    """Clear the caches of the host in `model`; required before a copy and after its values change."""
+    """Clear the caches of the host in `model`; call it before copying the model and after changing its values."""
     try:
         host = find_host(model)
     except HostError:
@@ -140,7 +140,7 @@ def _unread_beside(model: nn.Module, hosts: list[str]) -> tuple[str, str] | None
     """Find unsupported attention in a packaged model around one of `hosts`.
 
     A model is packaged if its class or a base class is timm's, torchvision's or transformers'. Modules outside of packaged
-    models are ignored. Returns the path of the first such host and a name of the attention; None: not found.
+    models are ignored. Returns the path of the first such host and the class and path of the attention; None: not found.
     """
     for path in hosts:
         parts = path.split(".") if path else []

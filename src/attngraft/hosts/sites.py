@@ -99,7 +99,7 @@ def refused_site(
     record_tensors: Mapping[str, str] = MappingProxyType({}),
     **geometry: Any,
 ) -> Site:
-    """Return an attention site without hook points, because of `why` or the reasons in `missing`.
+    """Return an attention site without hook points, with `why` as the reason unless `missing` has another.
 
     Args:
         record_tensors: as in `Site`.

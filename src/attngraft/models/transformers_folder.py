@@ -90,8 +90,8 @@ def refuse_without_config(path: Path) -> None:
 def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `transformers_classifier` for a folder, updated by `given`.
 
-    They are read from the folder's configuration and image processor. If `given` has a `model_type`, it is complete and
-    returned unchanged.
+    The arguments are read from the folder's configuration and image processor. If `given` has a `model_type`, it is
+    complete and returned unchanged.
 
     Raises:
         UsageError: transformers is missing, cannot read the configuration, or preprocessing is not specified.
@@ -184,8 +184,8 @@ def checked_fields(transformers: Any, model_type: str, fields: Mapping[str, Any]
 def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Path, dict[str, Tensor]]:
     """Return the weights file, and its tensors by their names in the host that `auto_class` creates.
 
-    transformers itself loads them, since names differ between its releases. Missing tensors (a head) are not returned;
-    unexpected ones (a pooler, a decoder) are logged.
+    transformers loads the file itself, since names differ between its releases. Missing tensors (a head) are not returned;
+    unexpected tensors (a pooler, a decoder) are logged.
 
     Raises:
         UsageError: there are no weights, or transformers is missing.

@@ -56,7 +56,7 @@ def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Started:
     """Create the model, from its configuration alone or with its weights.
 
-    An image classifier is wrapped as `transformers_classifier`, and returns logits; other models are transformers' own.
+    An image classifier is wrapped as `transformers_classifier`, and returns logits; other models are not wrapped.
 
     Raises:
         UsageError, HostError: as in `resolve_arguments`; or the configuration or the weights do not fit.
@@ -85,7 +85,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
 
 
 def find_folder(source: str, *, weights: bool = False, download: bool = True) -> Path:
-    """Return the folder `source`, or the cached copy of that repository of the Hub.
+    """Return the folder `source`, or the cached copy of the repository `source` of the Hub.
 
     Args:
         source: a folder, or NAME or USER/NAME on the Hub.

@@ -73,7 +73,7 @@ class WeightsFile:
         convolution is adapted to the model's number of channels. A head for another number of classes is not loaded.
 
         Args:
-            new_head: False: raise an error for a head with another number of classes.
+            new_head: if False, raise an error for a head with another number of classes.
 
         Raises:
             HostError: tensors are missing, unexpected or of another shape; all are listed. The model is not changed.
@@ -159,7 +159,7 @@ class WeightsFile:
 def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: bool = False) -> Fitted:
     """Load published weights into `model`, and return how they fit.
 
-    The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or one under `state_dict`, `model`,
+    The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or a state dict under `state_dict`, `model`,
     `state_dict_ema` or `model_ema` (the average is preferred), with names that start with `module.` and `_orig_mod.`, in
     torch's or safetensors' format. Computed buffers (position codes, tables of windows) are recomputed or resampled, so
     weights trained at one image size fit any other; all other tensors must exist and have the same shape, and no
@@ -304,7 +304,7 @@ def _drop_other_head(model: nn.Module, values: dict[str, Tensor], state: Mapping
 
 
 def _layers(model: nn.Module, entry: str) -> tuple[str, ...]:
-    """Return the layers that timm's configuration of the model lists under `entry`."""
+    """Return the paths of the layers that timm's configuration of the model lists under `entry`."""
     value = (getattr(model, "pretrained_cfg", None) or {}).get(entry) or ()
     return (value,) if isinstance(value, str) else tuple(value)
 

@@ -139,7 +139,7 @@ class ProjectedSite(AttentionSite):
         return tokens, maps[-1] if maps else None, projected
 
     def check_mask(self, mask: Tensor | None) -> None:
-        """Refuse a mask that the module's grafts do not support; mix grafts get the padding as `present`.
+        """Refuse a mask that the module's grafts do not support; mix grafts receive the padding as `present`.
 
         Raises:
             UsageError: a graft does not support padding, or, with a graft at `mix`, an asymmetric mask.
@@ -155,7 +155,7 @@ class ProjectedSite(AttentionSite):
         return Projected(q, k, v, x, bias=attention_mask, causal=causal, present=self.present(attention_mask))
 
     def kernel_is_causal(self, q: Tensor, mask: Tensor | None, is_causal: bool | None) -> bool:
-        """Return whether the fused kernel is causal, in a call without a mask; `eager` attention never is."""
+        """Return whether the fused kernel applies a causal mask by itself; `eager` attention never does."""
         if not self.fused_attn or mask is not None or q.shape[2] <= 1:
             return False  # some modules without a fused kernel have no `is_causal` (T5 of transformers 5.9)
         return self.is_causal if is_causal is None else is_causal

@@ -26,7 +26,7 @@ def pop_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
 class CachingSite(ScalingSite):
     """Self- or cross-attention of an encoder or decoder, with a cache of keys and values for `generate`.
 
-    Grafts get the tokens and queries of the current call, and the map over all keys. Grafts that do not mix tokens
+    Grafts receive the tokens and queries of the current call, and the map over all keys. Grafts that do not mix tokens
     therefore give the same results as a single call with all tokens.
     """
 
@@ -95,7 +95,7 @@ class CachingSite(ScalingSite):
 
 
 class SequenceFamily(TextFamily):
-    """Encoder-decoders, and their encoders alone."""
+    """Adapter of encoder-decoders, and of encoders without a decoder."""
 
     head_names = ("lm_head", "final_logits_bias", "classification_head", "classifier", "qa_outputs")
 

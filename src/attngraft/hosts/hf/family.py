@@ -28,7 +28,7 @@ class TransformersFamily(BlockFamily):
 
 
 class ImageFamily(TransformersFamily):
-    """Image models."""
+    """Adapter of image models."""
 
     head_names = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
 
@@ -38,7 +38,7 @@ class ImageFamily(TransformersFamily):
 
 
 class TextFamily(TransformersFamily):
-    """Text models, with token ids as first input; the number of tokens varies."""
+    """Adapter of text models, whose first input is token ids of any length."""
 
     head_names: ClassVar[tuple[str, ...]] = ("classifier", "cls", "lm_head", "qa_outputs")
 

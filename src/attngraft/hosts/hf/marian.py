@@ -18,7 +18,7 @@ from attngraft.hosts.sites import mlp_site
 
 
 class Attention(CachingSite):
-    """Attention of Marian and BART; `drop` is the layer's dropout, which grafts at `attn.end` follow."""
+    """Attention of Marian and BART; the layer's dropout `drop` is applied before grafts at `attn.end`."""
 
     out, rate, precise = "out_proj", "dropout", False
 
@@ -65,7 +65,7 @@ class Layer(TwoLinearEnds, MlpSite):
         return F.dropout(x, p=self.dropout, training=self.training)
 
     def branch(self, attention: nn.Module, x: Tensor, **given: Any) -> Tensor:
-        """Return the output of `attention` after dropout; patched attention applies the dropout."""
+        """Return the output of `attention` after dropout, which patched attention applies itself."""
         if isinstance(attention, GraftedModule):
             return cast(Tensor, attention(x, drop=self.drop, **given)[0])
         return self.drop(attention(x, **given)[0])

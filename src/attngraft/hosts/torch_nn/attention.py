@@ -87,7 +87,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         *,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
-        """Run the host's forward; the surrounding block's dropout `drop` is applied before grafts follow.
+        """Run the host's forward; the surrounding block's dropout `drop` precedes grafts at `attn.end`.
 
         Raises:
             UsageError: a graft does not support this call, or tensors are nested.

@@ -113,7 +113,8 @@ class LatentModel(ABC, TimmModel):
     ) -> tuple[Tensor, Tensor | None]:
         """Run layer `index` on latents (B or 1, M, embed_dim) and tokens (B, N, token_dim).
 
-        `grid` is (rows, columns) of the tokens. Returns (latents, tokens), with None instead of tokens that no later layer uses.
+        `grid` is (rows, columns) of the tokens. Returns (latents, tokens), or (latents, None) if no
+        later layer may use the tokens.
         """
 
     def init_weights(self) -> None:
