@@ -235,7 +235,7 @@ def test_only_plain_tensors_under_names_are_weights(tmp_path: Path) -> None:
     state = {**STATE, 7: torch.ones(1), "_extra_state": {"a": 1}}
     assert_is(read_checkpoint(saved(whole(state_dict=state), tmp_path / "a.pth")))
     sparse = {**STATE, "mask": torch.eye(3).to_sparse()}
-    with pytest.raises(HostError, match=r"b\.pth: mask is sparse or quantized.*save it as one"):
+    with pytest.raises(HostError, match=r"b\.pth: mask is sparse or quantized.*save it as a dense tensor"):
         read_checkpoint(saved(whole(state_dict=sparse), tmp_path / "b.pth"))
 
 

@@ -52,11 +52,11 @@ def test_pretrained_is_the_factorys_argument(trusted: None) -> None:
     [
         ("fixed", {"num_classes": 10}, "returns logits for 3 classes, but the data have 10"),
         ("nothing", {}, "returned an object of type dict; it must return a torch.nn.Module"),
-        ("number", {}, "is of type int; give a function"),
+        ("number", {}, "is of type int; name a function"),
         ("mak", {}, "has no 'mak' (did you mean make"),
         ("make", {"depth": 2}, "takes no argument 'depth'; its arguments: num_classes, width"),
         ("make", {"drop_path_rate": 0.1}, "train.drop_path"),
-        ("failing", {}, "failed: LookupError: no such checkpoint; attngraft -v shows where"),
+        ("failing", {}, "failed: LookupError: no such checkpoint; run attngraft -v for the traceback"),
     ],
 )
 def test_what_does_not_fit(trusted: None, name: str, arguments: dict[str, Any], message: str) -> None:

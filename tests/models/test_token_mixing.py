@@ -96,5 +96,7 @@ def test_without_a_box_it_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_others_are_refused(name: str, more: dict[str, bool]) -> None:
     with torch.device("meta"):
         model = timm.create_model(name, **more)
-    with pytest.raises(HostError, match=rf"{type(model).__name__} has no logits for its patches; token labeling needs"):
+    with pytest.raises(
+        HostError, match=rf"{type(model).__name__} has no logits for its patches; token labeling requires"
+    ):
         mix_tokens_in_training(model)

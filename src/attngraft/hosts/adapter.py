@@ -25,11 +25,11 @@ from attngraft.errors import HostError
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A module that grafts can change.
+    """A module of the host that grafts can change.
 
-    Usually one module is the target of every hook point, but a site may be spread over several modules (a Swin block merges
-    the windows of its attention). A site may have tensors to record and no hook points. `carriers`, `informants` and `taps`
-    are deprecated names of `targets`, `companions` and `record_tensors`.
+    Usually one module is the target of every hook point, but a site may be spread over several modules (in Swin, the
+    block merges the windows of its attention). A site without hook points may still have tensors to record. `carriers`,
+    `informants` and `taps` are deprecated names of `targets`, `companions` and `record_tensors`.
     """
 
     path: str  #: canonical path of the site in the host (`blocks.3.attn`), independent of wrappers
@@ -37,11 +37,11 @@ class Site:
     geometry: AttentionGeometry | MlpGeometry
     targets: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> path of the module in the host
     missing: Mapping[HookPoint, str] = field(default_factory=dict)  #: hook point -> reason why the site lacks it
-    #: hook point -> paths of further modules to patch, which have information that the target does not receive
+    #: hook point -> paths of further modules to patch, which have inputs that the target does not receive (masks)
     companions: Mapping[HookPoint, tuple[str, ...]] = field(default_factory=dict)
     record_tensors: Mapping[str, str] = field(default_factory=dict)  #: name of a further tensor -> path of its module
-    #: whether the host runs a fused kernel across several hook points, which a graft disables: outputs then match the
-    #: host's only up to rounding; without a graft they match bit for bit
+    #: whether a graft disables a fused kernel of the host: outputs of an identity graft then match the host's only up to
+    #: rounding; without a graft they match bit for bit
     rounds: bool = False
     carriers: InitVar[Mapping[HookPoint, str] | None] = None
     informants: InitVar[Mapping[HookPoint, tuple[str, ...]] | None] = None
@@ -58,7 +58,7 @@ class Site:
 class HostFold:
     """Result of `HostAdapter.fold`."""
 
-    folded: str | None = None  #: the folded parts and the layers that contain them now; None: nothing
+    folded: str | None = None  #: the folded parts and the layers that contain them now; None: nothing was folded
     stayed: str | None = None  #: the parts that could not be folded, and why
     arguments: Mapping[str, Any] = field(default_factory=dict)  #: factory arguments that create the folded host
 
@@ -68,7 +68,7 @@ class HostAdapter(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]  #: one line for `attngraft list hosts`
-    #: whether all of this adapter's hosts in a model count as one; `sites` then receives the outer model, of any class
+    #: whether a model that contains several hosts of this adapter counts as one host; `sites` then receives that model
     gathers: ClassVar[bool] = False
     head_names: ClassVar[tuple[str, ...]] = ("head",)  #: names of the models' head modules, for `parts`
     #: the host's module class -> the subclass that implements its forward with hook points
@@ -108,7 +108,7 @@ class HostAdapter(ABC):
         """Clear host caches that may be stale after the host's values change or the host is copied."""
 
     def fuse(self, model: nn.Module) -> str | None:
-        """Fuse batch norms into the adjacent linear layers in place, for inference, before the grafts are folded.
+        """Fuse batch norms into adjacent linear layers in place, for inference, before grafts are folded.
 
         Modules are replaced, so the factory cannot create the result. Replacements must depend on the structure alone:
         loading an exported folder repeats them on a fresh host and then loads the weights. Sites and geometries must remain
@@ -117,14 +117,14 @@ class HostAdapter(ABC):
         return None
 
     def fold(self, model: nn.Module) -> HostFold:
-        """Fold the host's own scales into the layers before them in place, for inference, after the grafts are folded.
+        """Fold the host's scales into preceding layers in place, for inference, after grafts are folded.
 
         The factory must be able to create the result with `HostFold.arguments`: exported folders are loaded that way.
         """
         return HostFold()
 
     def architecture(self, model: nn.Module) -> dict[str, Any]:
-        """Return the facts that a graft file must match, JSON-ready: model class, and widths of each site."""
+        """Return what a graft file must match, as JSON values: the model class, and the widths of each site."""
         sites = []
         for site in self.sites(model):
             geometry = site.geometry
@@ -143,7 +143,7 @@ def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], child
     A patched class is a copy of the host's forward, so the copy may ignore a new argument or a new sub-module.
 
     Raises:
-        HostError: the host's forward has an argument, or `module` has a child, that is not listed.
+        HostError: the forward has an argument that is not in `arguments`, or `module` a child not in `children`.
     """
     kind = plain_class(module)
     parameters = [name for name in inspect.signature(kind.forward).parameters if name != "self"]
@@ -164,12 +164,12 @@ def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], child
 
 
 def own_parameters(module: nn.Module, *names: str) -> tuple[str, ...]:
-    """Return the names of the parameters of `module` that equal, or lie below, one of `names` (dotted, relative)."""
+    """Return the names of the parameters of `module` at or below `names` (dotted paths in `module`)."""
     return _selected([name for name, _ in module.named_parameters()], names)
 
 
 def own_state(module: nn.Module, *names: str) -> tuple[str, ...]:
-    """Return names as `own_parameters` does, including persistent buffers (running statistics of batch norms)."""
+    """Return the names of the parameters and persistent buffers of `module` at or below `names`."""
     return _selected(module.state_dict(), names)
 
 
@@ -180,7 +180,7 @@ def _selected(present: Iterable[str], prefixes: tuple[str, ...]) -> tuple[str, .
 
 
 def norm_state(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters and buffers of all normalization layers (LayerNorm, RmsNorm, BatchNorm, ...)."""
+    """Return the names of parameters and buffers of all normalization layers (LayerNorm, BatchNorm, ...)."""
     norms = {
         path for path, module in model.named_modules() if "norm" in type(module).__name__.lower() and not is_graft(path)
     }

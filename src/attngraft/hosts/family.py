@@ -77,7 +77,7 @@ class ShapeProbe:
 
 
 def structure(model: nn.Module) -> object | None:
-    """Return a key of everything that determines the shapes in a host (classes, sizes, settings), without grafts.
+    """Return a cache key for the shapes in a host: the classes, sizes and settings of its modules.
 
     Returns None if a module's forward was replaced, because the key would then be incomplete.
     """
@@ -98,14 +98,14 @@ def structure(model: nn.Module) -> object | None:
     return (repr(getattr(model, "pretrained_cfg", None)), *found)
 
 
-#: (block, its path, shapes of the model) -> the block's sites in forward order
+#: function of (block, path of the block, shape probe) that returns the block's sites in forward order
 BlockReader: TypeAlias = Callable[[Any, str, ShapeProbe], Sites]
 
 
 class BlockFamily(HostAdapter):
-    """An adapter that finds its blocks by exact class, wherever they are in the model."""
+    """Base class of adapters that find blocks by exact class, wherever they are in the model."""
 
-    module_name: ClassVar[str]  #: format of a module's full name in the package; {0} is the short name
+    module_name: ClassVar[str]  #: full name of a module of the package, with {0} for its short name
     models: ClassVar[tuple[type[nn.Module], ...]]
     blocks: ClassVar[Mapping[type[nn.Module], BlockReader]]
 
@@ -130,20 +130,21 @@ class BlockFamily(HostAdapter):
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One family as a row of a table.
+    """A row of a table of families.
 
     Classes are imported when the adapter is created, so a class missing from a release affects only its row. A name with a
-    dot is the short name of one class (`pit.PoolingVisionTransformer`); a name without one is appended to each prefix.
+    dot is the short name of a class (`pit.PoolingVisionTransformer`); a name without a dot is appended to each prefix.
     """
 
     name: str
     summary: str
-    prefixes: tuple[str, ...] = ()  #: beginnings of short class names, completed by names without a dot
+    prefixes: tuple[str, ...] = ()  #: beginnings of short class names, to which names without a dot are appended
     models: tuple[str, ...]
     blocks: Mapping[str, BlockReader]
     #: host class -> base of its patched class
     templates: Mapping[str, type[GraftedModule]] = field(default_factory=dict)
-    patched: Mapping[type[nn.Module], type[GraftedModule]] = field(default_factory=dict)  #: shared with other families
+    #: further patched classes, shared with other families
+    patched: Mapping[type[nn.Module], type[GraftedModule]] = field(default_factory=dict)
     members: Mapping[str, Any] = field(default_factory=dict)  #: further attributes of the adapter
     base: type[BlockFamily] | None = None  #: base class of the adapter; None: the table's base
     module: str = ""  #: module where pickle finds the patched classes; set by `family_table`
@@ -181,12 +182,12 @@ class Family:
 
 
 def family_table(module: str, base: type[BlockFamily], *rows: Family) -> dict[str, Family]:
-    """Return the rows of a table by name; `module` is the name of the module with the table."""
+    """Return the rows by name; `module` is the name of the module that defines the table."""
     return {row.name: replace(row, module=module, base=row.base or base) for row in rows}
 
 
 def patched_by_name(table: Mapping[str, Family], name: str) -> type[GraftedModule]:
-    """Return the patched class `name` from the rows of a table, for unpickling.
+    """Return the patched class `name` of a row in the table, for unpickling.
 
     Raises:
         AttributeError: no row has a patched class of this name.

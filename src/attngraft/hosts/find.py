@@ -41,7 +41,7 @@ class Host:
             return self.adapter.sites(self.core)
 
     def module(self, path: str) -> nn.Module:
-        """Return the module at a host path."""
+        """Return the module at `path` in the host."""
         return self.core.get_submodule(path)
 
     def architecture(self) -> dict[str, Any]:
@@ -50,11 +50,11 @@ class Host:
 
 
 def find_host(model: nn.Module) -> Host:
-    """Return the supported host: `model` itself, or a module in it (of timm's feature extractor or a custom wrapper).
+    """Return the supported host: `model`, or a module in it (in a feature extractor or a custom wrapper).
 
     Raises:
         HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter supports it,
-            it contains several hosts, or it is another package's model with attention that no adapter reads.
+            it contains several hosts, or it is a model of a known package that also contains unsupported attention.
     """
     inner, outer = host_of(model)
     if inner is not model:
@@ -91,7 +91,7 @@ def find_host(model: nn.Module) -> Host:
 
 
 def forget(model: nn.Module) -> None:
-    """Clear the caches of the host in `model`, if any; needed before copying it and after changing its values."""
+    """Clear the caches of the host in `model`; call it before copying the model and after changing its values."""
     try:
         host = find_host(model)
     except HostError:
@@ -116,7 +116,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
-    """Return the message for a model without an adapter: the reason, and the remedy."""
+    """Return the error message for a model without an adapter: the reason and the remedy."""
     unread = why_unread(model)
     sentences = (
         f"{type(model).__name__} is not a supported host, {why}.",
@@ -129,7 +129,7 @@ def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
 
 
 def describe_missing(missing: Mapping[str, str]) -> str:
-    """Return one sentence per reason, with the adapters that cannot be imported because of it."""
+    """Return one sentence per reason, which lists the adapters that cannot be imported."""
     names: dict[str, list[str]] = {}
     for name, why in missing.items():
         names.setdefault(why, []).append(name)
@@ -137,10 +137,10 @@ def describe_missing(missing: Mapping[str, str]) -> str:
 
 
 def _unread_beside(model: nn.Module, hosts: list[str]) -> tuple[str, str] | None:
-    """Return the first of `hosts` in a packaged model with unsupported attention, and the name of that attention.
+    """Find unsupported attention in a packaged model around one of `hosts`.
 
-    A model is packaged if its class or a base class is timm's, torchvision's or transformers'. User-defined modules around
-    it are ignored.
+    A model is packaged if its class or a base class is timm's, torchvision's or transformers'. Modules outside of packaged
+    models are ignored. Returns the path of the first such host and the class and path of the attention; None: not found.
     """
     for path in hosts:
         parts = path.split(".") if path else []

@@ -6,8 +6,8 @@ from torch import nn
 class HostedModel(nn.Module):
     """A grafted host with a neck, decoder or head around it.
 
-    Specifications and graft files use the host's own paths. Everything outside of `host` counts as new: it is trained
-    whenever the head is.
+    Specifications and graft files use the host's own paths. Modules outside of `host` are new parts,
+    which are trained together with the head.
     """
 
     def __init__(self, host: nn.Module) -> None:
@@ -16,5 +16,5 @@ class HostedModel(nn.Module):
 
 
 def host_of(model: nn.Module) -> tuple[nn.Module, str]:
-    """Return the host in `model` and the prefix of its parameter names: `model` itself and "" if nothing is around it."""
+    """Return the host in `model` and its prefix in parameter names; `model` and "" without `HostedModel`."""
     return (model.host, "host.") if isinstance(model, HostedModel) else (model, "")

@@ -1,4 +1,4 @@
-"""Parts of a model that are trained differently: the host, its head, and what a task adds."""
+"""Parts of a model that are trained differently: the host, its head, and modules added by a task."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from attngraft.hosts.hosted import host_of
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
-    """Head and new parts of a model, as paths of modules or parameters; everything else belongs to the host."""
+    """Head and new parts of a model, as paths of modules or parameters; the rest is the host."""
 
     head: tuple[str, ...]  #: trained by train.parameters=head, at the host's learning rates
     new: tuple[str, ...] = ()  #: trained with the head, at optimizer.new_lr_scale
-    unknown: str = ""  #: why the head is unknown, if it is
+    unknown: str = ""  #: why the head is unknown; empty if it is known
 
     def of(self, name: str) -> Literal["host", "head", "new"]:
-        """Return the part of a parameter."""
+        """Return the part to which the parameter `name` belongs."""
         return "new" if _is_in(name, self.new) else "head" if _is_in(name, self.head) else "host"
 
 
 def model_parts(model: nn.Module) -> ModelParts:
-    """Return the parts of a model: the head is timm's `classifier`, else the host adapter's.
+    """Return the parts of a model; its head is named by timm's `classifier` or by the host's adapter.
 
-    Everything around the host of a `HostedModel` is new.
+    In a `HostedModel`, all modules outside of the host are new.
     """
     host, prefix = host_of(model)
     new = tuple(dict.fromkeys(name.partition(".")[0] for name, _ in model.named_parameters())) if prefix else ()

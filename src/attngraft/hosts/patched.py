@@ -20,7 +20,7 @@ _GIVEN: Mapping[Circumstance, str] = {
 def patch_classes(
     template: type[GraftedModule], *hosts: type[nn.Module], module: str
 ) -> dict[type[nn.Module], type[GraftedModule]]:
-    """Create `class Grafted<Host>(template, <Host>)` for each host class, and return host class -> patched class.
+    """Return host class -> patched class `Grafted<Host>(template, <Host>)` for each host class.
 
     The classes become attributes of `module`, where pickle can find them. A second call returns the same classes.
     """
@@ -42,7 +42,7 @@ def has_grafts(module: nn.Module) -> bool:
 
 
 class TwoLinearEnds(GraftedModule):
-    """An MLP with a linear layer after hook points `mlp.front` and `mlp.mid`, and only dropout before `mlp.end`."""
+    """An MLP with linear layers after `mlp.front` and after `mlp.mid`, and only dropout before `mlp.end`."""
 
     linear_names: ClassVar[tuple[str, str]] = ("fc1", "fc2")
 
@@ -62,7 +62,7 @@ class StepMlp(MlpSite):
         "act",
         "drop1",
     )  #: names of the children before hook point `mlp.mid`
-    after_mid: ClassVar[tuple[str, ...]] = ("fc2", "drop2")  #: names of the other children
+    after_mid: ClassVar[tuple[str, ...]] = ("fc2", "drop2")  #: names of the children after `mlp.mid`
 
     def hidden(self, x: Tensor) -> Tensor:
         for name in self.before_mid:
@@ -76,7 +76,7 @@ class StepMlp(MlpSite):
 
 
 def as_linear(layer: Any) -> LinearLayer | None:
-    """Return `layer` if it is a linear map; None if something else replaced it."""
+    """Return `layer` if it is a linear layer or a convolution, otherwise None."""
     return layer if isinstance(layer, nn.Linear | nn.Conv2d) else None
 
 
@@ -91,10 +91,10 @@ def check_call(
     """Refuse a call whose masks or keys a graft of `module` does not support.
 
     Args:
-        exempt: hook points whose grafts get the mask and handle it.
+        exempt: hook points whose grafts receive and apply the mask.
 
     Raises:
-        UsageError: a graft does not support the call; the message has the graft's reason.
+        UsageError: a graft does not support the call; the message contains the reason.
     """
     given: tuple[tuple[Circumstance, bool], ...] = (("causal", causal), ("padded", padded), ("cross", cross))
     for name, graft in module.grafts.items():
@@ -110,21 +110,21 @@ def check_call(
 
 
 class MaskedParts(GraftedModule):
-    """A block or layer that checks its mask on behalf of grafts in its parts, which do not receive the mask."""
+    """A block or layer that checks its mask for the grafts of child modules that do not receive the mask."""
 
-    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of these parts
+    unmasked: ClassVar[tuple[str, ...]] = ("mlp",)  #: names of these child modules
 
     @property
     def in_use(self) -> bool:
         return super().in_use or any(part.in_use for part in self.grafted_parts())
 
     def grafted_parts(self) -> list[GraftedModule]:
-        """Return the parts that are patched."""
+        """Return the patched modules among `unmasked`."""
         parts = [getattr(self, name) for name in self.unmasked]  # Dynamo cannot read names bound within a comprehension
         return [part for part in parts if isinstance(part, GraftedModule)]
 
     def check_parts(self, *, causal: bool = False, padded: bool = False) -> None:
-        """Run `check_call` for every patched part."""
+        """Run `check_call` for each module in `grafted_parts`."""
         for part in self.grafted_parts():
             check_call(part, causal=causal, padded=padded)
 

@@ -16,7 +16,7 @@ from attngraft.hosts.adapter import HostAdapter
 
 @dataclass(frozen=True)
 class Package:
-    """The adapters for one package's models."""
+    """Adapters for the models of a package."""
 
     adapters: Mapping[str, str]  #: adapter name -> module in `attngraft` that defines it
     extra: str | None = None  #: extra of attngraft that installs the package; None: installed with attngraft
@@ -24,7 +24,7 @@ class Package:
 
 
 def _adapters_in(folder: str, *names: str, table: Iterable[str] = ()) -> dict[str, str]:
-    """Map each adapter `<folder>.<name>` to the module `<name>`, or to `families` if the name is in `table`."""
+    """Map each adapter `<folder>.<name>` to the module `<name>`, or `families` if `table` has the name."""
     rows = set(table)
     return {f"{folder}.{name}": f"hosts.{folder}.{'families' if name in rows else name}" for name in names}
 
@@ -73,7 +73,7 @@ _adapters: dict[str, HostAdapter] = {}
 def register_host(adapter: HostAdapter) -> HostAdapter:
     """Register `adapter`.
 
-    Adapters registered later take precedence, so they can support models that built-in ones refuse.
+    Adapters registered later take precedence, so they can support models that built-in adapters refuse.
 
     Raises:
         ValueError: another adapter has this name.
@@ -86,7 +86,7 @@ def register_host(adapter: HostAdapter) -> HostAdapter:
 
 @cache
 def load(package: str) -> Mapping[str, str]:
-    """Register the adapters for `package`; return those that cannot be imported, with the reason."""
+    """Register the adapters for `package`; return the reason for each adapter that cannot be imported."""
     wanted = PACKAGES[package]
     if importlib.util.find_spec(package) is None:
         remedy = f"attngraft[{wanted.extra}]" if wanted.extra else package
@@ -113,9 +113,9 @@ def _adapter_in(module: ModuleType, name: str) -> HostAdapter:
 
 
 def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
-    """Load the packages that define the classes of `modules` or their bases, and the packages that are always loaded.
+    """Load packages that define classes or base classes of `modules`, and packages always loaded.
 
-    Returns the adapters of the former packages that cannot be imported, with the reason.
+    Returns the reason for each adapter of these classes' packages that cannot be imported.
     """
     host_adapters()
     bases = {base for kind in {type(module) for module in modules} for base in kind.__mro__}
@@ -125,7 +125,7 @@ def load_for(modules: Iterable[nn.Module]) -> dict[str, str]:
 
 
 def host_adapters() -> dict[str, HostAdapter]:
-    """Return all registered adapters by name, built-in ones first; optional packages add theirs when they are loaded."""
+    """Return all registered adapters by name, built-in adapters first; does not load optional packages."""
     for package, wanted in PACKAGES.items():
         if wanted.always:
             load(package)
@@ -133,7 +133,7 @@ def host_adapters() -> dict[str, HostAdapter]:
 
 
 def missing_hosts() -> dict[str, str]:
-    """Load every package; return the adapters that cannot be imported, with the reason."""
+    """Load all packages; return the reason for each adapter that cannot be imported."""
     return {name: why for package in PACKAGES for name, why in load(package).items()}
 
 

@@ -26,7 +26,7 @@ def global_site(
     on_maps: bool = False,
     record_tensors: Mapping[str, str] = MappingProxyType({}),
 ) -> Site:
-    """Return the site of an attention module without windows, with every hook point except those in `missing`.
+    """Return the site of attention without windows, with all hook points of `GLOBAL` not in `missing`.
 
     Args:
         on_maps: whether inputs and outputs of the module are maps, so that it also has hook point `space`.
@@ -49,12 +49,12 @@ def window_site(
     space: str | None = None,
     missing: Mapping[HookPoint, str] = _NOTHING,
 ) -> Site:
-    """Return the site of window attention, whose module has every hook point except `attn.end` and those in `missing`.
+    """Return the site of window attention, with all hook points that are not in `missing`.
 
     Args:
         block: path of the block that merges the windows; None: the attention module merges them.
-        fills: whether only the block has the mask of window padding, which mix grafts need.
-        space: path of the module with hook point `space`; None: there is none.
+        fills: whether only the block can compute the mask of window padding, which grafts at `mix` require.
+        space: path of the module with hook point `space`; None: the site has no such hook point.
     """
     end = path if block is None else block
     targets: dict[HookPoint, str] = {**dict.fromkeys(_INSIDE, path), "attn.end": end}
@@ -78,11 +78,11 @@ def mlp_site(
     end: str | None = None,
     layer: str | None = None,
 ) -> Site:
-    """Return the site of an MLP with every hook point except those in `missing`.
+    """Return the site of an MLP, with all hook points that are not in `missing`.
 
     Args:
-        end: path of the module with hook point `mlp.end`; None: the MLP has it.
-        layer: path of the layer that receives the attention mask, which the MLP does not; None: no such layer.
+        end: path of the module with hook point `mlp.end`; None: the MLP itself.
+        layer: path of the layer that checks the attention mask for the MLP's grafts; None: no layer.
     """
     targets: dict[HookPoint, str] = {hook_point: path for hook_point in MLP if hook_point not in missing}
     if end is not None and "mlp.end" in targets:
@@ -99,7 +99,7 @@ def refused_site(
     record_tensors: Mapping[str, str] = MappingProxyType({}),
     **geometry: Any,
 ) -> Site:
-    """Return an attention site without hook points; `why` is the reason for each, unless `missing` has another.
+    """Return an attention site without hook points, with `why` as the reason unless `missing` has another.
 
     Args:
         record_tensors: as in `Site`.
@@ -115,12 +115,12 @@ def refused_site(
 
 
 def map_fields(dim: int, rows: int, columns: int, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the geometry fields of a map whose tokens form one sequence, after the prefix tokens."""
+    """Return the geometry fields of one sequence: the prefix tokens, then the tokens of the map."""
     return {"dim": dim, "tokens": len(prefix) + rows * columns, "prefix": prefix, "grid": (rows, columns)}
 
 
 def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str, Any]:
-    """Return the `AttentionGeometry` fields of a map in zero-padded windows, or as one sequence if `window` is None."""
+    """Return the geometry fields of a map in zero-padded windows; `window` None: a single sequence."""
     rows, columns = window or grid
     return {
         "tokens": rows * columns,
@@ -131,7 +131,7 @@ def windowed(grid: tuple[int, int], window: tuple[int, int] | None) -> dict[str,
 
 
 def fused_heads(module: Any, name: str = "qkv", *, heads: int | None = None) -> dict[str, Any]:
-    """Return the head fields of a fused projection: q of all heads, then k, then v, all of the same width.
+    """Return the geometry fields of heads from a fused projection: q of all heads, then k, then v.
 
     Args:
         name: name of the projection.
@@ -152,14 +152,14 @@ def projected_heads(
     value_width: int | None = None,
     step: int | None = None,
 ) -> dict[str, Any]:
-    """Return the head fields of an attention with projections of any layout.
+    """Return the geometry fields of the heads of attention with projections of any layout.
 
     Args:
         projections: `q`, `k`, `v` -> name of the projection, or (name, row of head 0).
         heads: number of heads; None: `num_heads` of the module.
         width: width of q and k per head.
         value_width: width of v per head; None: `width`.
-        step: rows from one head to the next; None: the width of a head.
+        step: number of rows from the start of a head to the next; None: the width of a head.
     """
     heads = module.num_heads if heads is None else heads
     value_width = width if value_width is None else value_width

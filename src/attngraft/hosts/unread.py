@@ -64,7 +64,7 @@ UNREAD: Mapping[str, str] = {
 
 
 def why_unread(model: nn.Module) -> str | None:
-    """Return the unsupported attention classes in `model`, each once with its reason; None if there are none."""
+    """Return the unsupported attention classes in `model`, each with the reason; None if there are none."""
     reasons = {type(module).__name__: reason for module in model.modules() if (reason := reason_of(module)) is not None}
     return "; ".join(f"{name}: {why}" for name, why in reasons.items()) or None
 

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from attngraft.hosts.adapter import random_images
 
-#: timm's classes with a softmax that does not run over tokens -> the softmax's axis
+#: timm class whose softmax does not run over tokens -> axis of the softmax
 NOT_OVER_TOKENS = {
     "timm.layers.selective_kernel.SelectiveKernelAttn": "paths of a convolution",
     "timm.layers.split_attn.RadixSoftmax": "splits of a convolution",
@@ -29,7 +29,7 @@ NOT_OVER_TOKENS = {
 }
 _FUSED = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 _SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
-#: names in the code of methods that compute attention (transformers has a table of attention functions)
+#: names that mark methods which compute attention (transformers calls attention through a table)
 _CALLS = re.compile("^(softmax|scaled_dot_product_attention|multi_head_attention_forward|ALL_ATTENTION_FUNCTIONS)$")
 
 
@@ -39,7 +39,7 @@ class Attends:
 
     path: str
     module: str  #: name of its class
-    #: fused: torch's scaled dot product attention; softmax: an explicit softmax; not run: the module's code names one
+    #: fused: torch's scaled dot product attention; softmax: an explicit softmax; not run: only found in the code
     how: Literal["fused", "softmax", "not run"]
     over: str = "tokens"  #: axis of the softmax
 
@@ -53,13 +53,13 @@ class _Enough(Exception):
 
 
 def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) -> list[Attends]:
-    """Return the modules that compute a softmax when `model` runs on `inputs`, in order, each once.
+    """Return the modules that compute a softmax when `model` runs on `inputs`, each once, in order.
 
     The forward pass runs on the model's device; on the meta device nothing is computed. Fused attention counts as a softmax.
-    Every softmax counts as one over tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that
+    A softmax is assumed to run over tokens, except in the classes of `NOT_OVER_TOKENS`. For `nn.Softmax`, the module that
     contains it is returned.
 
-    With `first`, the pass ends at the first softmax over tokens, whose module is then the last in the list.
+    With `first`, the pass ends at the first softmax over tokens; its module is then the last in the list.
     """
     if not any(map(_may_attend, {type(module) for module in model.modules()})):
         return []
@@ -71,7 +71,7 @@ def attends(model: nn.Module, inputs: Sequence[Tensor], *, first: bool = False) 
 
 
 def example_image(model: nn.Module) -> tuple[Tensor, ...]:
-    """Return a random image of the size in timm's configuration of `model`, or of 224 pixels."""
+    """Return a random image of the input size in `pretrained_cfg`, by default 224 x 224 pixels."""
     size = (getattr(model, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
     return random_images(model, tuple(size), batch=1)
 
@@ -117,7 +117,7 @@ class _Watch(TorchFunctionMode):
 
 @contextmanager
 def _running(model: nn.Module) -> Iterator[list[nn.Module]]:
-    """Keep the stack of running modules, outermost first."""
+    """Yield a list that contains the modules being run, outermost first."""
     stack: list[nn.Module] = []
 
     def enter(module: nn.Module, arguments: Any) -> None:
@@ -134,7 +134,7 @@ def _running(model: nn.Module) -> Iterator[list[nn.Module]]:
 
 
 def _may_attend(kind: type[nn.Module]) -> bool:
-    """Return whether the source file of a class or its bases names a softmax or torch's own attention."""
+    """Return whether the source file of a class or of a base names a softmax or torch's own attention."""
     return any(_mentions(base) for base in kind.__mro__ if issubclass(base, nn.Module))
 
 
@@ -148,5 +148,5 @@ def _mentions(kind: type[nn.Module]) -> bool:
 def _source(module: str) -> str:
     try:
         return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # without a source file, only the forward pass shows it
+    except (KeyError, OSError, TypeError):  # without a source file, only the forward pass shows attention
         return "softmax"

@@ -20,11 +20,11 @@ from attngraft.errors import AttngraftError, HostError, UsageError
 _TORCH = (".pth", ".pt", ".bin", ".tar")
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
 AVERAGES = ("state_dict_ema", "model_ema")  #: keys of the moving average of the weights
-PLAIN = ("state_dict", "model")  #: keys of the weights themselves
+PLAIN = ("state_dict", "model")  #: keys of the plain weights
 WRAPPERS = ("module.", "_orig_mod.")  #: prefixes that DistributedDataParallel and torch.compile add to every name
 BEST = "model_best.pth.tar"  #: name of the best checkpoint in timm's training scripts
 ITSELF = "the file itself"  #: the layout of a bare state dict
-KEY = "attngraft"  #: our entry in a safetensors file's metadata, JSON
+KEY = "attngraft"  #: key of attngraft's JSON in the metadata of a safetensors file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,33 +32,33 @@ class CheckpointFile:
     """Contents of a checkpoint file."""
 
     path: Path
-    tensors: Mapping[str, Tensor]  #: by names without wrappers' prefixes
+    tensors: Mapping[str, Tensor]  #: name without wrappers' prefixes -> tensor
     layout: str  #: location of the tensors: "the file itself", "state_dict", "model_ema of ... in the zip"
-    stripped: tuple[str, ...] = ()  #: prefixes that were removed from names
-    left: tuple[str, ...] = ()  #: other entries of the file
-    architecture: str | None = None  #: name of the model, where the file contains it
-    arguments: Mapping[str, Any] = field(default_factory=dict)  #: of its factory, where the file contains them
+    stripped: tuple[str, ...] = ()  #: wrappers' prefixes that were removed from names
+    left: tuple[str, ...] = ()  #: names of the file's other entries
+    architecture: str | None = None  #: name of the model, if the file contains it
+    arguments: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the model, if the file contains them
     epoch: int | None = None
 
 
 def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFile:
-    """Read the tensors of a safetensors file, a torch file, or one of these in a zip.
+    """Read the tensors of a safetensors file, a torch file, or a torch file in a zip.
 
     A torch file is a state dict, or contains one under a key in `AVERAGES` or `PLAIN`. It is read with `weights_only=True`:
     besides tensors and plain values it may contain `argparse.Namespace`, the arguments that timm's scripts save.
 
     Args:
-        average: True: the moving average; False: the weights themselves; None: the average if there is one.
+        average: True: the moving average; False: the plain weights; None: the average if the file has one.
 
     Raises:
         UsageError: the file does not exist, is of another kind, or has no weights of the requested kind.
-        HostError: the file is damaged or contains other objects; none of its code was run.
+        HostError: the file is damaged or contains other objects; no code in it was run.
     """
     if not path.is_file():
         raise UsageError(f"{path}: no such file; pass a weights file ({', '.join(SUFFIXES)})")
     if path.suffix not in SUFFIXES:
         raise UsageError(
-            f"{path}: cannot read weights from {path.suffix or 'such'} files, only from {', '.join(SUFFIXES)}"
+            f"{path}: cannot read weights from {path.suffix or 'suffixless'} files, only from {', '.join(SUFFIXES)}"
         )
     try:
         if path.suffix == ".safetensors":
@@ -77,7 +77,7 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
 
 
 def _opened(path: Path) -> tuple[str, IO[bytes]]:
-    """Open the file, or the only weights file in a zip, whose name is returned too.
+    """Open the file, or the weights file in a zip; return its name in the zip, or "", and the stream.
 
     Torch's own files are also zips, but contain a data.pkl.
     """
@@ -92,7 +92,7 @@ def _opened(path: Path) -> tuple[str, IO[bytes]]:
         if len(chosen) != 1:
             listed = ", ".join(str(name) for name in chosen[:5]) or "none"
             raise UsageError(
-                f"{path}: a zip must contain one weights file, this one has {listed}; unpack it and pass one of them"
+                f"{path}: a zip must contain one weights file, this one has {listed}; unpack it and pass a weights file"
             )
         return str(chosen[0]), io.BytesIO(archive.read(str(chosen[0])))
 
@@ -111,8 +111,8 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
             raise
         named = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise HostError(
-            f"{path} contains Python objects besides tensors{f' ({named[1]})' if named else ''}; reading those could run "
-            "arbitrary code, so it is refused. If you trust it, load it with torch and save only its state dict "
+            f"{path} contains Python objects besides tensors{f' ({named[1]})' if named else ''}; reading them could run "
+            "arbitrary code, so it is refused. If you trust the file, load it with torch and save only its state dict "
             "(torch.save(model.state_dict(), FILE), or safetensors)"
         ) from error
 
@@ -133,7 +133,7 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
 
 def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -> CheckpointFile:
     if not isinstance(values, Mapping):
-        raise HostError(f"{path} contains a {type(values).__name__}, not the named tensors of a host's weights")
+        raise HostError(f"{path} contains a {type(values).__name__}, not named tensors; save model.state_dict()")
     present = [name for name in (*AVERAGES, *PLAIN) if isinstance(values.get(name), Mapping)]
     entry = _chosen(path, present, average)
     held = values if entry is None else values[entry]
@@ -146,7 +146,7 @@ def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -
 
 
 def _contents(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any], **others: Any) -> CheckpointFile:
-    """Build the result from the file's tensors and facts; facts of another type are ignored."""
+    """Build the result from the file's tensors and facts; facts of an unexpected type are ignored."""
     bare, stripped = _without_wrappers(path, tensors)
     architecture, arguments, epoch = (facts.get(name) for name in ("architecture", "arguments", "epoch"))
     return CheckpointFile(
@@ -161,13 +161,13 @@ def _contents(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any
 
 
 def _chosen(path: Path, present: list[str], average: bool | None) -> str | None:
-    """Return the key of the weights; None: the file is a state dict itself."""
+    """Return the key of the weights in the file; None if the whole file is a state dict."""
     wanted = [name for name in present if average is None or (name in AVERAGES) == average]
     if wanted or (not present and not average):
         return wanted[0] if wanted else None
     kind, found = ("moving average", AVERAGES) if average else ("weights other than their moving average", PLAIN)
     raise UsageError(
-        f"{path} has no {kind} ({' or '.join(found)}), only {', '.join(present) or 'a state dict'}; select that"
+        f"{path} has no {kind} ({' or '.join(found)}), only {', '.join(present) or 'a state dict'}; change --ema/--no-ema"
     )
 
 
@@ -186,10 +186,12 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
             stripped[wrapper] = None
         if bare in found:
             raise HostError(
-                f"{path} has two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; save it again"
+                f"{path} has two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; remove one of them"
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
-            raise HostError(f"{path}: {bare} is sparse or quantized, but weights must be dense tensors; save it as one")
+            raise HostError(
+                f"{path}: {bare} is sparse or quantized, but weights must be dense; save it as a dense tensor"
+            )
         found[bare] = tensor
     return found, tuple(stripped)
 

@@ -25,13 +25,13 @@ class Converted:
 
     checkpoint: CheckpointFile
     out: Path
-    size: int  #: of the written file, in bytes
+    size: int  #: size of the written file in bytes
     architecture: str | None  #: name of the model; None: unknown, so the weights were not checked
-    fitted: Fitted | None  #: how the weights fit this model
+    fitted: Fitted | None  #: how the weights fit the model; None: unchecked
 
     @property
     def numbers(self) -> int:
-        """Number of values in all tensors."""
+        """Total number of values in the tensors."""
         return sum(tensor.numel() for tensor in self.checkpoint.tensors.values())
 
 
@@ -50,7 +50,7 @@ def convert_checkpoint(
     model, which is created on the meta device.
 
     Args:
-        host: name of the model; None: the checkpoint's `arch`, or else the first part of its file name.
+        host: name of the model; None: the checkpoint's `arch`, otherwise the first part of the file name.
         host_args: arguments of the model's factory.
         average: as in `read_checkpoint`.
         overwrite: replace an existing file at `out`.

@@ -24,12 +24,12 @@ class Covered:
     """Coverage of one model name."""
 
     name: str
-    family: str  #: the timm file that defines it
-    attention: str | None  #: class of the first module that attends over tokens; None: not counted
-    host: str | None = None  #: the adapter that supports it
-    refusal: str | None = None  #: why no adapter supports it
-    takes: tuple[str, ...] = ()  #: grafts that one of its sites accepts
-    reasons: Mapping[str, str] = field(default_factory=dict)  #: graft -> why a site refuses it
+    family: str  #: timm file that defines the model
+    attention: str | None  #: class of the first module that attends over tokens; None: no such module
+    host: str | None = None  #: name of the adapter that supports the model
+    refusal: str | None = None  #: why no adapter supports the model
+    takes: tuple[str, ...] = ()  #: grafts that at least one site accepts
+    reasons: Mapping[str, str] = field(default_factory=dict)  #: graft -> why the first of the refusing sites refuses it
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class FamilyCoverage:
     family: str
     names: tuple[str, ...]
     takes: Mapping[str, tuple[str, ...]]  #: graft -> names of models with at least one site that accepts it
-    hosts: tuple[str, ...]  #: the adapters that support them
-    why: tuple[str, ...]  #: reasons of refusals, each with its number of names
+    hosts: tuple[str, ...]  #: names of the adapters that support these models
+    why: tuple[str, ...]  #: reasons for refusals, each with the number of model names
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
@@ -48,7 +48,7 @@ class FamilyCoverage:
 
 
 def timm_names() -> list[str]:
-    """Return the names of timm's own models, without those that other packages register."""
+    """Return the names of timm's own models, without models that other packages register."""
     return [name for name in timm.list_models() if timm.model_entrypoint(name).__module__.startswith("timm.")]
 
 
@@ -105,5 +105,5 @@ def shares(rows: Iterable[FamilyCoverage]) -> dict[str, float]:
     rows = list(rows)
     total = sum(len(row.names) for row in rows)
     if not total:
-        raise ValueError("none of these models attends over tokens")
+        raise ValueError("rows contain no model that attends over tokens")
     return {graft: sum(len(row.takes[graft]) for row in rows) / total for graft in COUNTED}

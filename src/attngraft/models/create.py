@@ -18,7 +18,7 @@ from attngraft.models.transformers_folder import folder_arguments, folder_classe
 from attngraft.models.trust import trusting
 from attngraft.models.weights import read_weights
 
-#: names of errors of huggingface_hub, urllib and their HTTP clients, which differ between releases
+#: error classes of huggingface_hub, urllib and HTTP clients, by name because their modules differ between releases
 _GATED = {"GatedRepoError"}
 _ABSENT = {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}
 _NETWORK = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "HfHubHTTPError"}
@@ -43,13 +43,13 @@ def create_model(
             `torchvision:NAME`, `hf:FOLDER`, `hf:USER/NAME`, `module:package.path:factory` (`models.schemes`).
         graft: a specification; None or "none" for the plain host.
         pretrained: load the scheme's weights for the host; grafts are always new (`load_grafts` loads them).
-        weights: load this file instead (`models.weights` lists the formats), including the grafts' values if it has any. The
-            head stays new if the file's head has another number of classes. For `transformers_classifier` pass a folder of
-            transformers, which also determines the model's arguments.
+        weights: load this file instead (`models.weights` lists the formats), including the values of its grafts, if any. The
+            head stays new if the file's head has another number of classes. For `transformers_classifier` pass a folder
+            written by transformers, which also determines the model's arguments.
         timm_kwargs: further arguments of the host's factory.
 
     Raises:
-        UsageError: there is no such model (lists similar names) or file, or both `pretrained` and `weights` are passed.
+        UsageError: there is no such model or file, or both `pretrained` and `weights` are passed.
         GraftSpecError, HostError: see `graft` (an invalid specification is refused before any weights are downloaded); or
             timm cannot create the model with these arguments, its weights are not available, or the file does not fit.
     """
@@ -81,7 +81,7 @@ def create_host(name: str, *, pretrained: bool = False, **arguments: Any) -> nn.
 
 
 def start_host(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Started:
-    """Create a host of any scheme, and return it with the weights that were loaded.
+    """Create a host of any scheme, and return it with its pretrained weights.
 
     Raises:
         UsageError, HostError: as in `create_host`.
@@ -122,7 +122,7 @@ def why_no_weights(name: str, error: Exception) -> str | None:
     if "No pretrained weights exist" in text:
         near = difflib.get_close_matches(name, list_pretrained(), n=3, cutoff=0.5)
         hint = f" (but it has weights for {', '.join(near)})" if near else ""
-        return f"timm {timm.__version__} has no weights for {name}{hint}; train without, or pass a weights file"
+        return f"timm {timm.__version__} has no weights for {name}{hint}; train without --pretrained, or pass a weights file"
     kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     repository = _repository(name)
     if kinds & _GATED:

@@ -18,14 +18,14 @@ from attngraft.models.attends import Attends, attends, example_image, may_attend
 
 @dataclass(frozen=True)
 class FoundSite:
-    """A site in readable form."""
+    """Description of a site, for display."""
 
     path: str
     kind: str
-    module: str  #: the host's own class of the module
+    module: str  #: name of the host's class of the module
     shape: str  #: tokens, width, heads
     hook_points: tuple[str, ...]
-    missing: Mapping[str, str]  #: hook point of this kind -> why the site lacks it
+    missing: Mapping[str, str]  #: hook point -> why the site lacks it
     record_tensors: tuple[str, ...] = ()  #: tensors for `attngraft.record` besides those at hook points
 
 
@@ -48,7 +48,7 @@ class Examination:
     adapter: str | None
     refusal: str | None  #: why no adapter supports it
     sites: tuple[FoundSite, ...] = ()
-    grafts: Mapping[str, Fit] | None = None  #: graft with its default options -> the sites that take it
+    grafts: Mapping[str, Fit] | None = None  #: graft with default options -> the sites that accept or refuse it
     unread: tuple[Unread, ...] = ()
     not_run: str | None = None  #: why the forward pass failed
 
@@ -56,11 +56,11 @@ class Examination:
 def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examination:
     """Examine `model` without changing it; on the meta device nothing is computed.
 
-    Attention is detected in a forward pass. If the model cannot be run (its inputs are not known), modules whose code
-    names a softmax or an attention function are returned instead, and `not_run` has the reason.
+    Attention is detected in a forward pass. If the model cannot be run (for example because its inputs are
+    unknown), modules whose code names a softmax or an attention function are returned instead, and `not_run` has the error.
 
     Args:
-        inputs: inputs of the model's forward; None: the adapter's example inputs, or an image without an adapter.
+        inputs: inputs of the model's forward; None: example inputs of the adapter, or an image if there is no adapter.
     """
     name = plain_class(model).__name__
     try:

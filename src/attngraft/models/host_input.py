@@ -16,12 +16,12 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Build a host without weights on the meta device, and return its input configuration.
 
     For images it is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
-    `img_size` and `in_chans`, which timm's configuration ignores, determine the input size. Other inputs have a `kind`:
+    `img_size` and `in_chans` determine the input size, unlike in timm's own configuration. Other inputs have a `kind`:
 
         {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N, "pad": id or None}
 
     Raises:
-        UsageError, HostError: as `create_host`; or the input of the host is unknown.
+        UsageError, HostError: as in `create_host`; or the input of the host is unknown.
     """
     with torch.device("meta"):
         model = create_host(name, **arguments)

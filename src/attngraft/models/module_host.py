@@ -1,6 +1,6 @@
-"""`module:` hosts: modules returned by a function of the user, `module:package.path:factory`.
+"""`module:` hosts: modules returned by a user's function, `module:package.path:factory`.
 
-The factory gets the host's arguments, and `num_classes` and `pretrained` if its signature has them. The input
+The factory receives the host's arguments, and `num_classes` and `pretrained` if its signature has them. The input
 and the head are described by attributes of the returned module:
 
     attngraft_input, or pretrained_cfg as in timm: input_size, mean, std, interpolation, crop_pct, classifier
@@ -32,7 +32,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
 
     Raises:
         UsageError: the name has another form, is not permitted here (`trusting`), or cannot be imported; the factory does
-            not accept the arguments, or returns no module; or the module is for another number of classes.
+            not accept the arguments, or returns no module; or the module has another number of classes.
         HostError: the factory failed.
     """
     shown = f"{SCHEME}{name}"
@@ -42,7 +42,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     try:
         model: Any = build_anywhere(lambda: factory(**given))
     except Exception as error:  # user code raises errors of any class
-        raise HostError(f"{shown} failed: {type(error).__name__}: {error}; attngraft -v shows where") from error
+        raise HostError(
+            f"{shown} failed: {type(error).__name__}: {error}; run attngraft -v for the traceback"
+        ) from error
     if not isinstance(model, nn.Module):
         raise UsageError(f"{shown} returned an object of type {type(model).__name__}; it must return a torch.nn.Module")
     _describe(model, arguments.get("num_classes"), overlay)
@@ -70,7 +72,8 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
         ) from error
     except Exception as error:  # user code raises errors of any class
         raise UsageError(
-            f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}; attngraft -v shows where"
+            f"{shown}: importing {found['module']} failed: {type(error).__name__}: {error}; run attngraft -v for "
+            "the traceback"
         ) from error
     try:
         factory: Callable[..., Any] = pkgutil.resolve_name(name)
@@ -79,7 +82,7 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
         raise UsageError(f"{shown}: {found['module']} has no {found['factory']!r}{hint}") from None
     if not callable(factory):
         raise UsageError(
-            f"{shown} is of type {type(factory).__name__}; give a function or class that returns a torch.nn.Module"
+            f"{shown} is of type {type(factory).__name__}; name a function or class that returns a torch.nn.Module"
         )
     return factory
 
@@ -87,7 +90,7 @@ def _factory(name: str, shown: str) -> Callable[..., Any]:
 def _accepted(
     shown: str, factory: Callable[..., Any], arguments: Mapping[str, Any], *, pretrained: bool
 ) -> dict[str, Any]:
-    """Return the factory's arguments: those given, except the ones for attngraft only."""
+    """Return the factory's arguments; omits arguments added by attngraft that it does not accept."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):  # functions in C have no signature
@@ -112,7 +115,7 @@ def _accepted(
 
 
 def _describe(model: Any, classes: int | None, overlay: Mapping[str, Any]) -> None:
-    """Set `pretrained_cfg` from the module's own attributes, with its `classifier` if known."""
+    """Set `pretrained_cfg` from the module's attributes and `overlay`, and a missing `num_classes`."""
     own = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
     own = own if isinstance(own, Mapping) else own.to_dict()  # timm's PretrainedCfg
     cfg = {**own, **(getattr(model, "attngraft_input", None) or {})}
@@ -125,7 +128,7 @@ def _describe(model: Any, classes: int | None, overlay: Mapping[str, Any]) -> No
 
 
 def _classifier(model: Any, classes: int | None) -> str | None:
-    """Return the path of timm's `get_classifier()`, else of the last layer."""
+    """Return the path of the module that timm's `get_classifier()` returns, otherwise of the last layer."""
     if callable(getattr(model, "get_classifier", None)):
         head = model.get_classifier()
         return next((path for path, module in model.named_modules() if module is head), None)
@@ -133,10 +136,10 @@ def _classifier(model: Any, classes: int | None) -> str | None:
 
 
 def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool) -> None:
-    """Check that the module returns logits for the data's number of classes, with a forward pass on two zero images.
+    """Refuse a module whose number of logits is not `classes`, the data's number of classes.
 
-    If the input size is unknown, its attribute `num_classes` is checked instead. The check is skipped if there is none,
-    or if the forward pass fails (as on the meta device).
+    The module is run on two zero images. If the input size is unknown, its attribute `num_classes` is checked instead. The
+    check is skipped without this attribute, or if the forward pass fails (as on the meta device).
     """
     size = model.pretrained_cfg.get("input_size")
     if size is None:
@@ -145,13 +148,15 @@ def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool
         built = _outputs(model, tuple(size))
     if built is None or built == classes:
         return
-    remedy = "its num_classes has no effect on its outputs" if accepts else "give the factory an argument num_classes"
+    remedy = (
+        "use num_classes in the factory for its last layer" if accepts else "give the factory an argument num_classes"
+    )
     raise ConfigError(f"{shown} returns logits for {built} classes, but the data have {classes}; {remedy}")
 
 
 @torch.no_grad()
 def _outputs(model: Any, size: tuple[int, ...]) -> int | None:
-    """Return the number of columns of the module's outputs (2, columns) in evaluation mode; None for other shapes."""
+    """Return the number of columns of the module's outputs (2, columns); None for other shapes."""
     like = next(model.parameters(), torch.zeros(()))
     states = {path: module.training for path, module in model.named_modules()}
     try:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 Normalize = Literal["anchor", "center"]
 
-#: farthest point sampling skips points whose squared norm does not exceed this, as the authors' kernel does
+#: largest squared norm of points that farthest point sampling skips, as in the authors' kernel
 NEAR_ORIGIN = 1e-3
 #: number of neighbors for interpolation of a point's feature
 INTERPOLATED = 3
@@ -106,18 +106,18 @@ class Grouper(nn.Module):
 
 
 class Stage(nn.Module):
-    """One stage: neighborhoods, a network over every neighbor, max pooling, a network on the result.
+    """One stage: neighborhoods, a network on every neighbor, max pooling, a network on the maximum.
 
         y_s = pos(max_j pre(group_sj))
 
     Shapes: points (B, N, 3) and features (B, N, channels) to anchors (B, S, 3) and features (B, S, out_channels). The
-    paper's model has four stages, each with half the points and twice the channels of the one before.
+    paper's model has four stages, each with half the points and twice the channels of the previous stage.
 
     Args:
         pre_blocks: residual blocks before the maximum.
         pos_blocks: residual blocks after it.
-        bias: whether point-wise linear maps have biases; the paper's classifier has none, its segmentation model has.
-        anchors, neighbors, normalize, use_xyz: see `Grouper`, whose errors are raised.
+        bias: whether point-wise linear maps have biases; False in the paper's classifier, True in its segmentation model.
+        anchors, neighbors, normalize, use_xyz: see `Grouper`, also for the errors.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class FeaturePropagation(nn.Module):
         bias: whether point-wise linear maps have biases.
 
     Raises:
-        ValueError: on a call, features that do not match the points or do not have `in_channels` together.
+        ValueError: on a call, features do not match the points, or their channels do not sum to `in_channels`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, blocks: int = 4, bias: bool = True) -> None:
@@ -237,9 +237,9 @@ def _linear_norm(in_channels: int, out_channels: int, *, bias: bool) -> tuple[nn
 def farthest_points(xyz: Tensor, count: int) -> Tensor:
     """Select points (B, N, 3) by farthest point sampling, and return their indices (B, count).
 
-    The first is point 0; each further point maximizes the distance to the nearest chosen one, the first such in a tie.
-    Points near the origin (squared norm up to `NEAR_ORIGIN`) are chosen only as point 0, since clouds are often padded with
-    zeros. If no new point is left, points repeat.
+    The first is point 0; each further point maximizes the distance to the nearest chosen point. In a tie, the point with the
+    smallest index is chosen. Points near the origin (squared norm up to `NEAR_ORIGIN`) are never chosen, except point 0,
+    since clouds are often padded with zeros. If no new point is left, points repeat.
     """
     xyz = xyz.to(torch.promote_types(xyz.dtype, torch.float32))
     rows = torch.arange(len(xyz), device=xyz.device)
@@ -256,7 +256,7 @@ def farthest_points(xyz: Tensor, count: int) -> Tensor:
 def nearest(queries: Tensor, xyz: Tensor, count: int) -> Tensor:
     """Return indices (B, S, count) of the points (B, N, 3) nearest to the queries (B, S, 3), unordered."""
     dtype = torch.promote_types(xyz.dtype, torch.float32)
-    # not by a matrix product, in which small distances would cancel
+    # not with a matrix product, whose cancellation destroys small distances
     distance = torch.cdist(queries.to(dtype), xyz.to(dtype), compute_mode="donot_use_mm_for_euclid_dist")
     return distance.topk(count, dim=-1, largest=False, sorted=False).indices
 

@@ -4,10 +4,10 @@
     attngraft:NAME                 a model of this package
     torchvision:NAME               a torchvision model
     hf:FOLDER, hf:USER/NAME        a transformers model, saved in a folder or on the Hugging Face Hub
-    module:package.path:factory    a function of the user that returns an `nn.Module`
+    module:package.path:factory    a user's function that returns an `nn.Module`
 
 Every host except timm's gets a `pretrained_cfg` like timm's models: its input (`input_size`, `mean`, `std`,
-`interpolation`, `crop_pct`) and its `classifier`. A host whose input is not images has `attngraft_input`.
+`interpolation`, `crop_pct`) and its `classifier`. A host for inputs other than images has `attngraft_input`.
 """
 
 import difflib
@@ -33,7 +33,7 @@ SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_PREFIX = re.compile(r"([\w.-]{2,}):")  # two letters or more, unlike a drive
+_PREFIX = re.compile(r"([\w.-]{2,}):")  # two letters or more, unlike a Windows drive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,10 @@ class Started:
 
 
 def split_scheme(name: str) -> tuple[str, str]:
-    """Return scheme and rest of a host's name; `timm` for a name without scheme.
+    """Split a host's name into scheme and rest; default: `hf` for a transformers folder, else `timm`.
 
     Raises:
-        UsageError: unknown scheme; the message names the form that was probably meant.
+        UsageError: unknown scheme; the message suggests a known scheme.
     """
     found = _PREFIX.match(name)
     if found is None:
@@ -73,7 +73,7 @@ def split_scheme(name: str) -> tuple[str, str]:
 def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Return the name with its scheme (omitted for timm), and arguments that fully determine the host.
 
-    The arguments of an `hf:` host then include its configuration, so that later builds do not need its folder.
+    The returned arguments of an `hf:` host include its configuration, so that later builds do not read its folder.
 
     Raises:
         UsageError: unknown scheme, or a folder that transformers cannot read.
@@ -90,7 +90,7 @@ def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[
 
 
 def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
-    """Call `factory`, again on the CPU if it fails on the meta device (initialization that reads values)."""
+    """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU."""
     if torch.empty(0).device.type != "meta":
         return factory()
     try:
@@ -101,7 +101,7 @@ def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
 
 
 def last_layer(model: nn.Module, classes: int | None) -> str | None:
-    """Return the path of the last linear layer or convolution, if it has `classes` outputs (None: any number)."""
+    """Return the path of the last linear layer or convolution with `classes` outputs (None: any number)."""
     found = None
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -123,7 +123,7 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
 
 
 def unknown_host(name: str) -> UsageError:
-    """Return the error for a name unknown to timm; it suggests the form that was probably meant."""
+    """Return the error for a name unknown to timm, which suggests a similar or valid name."""
     from torchvision.models import list_models as torchvision_models
 
     path = Path(name).expanduser()

@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, to_2tuple, trunc_normal_
 from timm.models import checkpoint, checkpoint_seq, generate_default_cfgs
-from timm.models._features import feature_take_indices  # private, but used by all of timm's models
+from timm.models._features import feature_take_indices  # private, but used by all models in timm
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -45,7 +45,7 @@ for _name, _arguments in _VARIANTS.items():
 
 
 class Scaled(nn.Module):
-    """Multiply by a constant; as the query norm of an attention module, this sets the scale of its scores."""
+    """Multiply by a constant; used as the query norm of attention, to scale its scores."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -66,15 +66,15 @@ class T2TViT(TimmModel):
         logits = head(norm(x)[class token])
 
     Args:
-        img_size: image size, one number or (rows, columns); fixed, because positions are.
+        img_size: image size, one number or (rows, columns); fixed, because the positions are fixed.
         token_attention: "performer" or "transformer".
         token_width: width of the tokens in the tokens-to-token module.
-        token_drop_rate: dropout of the performers; the transformers have none.
-        splits: (kernel, stride, padding) of the three splits; ((3, 1, 1), (3, 2, 1), (3, 2, 1)) makes 64 tokens of an image
-            of 32 pixels.
+        token_drop_rate: dropout in `TokenPerformer`; `TokenTransformer` has none.
+        splits: (kernel, stride, padding) of the three splits; ((3, 1, 1), (3, 2, 1), (3, 2, 1)) splits an image of 32 x 32
+            pixels into 64 tokens.
         qk_scale: factor of the scores in the backbone; None: head width ** -0.5. The authors' published weights require
             384 ** -0.5 = 0.0510310363, with which they were trained (embed_dim ** -0.5 of T2T-ViT-14).
-        global_pool: "token" (the class token), "avg" (the mean of the others), "" (all tokens, not pooled).
+        global_pool: "token" (the class token), "avg" (the mean of the other tokens), "" (all tokens, not pooled).
 
     Positions and the performers' random features are buffers: saved under the authors' names, never trained.
     """
@@ -172,7 +172,7 @@ class T2TViT(TimmModel):
         return cast(Tensor, self.norm(x))
 
     def pooled(self, x: Tensor) -> Tensor:
-        """Return the class token, the mean of the others, or all tokens."""
+        """Return the class token, the mean of the other tokens, or all tokens."""
         if self.global_pool == "token":
             return x[:, 0]
         return x[:, self.num_prefix_tokens :].mean(dim=1) if self.global_pool == "avg" else x
@@ -231,7 +231,7 @@ def sinusoids(positions: int, dim: int) -> Tensor:
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: T2TViT) -> dict[str, Tensor]:
     """Adapt the authors' weights, or ours, to `model` by resampling positions to its grid.
 
-    The grid of the file must be square, as the authors' are, or equal to the model's.
+    The file's grid must be square, as in the authors' files, or the same as the model's.
     """
     positions = state_dict.get("pos_embed")
     if positions is None or positions.shape == model.pos_embed.shape or positions.shape[-1] != model.embed_dim:

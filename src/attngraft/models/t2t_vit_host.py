@@ -1,4 +1,4 @@
-"""Host adapter of T2T-ViT: timm's blocks in its backbone; its tokens-to-token module accepts no grafts."""
+"""Host adapter of T2T-ViT: timm's blocks in the backbone; no grafts in the tokens-to-token module."""
 
 from typing import Any, ClassVar
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, register_model
-from timm.models._features import feature_take_indices  # private, but used by all of timm's models
+from timm.models._features import feature_take_indices  # private, but used by all models in timm
 from torch import Tensor, nn
 
 
@@ -15,7 +15,7 @@ class TimmModel(nn.Module):
     """The part of timm's interface that does not depend on the network."""
 
     pools: ClassVar[tuple[str, ...]]  #: values of `global_pool`
-    layers_name: ClassVar[str] = "blocks"  #: name of the layers that `forward_intermediates` selects from
+    layers_name: ClassVar[str] = "blocks"  #: name of the module list from which `forward_intermediates` selects layers
     norm_name: ClassVar[str] = "norm"  #: name of the norm after these layers
     num_classes: int
     num_features: int
@@ -25,7 +25,7 @@ class TimmModel(nn.Module):
     grad_checkpointing: bool = False
 
     def no_weight_decay(self) -> set[str]:
-        """Return names of parameters without weight decay, besides vectors: none, as in the papers' recipes."""
+        """Return parameters without weight decay other than vectors: none, as in the papers' recipes."""
         return set()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -33,7 +33,7 @@ class TimmModel(nn.Module):
         self.grad_checkpointing = enable
 
     def token_layers(self) -> int:
-        """Return the number of layers, from the first on, whose output `forward_intermediates` can return."""
+        """Return the number of leading layers whose output `forward_intermediates` can return."""
         return len(getattr(self, self.layers_name))
 
     def prune_intermediate_layers(
@@ -57,7 +57,7 @@ class TimmModel(nn.Module):
         raise NotImplementedError
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits, or with `pre_logits` the input of the head, for the output of `forward_features`."""
+        """Return the logits for the output of `forward_features`, or with `pre_logits` the input of the head."""
         x = self.head_drop(self.pooled(x))
         return x if pre_logits else cast(Tensor, self.head(x))
 
@@ -113,9 +113,9 @@ def register(name: str, network: str, arguments: Mapping[str, Any], *, module: s
 
     Args:
         network: "module:attribute" of the model's class, or of a function that creates it. It is imported when a model is
-            created, so that importing this package stays fast. The `checkpoint_filter_fn` of its module adapts weights.
+            created, so that importing this package stays fast. The `checkpoint_filter_fn` of that module adapts weights.
         arguments: arguments of the network; callers may override them.
-        module: the `__name__` of the caller, which has `default_cfgs`.
+        module: the `__name__` of the calling module, which defines `default_cfgs`.
         out_indices: default of `features_only` models.
     """
     path, _, attribute = network.partition(":")

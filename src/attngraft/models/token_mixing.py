@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from attngraft.errors import HostError
 
-ARGUMENT = "use_mix_token"  #: argument of the factories of such models
+ARGUMENT = "use_mix_token"  #: argument of a model's factory that enables MixToken
 
-Box = tuple[int, int, int, int]  #: first row and column, and those after the last; in patches
+Box = tuple[int, int, int, int]  #: (top, left, bottom, right) in patches; bottom and right are exclusive
 
 
 def mix_tokens_in_training(model: nn.Module) -> None:
@@ -34,7 +34,7 @@ def mix_tokens_in_training(model: nn.Module) -> None:
     """
     if not has_patch_logits(model):
         raise no_patch_logits(type(model).__name__)
-    # keeps the class, which adapters recognize; a partial can be copied and pickled with the model
+    # not a subclass, because adapters recognize the class; a partial can be copied and pickled with the model
     cast(Any, model).forward = partial(_forward, model)
 
 
@@ -46,8 +46,8 @@ def has_patch_logits(model: nn.Module) -> bool:
 def no_patch_logits(name: str) -> HostError:
     """Return the error for models without logits for their patches."""
     return HostError(
-        f"{name} has no logits for its patches; token labeling needs a host that has them (volo_*, elsa_volo_*, with their "
-        "aux_head)"
+        f"{name} has no logits for its patches; token labeling requires a host with patch logits (volo_*, elsa_volo_*, with "
+        "their aux_head)"
     )
 
 

@@ -5,7 +5,7 @@
     tokens = project(split_3(x_2))
 
 A split unfolds the map: every token is the kernel x kernel neighborhood of its position. Both attentions have one head and
-project tokens to `width`; there are two kinds, `TokenPerformer` and `TokenTransformer`.
+project tokens to `width`; they are a `TokenPerformer` or a `TokenTransformer`.
 
 Source: L. Yuan et al., "Tokens-to-Token ViT: Training Vision Transformers from Scratch on ImageNet", 2021; the performer:
 K. Choromanski et al., "Rethinking Attention with Performers", 2021, positive random features. Sub-modules and tensors have
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
-#: kernel, stride and padding of the three splits: a final token covers 16 x 16 pixels
+#: (kernel, stride, padding) of each split; together the splits have a stride of 16 pixels
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
 
@@ -63,7 +63,7 @@ class TokenPerformer(nn.Module):
         phi_q, phi_k = self.features(q), self.features(k)
         numerator = phi_q @ (phi_k.transpose(1, 2) @ v.to(phi_k.dtype))
         denominator = phi_q @ phi_k.sum(dim=1).unsqueeze(-1)
-        # both are m times the formula's: the features lack 1 / sqrt(m). torch's ONNX exporter rounds 1e-8 to zero
+        # `features` omits 1 / sqrt(m), so both are m times those in the formula; torch's ONNX exporter would round 1e-8 to 0
         return (numerator / (denominator + len(self.w) * 1e-8)).to(v.dtype)
 
     def features(self, x: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     """Create the model, with random values or with torchvision's default weights.
 
     Args:
-        arguments: of the model's builder; `num_classes`, `img_size`, `drop_path_rate` and `pretrained_cfg_overlay` have
-            timm's names.
+        arguments: arguments of the model's builder, and timm's `num_classes`, `img_size`, `drop_path_rate` and
+            `pretrained_cfg_overlay`.
 
     Raises:
         UsageError: torchvision has no such model.
-        HostError: it does not accept the arguments, or its weights cannot be downloaded or do not fit.
+        HostError: the builder does not accept the arguments, or the weights cannot be downloaded or do not fit.
     """
     from torchvision import __version__, models
 
@@ -46,7 +46,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
         shown["input_size"] = (3, *((size, size) if isinstance(size, int) else size))
     settings = {**_SETTINGS.get(name, {}), **_sized(name, shown), **given, "weights": None}
     if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters:
-        settings.setdefault("weights_backbone", None)  # models for dense tasks would download these
+        settings.setdefault("weights_backbone", None)  # builders of dense models download these by default
     with creation_errors(name, arguments, maker=f"torchvision {__version__}"):
         model: Any = build_anywhere(lambda: models.get_model(name, **settings))
     if drop_path is not None:
@@ -62,7 +62,9 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     if not pretrained:
         return Started(model=model)
     if weights is None:
-        raise HostError(f"torchvision {__version__} has no weights for {name}; train without, or pass a weights file")
+        raise HostError(
+            f"torchvision {__version__} has no weights for {name}; train without --pretrained, or pass a weights file"
+        )
     file = _download(name, weights)
     if name.startswith("vit_"):
         resampled = interpolate_embeddings(model.image_size, model.patch_size, file.host)
@@ -71,7 +73,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
 
 
 def _input(weights: Any) -> dict[str, Any]:
-    """Return the evaluation transform of `weights` as timm's data configuration; empty for other transforms."""
+    """Return the transform of `weights` as timm's data configuration; empty for unknown transforms."""
     transform: Any = None if weights is None else weights.transforms()
     if not all(hasattr(transform, name) for name in ("crop_size", "resize_size", "mean", "std", "interpolation")):
         return {}

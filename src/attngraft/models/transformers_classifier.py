@@ -50,18 +50,21 @@ class TransformersClassifier(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Enable activation checkpointing."""
         verb = "enable" if enable else "disable"
-        names = f"activation_checkpointing_{verb}", f"gradient_checkpointing_{verb}"  # the second in older releases
+        names = (
+            f"activation_checkpointing_{verb}",
+            f"gradient_checkpointing_{verb}",
+        )  # the second name in older releases
         next(getattr(self.model, name) for name in names if hasattr(self.model, name))()
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Return names of tokens and positions, as in timm's ViT."""
+        """Return the names of special tokens and position embeddings, as in timm's ViT."""
         ends = ("token", "tokens", "position_embeddings")
         return {name for name, _ in self.named_parameters() if name.endswith(ends)}
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return patterns for layer-wise decay: embeddings, one group per layer, the rest."""
+        """Return patterns for layer-wise decay: embeddings, one group per layer, remaining parameters."""
         layers = [(r"^model\..*?\.layers?\.(\d+)\.", None), (r"^model\.\w+\.\w*layernorm\.", (99999,))]
         return {"stem": r"^model\..*embeddings\.", "blocks": layers}
 
@@ -84,8 +87,8 @@ def transformers_classifier(
         attngraft compare --host transformers_classifier --host-arg model_type=dinov2 --host-arg hidden_size=192 ...
 
     Args:
-        pretrained: not supported; `--weights FOLDER` (`attngraft.create_model(..., weights=FOLDER)`) takes weights and
-            arguments from a folder that transformers' `save_pretrained` wrote.
+        pretrained: not supported; `--weights FOLDER` (`attngraft.create_model(..., weights=FOLDER)`) loads weights and
+            arguments from a folder written by transformers' `save_pretrained`.
         model_type: a configuration for which transformers has an image classifier: vit, deit, dinov2, swin, ...
         num_classes, img_size, in_chans: timm's names for `num_labels`, `image_size` (224), `num_channels` (3).
         pretrained_cfg_overlay: preprocessing of images: mean, std, interpolation, crop_pct, crop_mode, input_size.
@@ -122,7 +125,7 @@ def transformers_classifier(
 
 
 def checkpoint_filter_fn(state: dict[str, Tensor], model: TransformersClassifier) -> dict[str, Tensor]:
-    """Add the prefix `model.` where it is missing, and resample position embeddings of another image size."""
+    """Add missing prefixes `model.`, and resample position embeddings for the model's image size."""
     own = model.state_dict()
     if not any(name in own for name in state):
         state = {f"model.{name}": value for name, value in state.items()}

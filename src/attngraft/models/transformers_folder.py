@@ -28,7 +28,7 @@ from attngraft.models.checkpoint_file import first_line
 
 log = logging.getLogger(__name__)
 
-HOST = "transformers_classifier"  #: the host that starts from such folders
+HOST = "transformers_classifier"  #: the host that loads such folders
 IMAGE_CLASSIFIER = "AutoModelForImageClassification"  #: the auto class of `transformers_classifier`
 GRAFTS = "grafts.safetensors"
 CONFIG = "config.json"
@@ -40,7 +40,7 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-#: configuration keys that do not determine the architecture, or follow from the data
+#: configuration keys that do not affect the architecture or are determined by the data
 _IGNORED = {
     "_name_or_path",
     "architectures",
@@ -51,13 +51,13 @@ _IGNORED = {
     "problem_type",
     "transformers_version",
 }
-_KERNELS = ("_implementation", "_implementation_internal")  #: ends of keys with the names of attention kernels
+_KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
 #: Pillow's resampling filters by number
 _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 
 
 def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
-    """Return the transformers folder at `path` (the folder itself, or its weights file); None for other paths."""
+    """Return the transformers folder at `path`, a folder or its weights file; None for other paths."""
     folder = Path(path).expanduser()
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
@@ -69,10 +69,10 @@ def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def refuse_without_config(path: Path) -> None:
-    """Raise an error for a path that looks like a transformers folder or Hub name but is not.
+    """Refuse a missing folder, and a folder that is not from transformers, attngraft's export or a run.
 
     Raises:
-        UsageError: the folder or its configuration is missing; the message names which.
+        UsageError: the folder or its configuration is missing.
     """
     if not path.exists() and not path.suffix:
         raise UsageError(
@@ -83,16 +83,15 @@ def refuse_without_config(path: Path) -> None:
     if path.is_dir() and not any((path / name).exists() for name in others):
         raise UsageError(
             f"{path / CONFIG}: no such file, or it has no model_type; save_pretrained writes it, so copy it from the saved "
-            "folder. To load only weights, pass the file, and the model's arguments by --host-arg"
+            "folder. To load only weights, pass the weights file, and the model's arguments with --host-arg"
         )
 
 
 def folder_arguments(folder: Path, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `transformers_classifier` for a folder, updated by `given`.
 
-    They are read from the folder's configuration and image processor.
-
-    If `given` has a `model_type`, it is complete already and returned unchanged.
+    The arguments are read from the folder's configuration and image processor. If `given` has a `model_type`, it is
+    complete and returned unchanged.
 
     Raises:
         UsageError: transformers is missing, cannot read the configuration, or preprocessing is not specified.
@@ -117,9 +116,9 @@ def folder_classes(folder: Path) -> int:
 
 
 def folder_config(folder: Path) -> dict[str, Any]:
-    """Return the model's configuration as plain values: all fields that differ from the defaults of its `model_type`.
+    """Return the model's configuration as plain values: all fields that differ from the defaults.
 
-    `architectures`, `num_labels` and the size of images are always included.
+    `architectures`, `num_labels` and the size and channels of images are always included.
 
     Raises:
         UsageError: transformers is missing, or cannot read the configuration.
@@ -136,18 +135,19 @@ def _read_config(folder: Path) -> Any:
         return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)})"
+            f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
+            "transformers, or save the folder again"
         ) from None
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    """Return the fields of the installed release; files of older releases have others."""
+    """Return the non-default fields that the installed transformers accepts; old files may have others."""
     known = {*type(config)().to_dict(), *config.attribute_map} - _IGNORED
     return _plain({name: value for name, value in config.to_diff_dict().items() if name in known})
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as read from JSON, without the names of attention kernels, which transformers may download."""
+    """Return `value` as plain JSON, without attention kernels, which transformers may download."""
     if isinstance(value, dict):
         return {str(name): _plain(each) for name, each in value.items() if not str(name).endswith(_KERNELS)}
     return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
@@ -162,12 +162,14 @@ def configuration_fields(transformers: Any, model_type: str) -> set[str]:
     try:
         plain = transformers.AutoConfig.for_model(model_type)
     except ValueError:
-        raise ValueError(f"transformers has no configuration of model_type {model_type!r} (vit, deit, ...)") from None
+        raise ValueError(
+            f"transformers has no configuration of model_type {model_type!r}; use vit, deit, ..."
+        ) from None
     return {"num_labels", *plain.to_dict(), *plain.attribute_map}
 
 
 def checked_fields(transformers: Any, model_type: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields`, if a configuration accepts them.
+    """Check that the configuration of a `model_type` accepts `fields`, and return them as plain values.
 
     Raises:
         ValueError: an unknown field.
@@ -180,14 +182,14 @@ def checked_fields(transformers: Any, model_type: str, fields: Mapping[str, Any]
 
 
 def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Path, dict[str, Tensor]]:
-    """Return the weights file, and the tensors under the names of the host that `auto_class` gives.
+    """Return the weights file, and its tensors by their names in the host that `auto_class` creates.
 
-    transformers itself loads them, since names have changed between its releases. Missing tensors (a head) are not returned;
-    unexpected ones (a pooler, a decoder) are logged.
+    transformers loads the file itself, since names differ between its releases. Missing tensors (a head) are not returned;
+    unexpected tensors (a pooler, a decoder) are logged.
 
     Raises:
         UsageError: there are no weights, or transformers is missing.
-        HostError: the weights are damaged, contain more than tensors, or were trained with grafts that are missing.
+        HostError: the weights are damaged, contain more than tensors, or were trained with grafts whose file is missing.
     """
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
@@ -207,13 +209,13 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
         )
     if ignored := sorted(name for name in unexpected if not is_graft(name)):
         users = "an image classifier does" if auto_class == IMAGE_CLASSIFIER else f"{type(model).__name__} does"
-        log.info("%s: ignored, since %s not use them: %s", file, users, ", ".join(ignored))
+        log.info("%s: ignored tensors that %s not use: %s", file, users, ", ".join(ignored))
     missing, prefix = set(report["missing_keys"]), "model." if auto_class == IMAGE_CLASSIFIER else ""
     return file, {f"{prefix}{name}": value for name, value in model.state_dict().items() if name not in missing}
 
 
 def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tuple[nn.Module, dict[str, Any]]:
-    """Load the model and return it with transformers' loading report."""
+    """Load the model; return it and transformers' report on missing and unexpected tensors."""
     try:
         with torch.random.fork_rng(devices=[]), quiet(transformers):  # initializes missing weights
             found: tuple[nn.Module, dict[str, Any]] = getattr(transformers, auto_class).from_pretrained(
@@ -222,13 +224,13 @@ def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tup
                 local_files_only=True,
                 trust_remote_code=False,
                 weights_only=True,
-                attn_implementation="eager",  # not the configuration's, which may name a kernel on the Hub
+                attn_implementation="eager",  # not as in the configuration, which may name a kernel on the Hub
                 output_loading_info=True,
             )
     except pickle.UnpicklingError as error:
         raise HostError(
-            f"{file} contains Python objects besides tensors; reading those could run arbitrary code, so it is refused. If "
-            "you trust it, load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
+            f"{file} contains Python objects besides tensors; reading them could run arbitrary code, so it is refused. If "
+            "you trust the file, load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
         ) from error
     except (SafetensorError, RuntimeError, OSError, ValueError, EOFError, KeyError, TypeError) as error:
         what = "an image classifier" if auto_class == IMAGE_CLASSIFIER else auto_class
@@ -241,7 +243,7 @@ def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tup
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Suppress transformers' progress bars and its reports on weights, which attngraft makes itself."""
+    """Suppress transformers' progress bars and its reports on weights, which attngraft prints itself."""
     logging_of = transformers.utils.logging
     before, bars = logging_of.get_verbosity(), logging_of.is_progress_bar_enabled()
     logging_of.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""`hf:` hosts: transformers models, from a folder or from the Hugging Face Hub. Remote code is never run.
+"""`hf:` hosts: transformers models from a folder or the Hugging Face Hub. Remote code is never run.
 
 A host is described by its arguments alone: `config` (the contents of config.json), for images `input` (the preprocessing),
 and the user's own arguments, which are fields of the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
@@ -37,7 +37,7 @@ _LIMIT = 10**6  #: largest plausible limit of tokens; tokenizers without a limit
 
 
 def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `given` with `config`, and for images `input`, of the folder or repository `source`.
+    """Add `config`, and for images `input`, of the folder or repository `source` to `given`.
 
     Raises:
         UsageError: there is no such folder, or transformers cannot read it.
@@ -56,10 +56,10 @@ def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Started:
     """Create the model, from its configuration alone or with its weights.
 
-    An image classifier is wrapped as `transformers_classifier`, and returns logits; other models are transformers' own.
+    An image classifier is wrapped as `transformers_classifier`, and returns logits; other models are not wrapped.
 
     Raises:
-        UsageError, HostError: as `resolve_arguments`; or the configuration or the weights do not fit.
+        UsageError, HostError: as in `resolve_arguments`; or the configuration or the weights do not fit.
     """
     transformers = import_transformers(f"hf:{name}")
     given = resolve_arguments(name, arguments)
@@ -85,15 +85,15 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
 
 
 def find_folder(source: str, *, weights: bool = False, download: bool = True) -> Path:
-    """Return the folder `source`, or the cached copy of that repository of the Hub.
+    """Return the folder `source`, or the cached copy of the repository `source` of the Hub.
 
     Args:
-        source: a folder, or NAME or USER/NAME.
+        source: a folder, or NAME or USER/NAME on the Hub.
         weights: also download the weights.
         download: download files that are not in the cache.
 
     Raises:
-        UsageError: no such folder, or one without a configuration.
+        UsageError: there is no such folder, or it has no configuration.
         HostError: the files cannot be downloaded.
     """
     path = Path(source).expanduser()
@@ -130,7 +130,7 @@ def find_folder(source: str, *, weights: bool = False, download: bool = True) ->
 def auto_class(transformers: Any, model_type: str, architectures: list[str]) -> str:
     """Return the name of the auto class that creates the first of `architectures`.
 
-    A bare image model is created as a classifier; a model without architecture by `AutoModel`.
+    An image model without a head is created as a classifier, and a model without architectures by `AutoModel`.
     """
     auto = transformers.models.auto.modeling_auto
     wanted = architectures[0] if architectures else ""
@@ -143,7 +143,7 @@ def auto_class(transformers: Any, model_type: str, architectures: list[str]) -> 
         name for name, kind in vars(auto).items() if name.startswith("AutoModelFor") and hasattr(kind, "_model_mapping")
     ]
     first = (IMAGE_CLASSIFIER, "AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM")
-    last = "AutoModelForPreTraining"  # it also creates all architectures of the other classes
+    last = "AutoModelForPreTraining"  # this class also creates the architectures of all other classes
     names = sorted(known, key=lambda name: (name == last, name not in first))
     found = next((name for name in names if creates(name)), "AutoModel")
     pretraining = ("AutoModel", "AutoModelForMaskedImageModeling", last)
@@ -183,9 +183,9 @@ def _plain(transformers: Any, kind: str, fields: Mapping[str, Any], classes: int
 
 
 def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown: dict[str, Any]) -> None:
-    """Set `pretrained_cfg`, and `attngraft_input` if the input is not an image."""
+    """Set `pretrained_cfg`, and `attngraft_input` if the input is text."""
     if kind == IMAGE_CLASSIFIER:
-        if not {"mean", "std"} <= shown.keys():  # the defaults of ViT may be wrong
+        if not {"mean", "std"} <= shown.keys():  # the preprocessing of ViT may be wrong for this model
             unknown = ("input_size", "mean", "std")
             model.pretrained_cfg = {name: value for name, value in model.pretrained_cfg.items() if name not in unknown}
         return
@@ -196,7 +196,7 @@ def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown:
 
 
 def _head(model: Any) -> tuple[str, ...]:
-    """Return the modules outside the base model, and its pooler, which only a head uses."""
+    """Return the paths of the modules outside the base model, and of its pooler, which only heads use."""
     base, children = model.base_model_prefix, [name for name, _ in model.named_children()]
     if base not in children:
         return ("pooler",) if getattr(model, "pooler", None) is not None else ()
@@ -206,11 +206,11 @@ def _head(model: Any) -> tuple[str, ...]:
 
 
 def _text_input(model: Any, source: str) -> dict[str, Any]:
-    """Return the tokenizer, the maximum number of tokens, and the vocabulary size."""
+    """Return the tokenizer's folder, maximum number of tokens, vocabulary size, and padding id."""
     try:
         folder: Path | None = find_folder(source, download=False)
     except (UsageError, HostError):
-        folder = None  # deleted since, or on another machine
+        folder = None  # the folder was deleted, or is on another machine
     if folder is not None and not any((folder / name).is_file() for name in (_TOKENIZER, *_VOCABULARIES)):
         folder = None
     limits = [_positions(model)]
@@ -226,7 +226,7 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
 
 
 def _positions(model: Any) -> int | None:
-    """Return the largest number of tokens; RoBERTa and its relatives do not use their first positions."""
+    """Return the largest number of tokens; RoBERTa and similar models do not use the first positions."""
     for path, module in model.named_modules():
         if path.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             return module.num_embeddings - module.padding_idx - 1

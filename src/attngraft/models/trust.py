@@ -1,7 +1,7 @@
 """Permission to import `module:` hosts, whose import runs the user's code.
 
 A name that the user types, on the command line or in Python, is permitted; a name read from a folder or a file is permitted
-by `--trust-code` or `trust_code=True` only.
+only with `--trust-code` or `trust_code=True`.
 """
 
 from collections.abc import Iterator

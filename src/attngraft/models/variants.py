@@ -3,14 +3,14 @@
 | name | model | parameters, 1000 classes |
 |---|---|---|
 | `vit_small_patch16_224_cb_replaced` | ViT-S/16 whose last of 6 heads is uniform (CB Table 1, "Replc.") | 21,459,304 |
-| `vit_small_patch16_224_cb_compensated` | the same, MLP hidden width 1536 + 64 ("Comp.") | 22,049,896 |
+| `vit_small_patch16_224_cb_compensated` | the same with an MLP hidden width of 1536 + 64 ("Comp.") | 22,049,896 |
 | `vit_small_patch16_224_cb_appended` | width 448, 7 heads of 64, the last one uniform ("Att.") | 29,164,712 |
 | `vit_tiny_patch16_224_extra_attention` | 8 blocks of ViT-Ti/16, then x + MSA(norm(x)) (CB, Fig. 2) | +148,608 |
 | `vit_tiny_patch16_224_extra_mlp` | 8 blocks of ViT-Ti/16, then x + MLP(norm(x)) (CB, Fig. 2) | +296,256 |
 | `small_mixer` | Mixer with 4 blocks of width 64 on 8 x 8 patches of a 32 x 32 image | |
 
 A uniform head averages all values and has no queries or keys. The paper prints 21M, 22M and 29M, but not how the size was
-compensated or the head appended; these are the readings that fit (queries and keys of a head cost as much as `head width`
+compensated or the head appended; the models here fit these numbers (queries and keys of a head cost as much as `head width`
 hidden units). The extra half blocks are not sites of the host.
 """
 
@@ -43,12 +43,12 @@ class HalfBlock(nn.Module):
 
     def forward(self, x: Tensor, **masks: Any) -> Tensor:
         if any(mask is not None for mask in masks.values()):
-            raise ValueError("HalfBlock takes no masks")
+            raise ValueError("HalfBlock takes no masks; call the model without a mask")
         return cast(Tensor, x + self.drop_path(self.branch(self.norm(x))))
 
 
 def vit_with_extra_half(half: str, **arguments: Any) -> VisionTransformer:
-    """Create timm's ViT with a half block ("attention" or "mlp") after its blocks."""
+    """Create timm's ViT followed by a half block, "attention" or "mlp"."""
     model = VisionTransformer(**arguments)
     dim, heads, bias = arguments["embed_dim"], arguments["num_heads"], arguments.get("qkv_bias", True)
     branch: nn.Module = (

@@ -1,6 +1,6 @@
 """Load weights into a host: safe reading, adaptation as in timm, and a check of all names.
 
-`load_official` loads the authors' checkpoints as published, or converted by `attngraft convert`; nothing is downloaded:
+`load_official` loads the authors' checkpoints, as published or converted by `attngraft convert`; nothing is downloaded:
 
     model = timm.create_model("bixt_ti_l64_p16_ft384")
     load_official(model, "bixt_ti_l64_p16.pth.tar")     # trained at 224 pixels
@@ -28,7 +28,7 @@ from attngraft.models.transformers_folder import folder_tensors, refuse_without_
 
 #: paths of weights in folders of runs, exported models, and the Hugging Face Hub; the first that exists is used
 IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
-#: classes whose parameters have the names of the authors' checkpoints -> a model of the class
+#: class whose parameters have the names of the authors' checkpoints -> name of an example model
 OFFICIAL = {
     "attngraft.models.bixt.model.BiXT": "bixt_ti_l64_p16",
     "attngraft.models.elsa.swin.ElsaSwin": "elsa_swin_tiny",
@@ -46,7 +46,7 @@ class Fitted:
     path: Path
     new: tuple[str, ...] = ()  #: tensors of the head that keep their initial values
     resized: tuple[str, ...] = ()
-    classes: int | None = None  #: number of classes of the file's head, where it was loaded
+    classes: int | None = None  #: number of classes of the file's head; None if the head was not loaded
 
     def __str__(self) -> str:
         parts = [f"a new head: {_listed(self.new)}"] if self.new else []
@@ -57,23 +57,23 @@ class Fitted:
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsFile:
-    """Contents of a file: a host's tensors, and those of its grafts if a grafted model was saved."""
+    """Contents of a file: tensors of a host, and of its grafts if a grafted model was saved."""
 
     path: Path
     host: Mapping[str, Tensor]
     grafts: Mapping[str, Tensor]
-    architecture: str | None = None  #: name of the model, where the file contains it
-    #: arguments of its factory, where the file contains them
+    architecture: str | None = None  #: name of the model, if the file contains it
+    #: arguments of the model's factory, if the file contains them
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def fill_host(self, model: nn.Module, *, new_head: bool = True) -> Fitted:
         """Load the host's tensors into `model`, which has no grafts yet.
 
-        timm's own filter of the model's family adapts names, position and patch embeddings; the first convolution is adapted
-        to another number of channels, and a head for another number of classes stays new.
+        The checkpoint filter of the model's family (usually timm's) adapts names, position and patch embeddings. The first
+        convolution is adapted to the model's number of channels. A head for another number of classes is not loaded.
 
         Args:
-            new_head: whether such a head may stay new; otherwise it is reported as a misfit.
+            new_head: if False, raise an error for a head with another number of classes.
 
         Raises:
             HostError: tensors are missing, unexpected or of another shape; all are listed. The model is not changed.
@@ -83,7 +83,7 @@ class WeightsFile:
         return fitted
 
     def fit(self, model: nn.Module, *, new_head: bool = True) -> tuple[dict[str, Tensor], Fitted]:
-        """Return the tensors that `fill_host` would load and its report. The model may be on the meta device.
+        """Return the tensors that `fill_host` loads, and its result. The model may be on the meta device.
 
         Raises:
             HostError: see `fill_host`.
@@ -113,7 +113,7 @@ class WeightsFile:
         `model` is the host with any number of outputs, on any device.
 
         Raises:
-            HostError: the file is not of this model.
+            HostError: the weights are not of this model.
         """
         values = self._filtered(model, model.state_dict())
         weights = [values[name] for layer in _layers(model, "classifier") if (name := f"{layer}.weight") in values]
@@ -123,7 +123,7 @@ class WeightsFile:
         """Load the grafts' tensors, if the file has any, into the grafted `model`.
 
         Raises:
-            HostError: the model's grafts differ from those of the file.
+            HostError: the grafts of the model and of the file differ.
         """
         if not self.grafts:
             return
@@ -137,12 +137,12 @@ class WeightsFile:
         model.load_state_dict(dict(self.grafts), strict=False)
 
     def _filtered(self, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Apply timm's filter of the model's family: renames other layouts, resamples embeddings."""
+        """Apply the checkpoint filter of the model's family, which renames tensors and resamples embeddings."""
         values = _without_wrapper(self.host, state)
         adapt = _of_family(model, "checkpoint_filter_fn")
         if adapt is None:
             return values
-        # filters recognize layouts by names of the head, so weights without a head borrow the model's
+        # filters recognize layouts by names of the head, so weights without a head borrow the head of the model
         layers = tuple(f"{layer}." for layer in _layers(model, "classifier"))
         head = {name for name in state if layers and name.startswith(layers)}
         borrowed = head - values.keys() if values.keys() <= state.keys() else set()
@@ -159,7 +159,7 @@ class WeightsFile:
 def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: bool = False) -> Fitted:
     """Load published weights into `model`, and return how they fit.
 
-    The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or one under `state_dict`, `model`,
+    The checkpoint may be a zip with `model_best.pth.tar`, a bare state dict, or a state dict under `state_dict`, `model`,
     `state_dict_ema` or `model_ema` (the average is preferred), with names that start with `module.` and `_orig_mod.`, in
     torch's or safetensors' format. Computed buffers (position codes, tables of windows) are recomputed or resampled, so
     weights trained at one image size fit any other; all other tensors must exist and have the same shape, and no
@@ -177,11 +177,11 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
     kind = plain_class(model)
     if f"{kind.__module__}.{kind.__qualname__}" not in OFFICIAL:
         raise UsageError(
-            f"load_official fills a model whose authors published weights ({', '.join(OFFICIAL.values())}, ...), not a "
-            f"{kind.__name__}; attngraft.create_model(NAME, weights=FILE) reads files for others"
+            f"load_official supports models whose authors published weights ({', '.join(OFFICIAL.values())}, ...), not a "
+            f"{kind.__name__}; for others, call attngraft.create_model(NAME, weights=FILE)"
         )
     if any(map(is_graft, model.state_dict())):
-        raise UsageError("load_official fills a model without grafts; load first, then call attngraft.graft")
+        raise UsageError("load_official requires a model without grafts; load first, then call attngraft.graft")
     file = read_weights(path)
     fitted = file.fill_host(model, new_head=new_head)
     file.fill_grafts(model)  # refuses a file with grafts
@@ -191,12 +191,12 @@ def load_official(model: nn.Module, path: str | os.PathLike[str], *, new_head: b
 def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile:
     """Read the tensors of a safetensors file, or of a torch file with `weights_only=True`.
 
-    If `path` is a folder, read the best weights of a run, or the host's weights of an exported model.
-    Checkpoints may keep their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` (the average is
+    For the folder of a run, reads its best weights; for the folder of an exported model, the weights of its host.
+    Checkpoints may store their weights under `model`, `state_dict`, `model_ema` or `state_dict_ema` (the average is
     preferred); prefixes of wrappers are removed.
 
     Args:
-        host: name of the model. For `transformers_classifier` the folder may be one of transformers.
+        host: name of the model. For `transformers_classifier`, `path` may be a folder written by transformers.
 
     Raises:
         UsageError: the file does not exist, is of another kind, or has weights that were folded for inference.
@@ -219,7 +219,7 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
 
 
 def weights_of(checkpoint: CheckpointFile) -> WeightsFile:
-    """Split the tensors of a checkpoint into those of the host and those of grafts.
+    """Split the tensors of a checkpoint into tensors of the host and of grafts.
 
     Raises:
         HostError: the checkpoint contains no weights of a host.
@@ -229,10 +229,10 @@ def weights_of(checkpoint: CheckpointFile) -> WeightsFile:
 
 
 def split_weights(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> WeightsFile:
-    """Split tensors into those of the host and those of grafts.
+    """Split tensors into tensors of the host and of grafts.
 
     Raises:
-        HostError: there are none of a host.
+        HostError: there are no tensors of a host.
     """
     host = {name: value for name, value in tensors.items() if not is_graft(name)}
     grafts = {name: value for name, value in tensors.items() if is_graft(name)}
@@ -243,7 +243,7 @@ def split_weights(file: Path, tensors: Mapping[str, Tensor], **facts: Any) -> We
 
 
 def _volo_filter(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Resample `pos_embed` (1, rows, columns, C) to the model's grid, which timm does not do for its VOLO."""
+    """Resample `pos_embed` (1, rows, columns, C) to the model's grid, which timm omits for VOLO."""
     positions, own = state_dict.get("pos_embed"), getattr(model, "pos_embed", None)
     if positions is None or own is None or positions.ndim != 4 or positions.shape == own.shape:
         return state_dict
@@ -251,10 +251,10 @@ def _volo_filter(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, T
 
 
 def _of_family(model: nn.Module, function: str) -> Callable[..., Any] | None:
-    """Return the function of this name from the module of the model's class or of one of its bases.
+    """Return `function` from the Python module of the model's class or of a base class; None if missing.
 
-    `checkpoint_filter_fn(state_dict, model)`, timm's, adapts weights. `checkpoint_refusal_fn(architecture, arguments,
-    model)`, ours, returns why weights of that model do not fit this one although all shapes do, or None.
+    `checkpoint_filter_fn(state_dict, model)`, as in timm, adapts weights. `checkpoint_refusal_fn(architecture, arguments,
+    model)`, only in attngraft, returns why weights of `architecture` do not fit although all shapes match, or None.
     """
     for base in type(model).__mro__:
         found = getattr(sys.modules.get(base.__module__), function, None)
@@ -291,7 +291,7 @@ def _drop_other_head(model: nn.Module, values: dict[str, Tensor], state: Mapping
     for layer in _layers(model, "classifier"):
         parent = layer.rpartition(".")[0]
         if parent and not any(name.startswith(f"{parent}.") for name in values):
-            layer = parent  # without classes, the norm before the layer is missing too
+            layer = parent  # a file without a head also lacks the norm before the layer
         own, stored = (
             {name for name in names if name.startswith(f"{layer}.") and not name.endswith("num_batches_tracked")}
             for names in (state, values)
@@ -304,7 +304,7 @@ def _drop_other_head(model: nn.Module, values: dict[str, Tensor], state: Mapping
 
 
 def _layers(model: nn.Module, entry: str) -> tuple[str, ...]:
-    """Return the layers that timm's configuration of the model lists under `entry`."""
+    """Return the paths of the layers that timm's configuration of the model lists under `entry`."""
     value = (getattr(model, "pretrained_cfg", None) or {}).get(entry) or ()
     return (value,) if isinstance(value, str) else tuple(value)
 
@@ -345,16 +345,16 @@ def _refuse_folded(file: Path) -> None:
         folds = json.loads((file.parent / "attngraft.json").read_text(encoding="utf-8")).get("folds", ())
         moved = [entry["folded"] for entry in folds if entry.get("folded") and not entry.get("removed")]
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
-        return  # not of an exported model, or of one that `attngraft.load` refuses with a better message
+        return  # not an exported model, or a damaged one, for which `attngraft.load` has a better message
     if moved:
         raise UsageError(
-            f"{file} has weights that were folded for inference ({moved[0]}), which cannot initialize training; pass the "
+            f"{file} contains weights folded for inference ({moved[0]}), which cannot initialize training; pass the "
             "run, or a folder exported without --fold"
         )
 
 
 def _without_wrapper(values: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove a common prefix (`model.`, `backbone.`) from all names if they are the model's without it."""
+    """Remove a common prefix (`model.`, `backbone.`) from all names if they then match the model's names."""
     bare = dict(values)
     while len(bare) > 1 and not state.keys() & bare.keys():
         prefix = next(iter(bare)).partition(".")[0] + "."

@@ -131,7 +131,10 @@ def test_another_input_size() -> None:
         ({"sa_heads": 3}, "the attention width 16 is not divisible by 3 heads"),
         ({"depth": 0}, "depth and num_latents of BiXT must be 1 or more, not 0 and 3"),
         ({"num_latents": 0}, "depth and num_latents of BiXT must be 1 or more, not 3 and 0"),
-        ({"depth": 1, "dense": True}, "only layer is its one-sided last one; set a depth of 2 or more"),
+        (
+            {"depth": 1, "dense": True},
+            "only layer of this model is one-sided and cannot be dropped; set depth to 2 or more",
+        ),
     ],
 )
 def test_what_cannot_be(changes: dict[str, Any], message: str) -> None:

@@ -80,7 +80,7 @@ def test_what_cannot_be() -> None:
         PatchEmbedding(4, 8)
     with pytest.raises(UsageError, match="must be 4, 8 or 16, not 32"):
         ConvolutionalEmbedding(32)
-    with pytest.raises(UsageError, match="need a width that can be halved 3 times"):
+    with pytest.raises(UsageError, match="require a width that can be halved 3 times"):
         ConvolutionalEmbedding(16, dim=12)
     with pytest.raises(UsageError, match="stride must equal its patch size, 16, not 8"):
         make_tokenizer("conv", 16, 8, in_chans=3, dim=16)

@@ -1,4 +1,1 @@
-"""Adapters of Hugging Face's `transformers`, one per row of the table in `families`.
-
-They are imported only when a model of `transformers` is used.
-"""
+"""Adapters of Hugging Face's `transformers`, a table in `families` that is imported on demand."""

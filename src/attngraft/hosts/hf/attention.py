@@ -1,4 +1,4 @@
-"""Attention of `transformers`: masks, and templates for q, k, v projections with a configured attention function."""
+"""Attention of `transformers`: masks, and templates with separate q, k and v projections."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,10 +24,11 @@ def visible_in(mask: Tensor) -> Tensor:
 
 
 def hides_tokens(mask: Tensor | None) -> bool:
-    """Return whether the call has a mask that hides a token.
+    """Return whether `mask` hides a token; its values are not read.
 
     Outside of export, transformers creates a mask only if it hides a token. During export it also creates masks that hide
-    nothing, so only masks that depend on an input count; with `strict=True` that is unknown, and no mask counts.
+    nothing, so the answer is True only if the mask depends on an input of the exported program. With `strict=True` the
+    dependence is unknown, and the answer is False.
     """
     if mask is None:
         return False
@@ -37,7 +38,7 @@ def hides_tokens(mask: Tensor | None) -> bool:
 def _depends_on_input(tensor: Tensor) -> bool:
     """Return whether the values of `tensor` depend on an input of the program that is being exported.
 
-    Returns False if this is unknown: with `strict=True`, Dynamo does not let a model read its own graph.
+    Returns False with `strict=True`, where the dependence is unknown: in Dynamo, a model cannot read its own graph.
     """
     if torch.compiler.is_dynamo_compiling():
         return False
@@ -54,7 +55,7 @@ def _depends_on_input(tensor: Tensor) -> bool:
         seen.add(node)
         if node.op == "placeholder":
             return True
-        # nodes that read only sizes and dtypes do not count: a mask of ones takes its size from the batch
+        # skip nodes that read only sizes and dtypes: a mask of ones depends on the batch size alone
         name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
         if not (name.startswith(("sym_", "new_")) or name.endswith("_like")):
             pending += node.all_input_nodes
@@ -62,7 +63,7 @@ def _depends_on_input(tensor: Tensor) -> bool:
 
 
 def unsupported(implementation: str | None) -> str | None:
-    """Return why grafts do not support this attention function; None if they do."""
+    """Return why grafts do not support an attention function; None if they do."""
     if implementation in ("sdpa", "eager"):
         return None
     return (
@@ -82,13 +83,13 @@ class ProjectedSite(AttentionSite):
     """Attention with q, k, v and output projections; returns (tokens, weights) as the host does.
 
     As in `eager` attention, the weights are returned after the softmax, the grafts at `weights`, and dropout; with `sdpa`
-    they are None. With a graft at `mix`, they are those of the host's own self-attention, without the graft.
+    they are None. With a graft at `mix`, the weights are those of the host without the graft.
     """
 
     projections: ClassVar[tuple[str, str, str]] = ("q_proj", "k_proj", "v_proj")  #: names of the q, k and v projections
-    out: ClassVar[str | None] = "o_proj"  #: name of the output projection; None: another module has it
-    width: ClassVar[str] = "head_dim"  #: name of the attribute with the head width
-    rate: ClassVar[str] = "attention_dropout"  #: name of the dropout of the weights: a rate or a module
+    out: ClassVar[str | None] = "o_proj"  #: name of the output projection; None: it is in another module
+    width: ClassVar[str] = "head_dim"  #: name of the attribute for the head width
+    rate: ClassVar[str] = "attention_dropout"  #: name of the attribute for the weights' dropout, a rate or a module
     precise: ClassVar[bool] = True  #: whether softmax is computed in float32
     config: Any
     is_causal: bool
@@ -118,7 +119,7 @@ class ProjectedSite(AttentionSite):
         drop: Callable[[Tensor], Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Projected]:
-        """Return tokens, weights and the projections; `drop`, the layer's dropout, replaces this module's."""
+        """Return tokens, weights and projections; the layer's dropout `drop` replaces this module's dropout."""
         maps: list[Tensor] = []
         self.check_mask(attention_mask)
 
@@ -138,10 +139,10 @@ class ProjectedSite(AttentionSite):
         return tokens, maps[-1] if maps else None, projected
 
     def check_mask(self, mask: Tensor | None) -> None:
-        """Refuse a mask that the module's grafts do not support; mix grafts get the padding as `present`.
+        """Refuse a mask that the module's grafts do not support; mix grafts receive the padding as `present`.
 
         Raises:
-            UsageError: a graft averages over all tokens, or there is a mix graft and the mask is not symmetric.
+            UsageError: a graft does not support padding, or, with a graft at `mix`, an asymmetric mask.
         """
         if hides_tokens(mask):
             check_call(self, padded=True, exempt=("mix",))
@@ -154,22 +155,22 @@ class ProjectedSite(AttentionSite):
         return Projected(q, k, v, x, bias=attention_mask, causal=causal, present=self.present(attention_mask))
 
     def kernel_is_causal(self, q: Tensor, mask: Tensor | None, is_causal: bool | None) -> bool:
-        """Return whether the fused kernel's causal mask replaces an omitted mask; `eager` attention has none."""
+        """Return whether the fused kernel applies a causal mask by itself; `eager` attention never does."""
         if not self.fused_attn or mask is not None or q.shape[2] <= 1:
             return False  # some modules without a fused kernel have no `is_causal` (T5 of transformers 5.9)
         return self.is_causal if is_causal is None else is_causal
 
     def project_again(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
-        """Project other tokens for a mix graft."""
+        """Project tokens that a mix graft passes instead of the input."""
         return self.project(x, attention_mask, **kwargs)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k, v, (B, H, N, d) each."""
+        """Return q, k and v, each (B, H, N, d)."""
         q, k, v = (self.project_heads(name, x) for name in self.projections)
         return q, k, v
 
     def project_heads(self, name: str, x: Tensor) -> Tensor:
-        """Apply the projection of this name to tokens: (B, H, N, d)."""
+        """Apply the projection `name` to tokens and return its heads (B, H, N, d)."""
         heads = getattr(self, name)(x).view(*x.shape[:-1], -1, getattr(self, self.width))
         return cast(Tensor, heads).transpose(1, 2)
 
@@ -184,7 +185,9 @@ class ProjectedSite(AttentionSite):
         bias = self.visible(projected) if projected.causal else projected.bias
         if bias is None:
             return scores
-        if bias.dtype == torch.bool:  # as in transformers: a query with all keys hidden attends to all equally
+        if (
+            bias.dtype == torch.bool
+        ):  # as in transformers, a query whose keys are all hidden attends to all of them equally
             return scores.masked_fill(~bias, torch.finfo(scores.dtype).min)
         return scores + bias
 
@@ -262,11 +265,11 @@ def attention_site(
     """Return the site of an attention module.
 
     Args:
-        template: base of its patched class, which has the names of its projections.
-        end: path of the module with `attn.end`, which merges the windows if there are any; None: this module.
+        template: base of the patched class, which defines the names of the projections.
+        end: path of the module with hook point `attn.end`; None: the attention module itself.
         dropout_layer: path of the layer that passes its dropout to patched attention, for `attn.end`.
-        arguments: arguments of its forward besides tokens and mask.
-        children: names of further children.
+        arguments: arguments of the module's forward besides tokens and mask.
+        children: names of child modules besides the projections.
         fields: geometry fields that the model determines.
     """
     projections = template.projections
@@ -279,7 +282,7 @@ def attention_site(
     width = getattr(module, template.width)
     heads = getattr(module, projections[0]).out_features // width
     fields |= projected_heads(module, dict(zip(("q", "k", "v"), projections, strict=True)), heads=heads, width=width)
-    config = getattr(module, "config", None)  # without one, the attention function is fixed
+    config = getattr(module, "config", None)  # without a configuration, the attention function is fixed
     if config is not None and (refusal := unsupported(config._attn_implementation)):
         return refused_site(path, refusal, **fields)
     geometry = AttentionGeometry(**fields)

@@ -1,8 +1,8 @@
-"""Layers as in BERT, which spread attention and MLP over several modules.
+"""Layers of BERT and similar models, which spread attention and MLP over several modules.
 
-`BertSelfAttention` has `mix`, `weights` and `heads`. The rest is in `BertSelfOutput`, whose forward also adds the residual
-and applies its norm. `BertAttention`, which contains both, runs that forward step by step, so it has `tokens` and
-`attn.end`. For the MLP, `BertIntermediate` has `mlp.front` and `mlp.mid`, and `BertOutput` has `mlp.end`.
+`BertSelfAttention` has the hook points `mix`, `weights` and `heads`. The output projection is in `BertSelfOutput`, together
+with dropout, residual and norm; `BertAttention`, the parent of both modules, runs these steps itself and has the hook points
+`tokens` and `attn.end`. For the MLP, `BertIntermediate` has `mlp.front` and `mlp.mid`, and `BertOutput` has `mlp.end`.
 """
 
 from collections.abc import Callable
@@ -44,15 +44,15 @@ class BertSelfAttention(CachingSite):
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> Projected:
-        """Project the tokens; functions to apply after the output projection are appended to `after`.
+        """Project the tokens; `after` collects functions to apply after the output projection.
 
         Raises:
-            UsageError: a graft does not support keys from other tokens, or the cache does not support cross-attention.
+            UsageError: a graft does not support cached keys, or the cache does not support cross-attention.
         """
         if self.crosses and not (past_key_values is None or isinstance(past_key_values, EncoderDecoderCache)):
             raise UsageError(
-                f"{type(self).__name__} needs an EncoderDecoderCache, not a {type(past_key_values).__name__}; pass none, or "
-                "generate with transformers.EncoderDecoderModel"
+                f"{type(self).__name__} requires an EncoderDecoderCache, not a {type(past_key_values).__name__}; pass no "
+                "cache, or generate with transformers.EncoderDecoderModel"
             )
         if past_key_values is not None and not self.is_decoder:  # prefix keys
             check_call(self, cross=True)
@@ -164,7 +164,7 @@ class BertOutput(GraftedModule):
 
 
 class BertLayer(MaskedLayer):
-    """A layer that passes its mask to the attention only."""
+    """A layer that passes its mask to its attention, but not to its MLP."""
 
     unmasked = ("intermediate", "output")
 
@@ -181,7 +181,7 @@ TEMPLATES: dict[str, type[GraftedModule]] = {
 
 
 def bert_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Yield the sites `attention`, `crossattention` (in some decoders) and `intermediate` (the whole MLP) of a layer."""
+    """Yield the sites of a layer: `attention`, `crossattention` (some decoders), `intermediate` (the MLP)."""
     check_known(layer, path, arguments=_ARGUMENTS, children=("attention", "crossattention", "intermediate", "output"))
     causal = bool(layer.is_decoder)
     fields = {"dim": layer.output.dense.out_features, "causal": causal, "prefix": () if causal else CLASS}

@@ -1,4 +1,4 @@
-"""Encoder-decoders of `transformers`: cross attention, and caches of keys and values."""
+"""Encoder-decoders of `transformers`: cross-attention, and caches of keys and values."""
 
 import inspect
 from typing import Any
@@ -18,23 +18,23 @@ CACHE = "cache" if "cache" in inspect.signature(BertLayer.forward).parameters el
 
 
 def pop_cache(past_key_values: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the cache given by either argument name; the newer one is removed from `kwargs`."""
+    """Return the cache, passed as `past_key_values` or as `cache`; `cache` is removed from `kwargs`."""
     cache = kwargs.pop("cache", None)
     return past_key_values if cache is None else cache
 
 
 class CachingSite(ScalingSite):
-    """Self or cross attention of an encoder or a decoder, with a cache of keys and values for `generate`.
+    """Self- or cross-attention of an encoder or decoder, with a cache of keys and values for `generate`.
 
-    Grafts get the tokens and queries of the current call, and the map over all keys. Grafts that do not mix tokens
-    therefore give the same results as in one call for all tokens.
+    Grafts receive the tokens and queries of the current call, and the map over all keys. Grafts that do not mix tokens
+    therefore give the same results as a single call with all tokens.
     """
 
     is_decoder: bool
     layer_idx: int
 
     def check_mask(self, mask: Tensor | None) -> None:
-        """Check masks of encoders; decoders refuse grafts that average over tokens anyway, because they are causal."""
+        """Check the mask in encoders; decoders are causal and refuse grafts that average over tokens anyway."""
         if not self.is_decoder:
             super().check_mask(mask)
 
@@ -55,16 +55,16 @@ class CachingSite(ScalingSite):
         q = self.project_heads(self.projections[0], x)
         k, v = self.keys_and_values(x, key_value_states, past_key_values)
         causal = self.kernel_is_causal(q, attention_mask, kwargs.get("is_causal"))
-        if causal and k.shape[2] > q.shape[2]:  # the first call with a cache of fixed size: the rest is empty
+        if causal and k.shape[2] > q.shape[2]:  # first call with a cache of fixed size, whose other entries are empty
             k, v = (each[:, :, : q.shape[2]] for each in (k, v))
         present = self.present(attention_mask)
         return Projected(q, k, v, x, bias=attention_mask, causal=causal, keys=key_value_states, present=present)
 
     def project_again(self, x: Tensor, attention_mask: Tensor | None = None, **kwargs: Any) -> Projected:
-        """Project other tokens for a mix graft.
+        """Project tokens that a mix graft passes instead of the input.
 
         Raises:
-            UsageError: a cache is used, which has keys of the host's tokens only.
+            UsageError: a cache is used, which contains only keys of the host's tokens.
         """
         if kwargs.get("past_key_values") is not None:
             raise UsageError(
@@ -74,7 +74,10 @@ class CachingSite(ScalingSite):
         return self.project(x, attention_mask, **kwargs)
 
     def keys_and_values(self, x: Tensor, memory: Tensor | None, past: Any) -> tuple[Tensor, Tensor]:
-        """Return keys and values (B, H, Nk, d) of the encoder's tokens (`memory`) or of `x`; updates the cache `past`."""
+        """Return keys and values (B, H, Nk, d) of `x`, or of the encoder's tokens `memory`.
+
+        If there is a cache `past`, it is updated, and the result includes its keys and values.
+        """
         cross, split = memory is not None, isinstance(past, EncoderDecoderCache)
         cache = past
         if split:
@@ -92,18 +95,18 @@ class CachingSite(ScalingSite):
 
 
 class SequenceFamily(TextFamily):
-    """Encoder-decoders, and their encoders alone."""
+    """Adapter of encoder-decoders, and of encoders without a decoder."""
 
     head_names = ("lm_head", "final_logits_bias", "classification_head", "classifier", "qa_outputs")
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         ids, end = random_ids(model, batch=batch), model.config.eos_token_id
-        if end is not None:  # classifiers need exactly one end token, at the end
+        if end is not None:  # classifiers require exactly one end token, as the last token
             other = next(each for each in range(3) if each not in (end, model.config.pad_token_id))
             ids = ids.masked_fill(ids == end, other)
             ids[:, -1] = end
         decodes = any(path.endswith("decoder") for path, _ in model.named_modules())
-        if not decodes or hasattr(model, "classification_head"):  # it derives the decoder's input from the text
+        if not decodes or hasattr(model, "classification_head"):  # classifiers derive the decoder's input from `ids`
             return (ids,)
         vocabulary = getattr(model.config, "decoder_vocab_size", None) or model.config.vocab_size
         return ids, torch.ones_like(ids), ids[:, :-2].clamp(max=vocabulary - 1)

@@ -1,4 +1,4 @@
-"""Table of the `transformers` families, and templates that only one of them uses."""
+"""Table of the `transformers` families, and templates that only one family uses."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from attngraft.hosts.hf.mlp import MaskedLayer, PlainMlp, UpDownMlp, missing_in_
 
 
 class LayerWithDropout(MaskedLayer):
-    """A layer with dropout at the end of both branches."""
+    """A layer with dropout at the end of its attention branch and of its MLP branch."""
 
     layernorm_before: nn.Module
     attention: nn.Module

@@ -13,7 +13,7 @@ _LENGTH = 12  #: tokens of an example text
 
 
 class TransformersFamily(BlockFamily):
-    """A family of models, with and without heads.
+    """Adapter of a family of models, with and without heads.
 
     A model with a head contains the base model under a name such as `vit`. Site paths omit this name, so specifications
     and graft files fit models with and without a head.
@@ -28,7 +28,7 @@ class TransformersFamily(BlockFamily):
 
 
 class ImageFamily(TransformersFamily):
-    """Models that take images."""
+    """Adapter of image models."""
 
     head_names = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
 
@@ -38,7 +38,7 @@ class ImageFamily(TransformersFamily):
 
 
 class TextFamily(TransformersFamily):
-    """Text models, with token ids as first input; the number of tokens varies."""
+    """Adapter of text models, whose first input is token ids of any length."""
 
     head_names: ClassVar[tuple[str, ...]] = ("classifier", "cls", "lm_head", "qa_outputs")
 
@@ -53,14 +53,14 @@ def random_ids(model: Any, *, batch: int) -> Tensor:
     config, length = model.config, _LENGTH
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None:
-        length = min(length, positions - 2)  # RoBERTa and its relatives never use the first two
+        length = min(length, positions - 2)  # RoBERTa and similar models never use the first two
     ids = torch.randint(config.vocab_size - 1, (batch, length), device=next(model.parameters()).device)
     padding = config.pad_token_id
     return ids if padding is None else ids + (ids >= padding)
 
 
 def pair(size: Any) -> tuple[int, int]:
-    """Return (rows, columns) of a size given as one number or two."""
+    """Return `size`, one number or a pair, as (rows, columns)."""
     rows, columns = (size, size) if isinstance(size, int) else size
     return int(rows), int(columns)
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Marian and BART: encoders and decoders whose layers contain the linear layers of their MLP."""
+"""Hugging Face's Marian and BART: encoders and decoders whose layers contain the MLP's linear layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +18,7 @@ from attngraft.hosts.sites import mlp_site
 
 
 class Attention(CachingSite):
-    """Attention of both models; `drop`, the layer's dropout, replaces its own."""
+    """Attention of Marian and BART; the layer's dropout `drop` is applied before grafts at `attn.end`."""
 
     out, rate, precise = "out_proj", "dropout", False
 
@@ -37,7 +37,7 @@ class Attention(CachingSite):
 
 
 class Layer(TwoLinearEnds, MlpSite):
-    """Common parts of both layers: the two linear layers of the MLP, one dropout rate at the end of all branches."""
+    """Base of encoder and decoder layers: the MLP's two linear layers, and the dropout after each branch."""
 
     self_attn: nn.Module
     self_attn_layer_norm: nn.Module
@@ -65,7 +65,7 @@ class Layer(TwoLinearEnds, MlpSite):
         return F.dropout(x, p=self.dropout, training=self.training)
 
     def branch(self, attention: nn.Module, x: Tensor, **given: Any) -> Tensor:
-        """Return the output of an attention after dropout, which patched attention applies for grafts at `attn.end`."""
+        """Return the output of `attention` after dropout, which patched attention applies itself."""
         if isinstance(attention, GraftedModule):
             return cast(Tensor, attention(x, drop=self.drop, **given)[0])
         return self.drop(attention(x, **given)[0])

@@ -1,4 +1,4 @@
-"""MLP templates of `transformers`, and layers that check the attention mask for their MLP."""
+"""MLP templates of `transformers`, and layers that check the mask for the grafts of their MLP."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -27,7 +27,7 @@ class UpDownMlp(PlainMlp):
 
 
 class MaskedLayer(MaskedParts):
-    """A layer that checks its mask on behalf of the MLP's grafts, because the MLP does not receive the mask."""
+    """A layer that checks its mask for the grafts of its MLP, which does not receive the mask."""
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         self.check_mask(attention_mask, causal=kwargs.get("is_causal"))
@@ -47,7 +47,7 @@ def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | Non
     """Return the site of a plain or gated MLP.
 
     Args:
-        end: path of the module with `mlp.end`; None: the MLP.
+        end: path of the module with hook point `mlp.end`; None: the MLP itself.
         layer: path of the `MaskedLayer` around it, if any.
         fields: geometry fields that the model determines.
     """
@@ -60,7 +60,7 @@ def mlp_site(module: Any, path: str, *, end: str | None = None, layer: str | Non
 
 
 def missing_in_chunks(module: Any) -> Mapping[HookPoint, str]:
-    """Return the reasons for missing MLP hook points if `module` runs its MLP on chunks of the sequence; else nothing."""
+    """Return why the MLP's hook points are missing if `module` runs its MLP in chunks; empty otherwise."""
     size = module.chunk_size_feed_forward
     if not size:
         return {}

@@ -1,4 +1,4 @@
-"""Hugging Face's ModernBERT: a fused qkv projection, rotary positions, and layers with local attention."""
+"""Hugging Face's ModernBERT: fused qkv projection, rotary positions, layers with local attention."""
 
 from typing import Any, cast
 
@@ -68,7 +68,7 @@ class ModernBertMlp(MlpEnds):
 
 
 class ModernBertLayer(MaskedLayer):
-    """`ModernBertEncoderLayer`: the mask of a layer with local attention also hides distant tokens."""
+    """`ModernBertEncoderLayer`, whose mask also hides distant tokens if its attention is local."""
 
     attention_type: str
     mlp: nn.Module
@@ -78,9 +78,10 @@ class ModernBertLayer(MaskedLayer):
 
 
 def padding_of(mask: Tensor | None, local: bool, module: Any) -> Tensor | None:
-    """Return `mask` if it may hide a token from all queries; the mask of a `local` layer also hides distant tokens.
+    """Return `mask` if it may hide a token from all queries, otherwise None.
 
-    The values are read only if a graft of `module` refuses padding. While compiling they cannot be read, and any mask may.
+    The mask of a `local` layer also hides distant tokens. Its values are read only if a graft of `module` refuses padding.
+    While compiling they cannot be read, and `mask` is returned.
     """
     if mask is None or not local or torch.compiler.is_compiling():
         return mask

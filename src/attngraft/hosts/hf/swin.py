@@ -1,4 +1,4 @@
-"""Hugging Face's Swin: the layer partitions, shifts and merges windows, with dropout at the end of both branches."""
+"""Hugging Face's Swin: the layer partitions, shifts and merges windows; both branches have dropout."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from attngraft.hosts.sites import map_fields, windowed
 
 
 class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
-    """`transformers.models.swin.modeling_swin.SwinAttention`: B counts windows, image by image."""
+    """`transformers.models.swin.modeling_swin.SwinAttention`; its batch is (images * windows)."""
 
     ends = ("attn.window",)
 
@@ -50,7 +50,7 @@ class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
 class GraftedSwinLayer(GraftedModule, swin.SwinLayer):
     """`transformers.models.swin.modeling_swin.SwinLayer`.
 
-    Passes a mask of the window padding to the attention if the attention has a mix graft.
+    Passes the mask of the window padding to its attention if a graft at `mix` requires it.
     """
 
     @property
@@ -97,7 +97,7 @@ def swin_sites(layer: Any, path: str, shapes: ShapeProbe) -> Sites:
         children=("attention", "layernorm_before", "layernorm_after", "mlp", "dropout", "drop_path"),
     )
     attention, config = layer.attention, layer.attention.config
-    # the map of the stage; odd ones are padded before they are halved
+    # size of the stage's map; odd sizes are padded before they are halved
     stage = int(cast(re.Match[str], re.search(r"layers\.(\d+)", path))[1])
     sizes = zip(pair(config.image_size), pair(config.patch_size), strict=True)
     rows, columns = (-(-side // patch // 2**stage) for side, patch in sizes)

@@ -1,4 +1,4 @@
-"""Hugging Face's T5 and mT5: the first layer computes relative positions for all layers; products are not scaled."""
+"""Hugging Face's T5 and mT5: unscaled q k^T, and position biases computed by the first layer for all."""
 
 import inspect
 from collections.abc import Callable
@@ -25,13 +25,13 @@ from attngraft.hosts.hf.mlp import MaskedLayer
 from attngraft.hosts.patched import StepMlp, TwoLinearEnds, as_linear, check_call
 from attngraft.hosts.sites import NO_MIDDLE, mlp_site
 
-#: before transformers 5.15, attention was always explicit, regardless of the configuration; it added the mask to the
-#: positions that it returned for the next layer, and returned the map only on request
+#: whether transformers is older than 5.15: attention never runs a fused kernel, the mask is added to the position biases
+#: that are returned for the next layer, and the map is returned only on request
 _EXPLICIT = "output_attentions" in inspect.signature(t5.T5Attention.forward).parameters
 
 
 class Attention(CachingSite):
-    """`T5Attention`: adds relative positions to the products, and returns them for the next layer."""
+    """`T5Attention`: adds relative position biases to q k^T, and returns the biases for the next layer."""
 
     projections = ("q", "k", "v")
     out, width, rate, precise = "o", "key_value_proj_dim", "dropout", _EXPLICIT
@@ -94,7 +94,7 @@ class Attention(CachingSite):
         return projected._replace(bias=bias.contiguous(), causal=False, rest=positions)
 
     def _positions(self, projected: Projected, past: Any) -> Tensor:
-        """Return the positions (1, H, Nq, Nk) that the host adds to the products; zeros without a table."""
+        """Return the position biases (1, H, Nq, Nk) of q k^T; zeros if this layer has no table of biases."""
         q, keys = projected.q, projected.k.shape[2]
         if self.has_relative_attention_bias:
             return self.compute_bias(q.shape[2], keys, device=q.device, past_seen_tokens=past)
@@ -107,7 +107,7 @@ def _hide(bias: Tensor, visible: Tensor) -> Tensor:
 
 
 class AttentionLayer(GraftedModule):
-    """Norm, attention, dropout and residual: the end of an attention branch."""
+    """An attention branch with hook point `attn.end`: norm, attention, dropout and residual."""
 
     layer_norm: nn.Module
     dropout: nn.Module
@@ -128,7 +128,7 @@ class SelfAttentionLayer(AttentionLayer):
         """Run the layer.
 
         Raises:
-            UsageError: the mask hides tokens, or the call is causal, and a graft here averages over all tokens.
+            UsageError: the mask hides tokens, or the call is causal, and a graft of the layer averages over all tokens.
         """
         if not self.SelfAttention.is_decoder:
             check_call(self, padded=hides_tokens(attention_mask), causal=bool(kwargs.get("is_causal")))
@@ -149,7 +149,7 @@ class CrossAttentionLayer(AttentionLayer):
 
 
 class DenseMlp(TwoLinearEnds, StepMlp):
-    """`T5DenseActDense`: two linear layers without biases; the second may be float32 in a half-precision model."""
+    """`T5DenseActDense`: linear layers without biases; the second may be float32 in half-precision models."""
 
     linear_names = ("wi", "wo")
     before_mid = ("wi", "act", "dropout")
@@ -172,7 +172,7 @@ class MlpLayer(GraftedModule):
         return hidden_states + self.run("mlp.end", out)
 
     def run(self, hook_point: HookPoint, value: Tensor, *context: Tensor | None) -> Tensor:
-        """Run the grafts in float32 if `wo` is float32 in a half-precision model (its values are large)."""
+        """Run the grafts in float32 if a float32 `wo` makes their input float32 in a half-precision model."""
         kind = cast(Tensor, self.layer_norm.weight).dtype
         if value.dtype != torch.float32 or kind not in (torch.float16, torch.bfloat16):
             return super().run(hook_point, value, *context)
@@ -187,7 +187,7 @@ class MlpLayer(GraftedModule):
 
 
 class Block(MaskedLayer):
-    """`T5Block`: checks the encoder's mask for the MLP's grafts, because the MLP does not receive it."""
+    """`T5Block`, which checks the encoder's mask for the grafts of its MLP."""
 
     layer: nn.ModuleList
 
@@ -212,7 +212,7 @@ _LAYER_ARGUMENTS = (
 
 
 def t5_sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    """Yield the sites of a block: `layer.0.SelfAttention`, `layer.1.EncDecAttention` (in decoders), and the MLP."""
+    """Yield the sites of a block: `layer.0.SelfAttention`, `layer.1.EncDecAttention` (decoders), the MLP."""
     causal = block.is_decoder
     yield _attention_site(block.layer[0], f"{path}.layer.0", "SelfAttention", causal=causal)
     if causal:
@@ -233,7 +233,7 @@ def _attention_site(layer: Any, path: str, name: str, **fields: Any) -> Site:
     arguments = (*_LAYER_ARGUMENTS, "key_value_states")
     check_known(layer, path, arguments=arguments, children=(name, "layer_norm", "dropout"))
     attention = layer.get_submodule(name)
-    # later layers use the position table too, so it stays in use even if a graft does not use these scores
+    # later layers use the position table too, so its parameters are needed even if a graft does not use these scores
     return attention_site(
         attention,
         f"{path}.{name}",

@@ -1,4 +1,4 @@
-"""`torch.nn.MultiheadAttention`: one or three input projections, three kinds of masks, weights on request."""
+"""`torch.nn.MultiheadAttention`: joint or separate projections, three kinds of masks, optional weights."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 def may_use_fast_path(module: nn.Module, *inputs: Tensor) -> bool:
-    """Return whether torch may run its fused inference kernels (no gradients, no training), which round differently."""
+    """Return whether torch may run its fused inference kernels, which round differently."""
     if module.training:
         return False
     tensors = (*inputs, *module.parameters())
@@ -38,7 +38,7 @@ def may_use_fast_path(module: nn.Module, *inputs: Tensor) -> bool:
 
 
 def plain_copy(module: ModuleT) -> ModuleT:
-    """Return a module of the host's own class that shares everything with `module` except grafts and recorders."""
+    """Return a module of the host's class that shares all of `module` except grafts and recorders."""
     copy: Any = object.__new__(plain_class(module))
     copy.__dict__.update(module.__dict__)
     copy.__dict__.pop("recorder", None)
@@ -57,7 +57,7 @@ def _has_patched(module: nn.Module) -> bool:
 class _Call(NamedTuple):
     """State of one call."""
 
-    weights: bool  #: whether the weights are requested; torch then computes them explicitly
+    weights: bool  #: whether the weights are requested; the fused kernel does not return them
     bias: Tensor | None  #: (1 or B, 1 or H, 1 or Nq, Nk), the combined masks, added to the scores
     causal: bool  #: whether the kernel's causal mask replaces the bias
     maps: list[Tensor]  #: the map after dropout, once computed
@@ -66,8 +66,8 @@ class _Call(NamedTuple):
 class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
     """`torch.nn.MultiheadAttention`; with grafts, it never uses torch's fast path.
 
-    Requested weights are those of the host: after softmax, weights grafts and dropout, averaged over heads on request. With
-    a mix graft they are those of the host's own self-attention, without the graft.
+    Weights are returned as by the host: after the softmax, the grafts at `weights`, and dropout. With a graft at `mix`, the
+    weights are those of the host without the graft.
     """
 
     @property
@@ -87,7 +87,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         *,
         drop: Callable[[Tensor], Tensor] | None = None,
     ) -> Output:
-        """Run the host's forward; `drop` is the surrounding block's dropout, applied here so that grafts can follow it.
+        """Run the host's forward; the surrounding block's dropout `drop` precedes grafts at `attn.end`.
 
         Raises:
             UsageError: a graft does not support this call, or tensors are nested.
@@ -114,7 +114,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         drop: Callable[[Tensor], Tensor] | None,
     ) -> Output:
         if query.is_nested or key.is_nested or value.is_nested:
-            raise UsageError("nested tensors need torch's fast path, which bypasses grafts; pass padded tensors")
+            raise UsageError("nested tensors require torch's fast path, which bypasses grafts; pass padded tensors")
         same, same_kv = query is key and key is value, key is value
         has_mask = attn_mask is not None or is_causal
         check_call(self, causal=has_mask, padded=key_padding_mask is not None, cross=not same)
@@ -169,8 +169,8 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         mask = canonical(mask, "attn_mask", None, "", x.dtype, check_other=False)
         if is_causal and mask is None:
             raise UsageError(
-                "is_causal is only a hint in torch.nn.MultiheadAttention: pass attn_mask too "
-                "(nn.Transformer.generate_square_subsequent_mask)"
+                "is_causal is only a hint in torch.nn.MultiheadAttention: pass attn_mask too, for "
+                "example from nn.Transformer.generate_square_subsequent_mask"
             )
         if is_causal and padding is None and not need_weights:
             return None, True
@@ -215,7 +215,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         return heads.view(batch, self.num_heads, number, self.head_dim)
 
     def attend(self, projected: Projected) -> Tensor:
-        """Use the fused kernel unless the map is requested or changed."""
+        """Use the fused kernel unless the weights are requested or `weights` has a graft."""
         changed = bool(self.grafts_at("weights"))
         if not changed and not projected.rest.weights:
             self.record_map(projected)
@@ -229,7 +229,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         return self.dropout if self.training else 0.0
 
     def scores(self, projected: Projected) -> Tensor:
-        """Add the mask within the product (`baddbmm`), as the host does."""
+        """Compute the scores and add the mask in a single `baddbmm`, as the host does."""
         q, k = (projected.q * self.scale).flatten(0, 1), projected.k.flatten(0, 1).transpose(-2, -1)
         bias = projected.bias
         if projected.causal:
@@ -251,7 +251,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         return rows.view(number, batch, -1).transpose(0, 1)
 
     def drop(self, tokens: Tensor) -> Tensor:
-        return tokens  # the block has the dropout, if any: see `forward`
+        return tokens  # the surrounding block applies the dropout, if any: see `forward`
 
     def output_layer(self) -> LinearLayer | None:
         return self.out_proj
@@ -266,7 +266,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
 
 def _check_shape(name: str, mask: Tensor, expected: tuple[int, ...]) -> None:
     if tuple(mask.shape) != expected:
-        raise UsageError(f"{name} has shape {tuple(mask.shape)}, but these queries and keys need {expected}")
+        raise UsageError(f"{name} must have shape {expected} for these queries and keys, not {tuple(mask.shape)}")
 
 
 _ARGUMENTS = (
@@ -284,11 +284,11 @@ def attention_site(
     dropout_block: str | None = None,
     **fields: Any,
 ) -> Site:
-    """Return the site of torch's attention.
+    """Return the site of a `torch.nn.MultiheadAttention`.
 
     Args:
         target: path of the module, if it differs from the site's.
-        companions: companions at all hook points.
+        companions: paths of the companions of every hook point.
         dropout_block: path of the block that passes its dropout to patched attention, for `attn.end`.
         fields: geometry fields that the module does not determine.
     """
@@ -306,7 +306,7 @@ def attention_site(
         rows={role: _rows(module, role, index) for index, role in enumerate(("q", "k", "v"))},
         query_key_parameters=() if module.bias_k is None else ("bias_k",),
     )
-    # a map without grafts can still be recorded
+    # the map can be recorded even if it cannot have grafts
     site = global_site(target, geometry, missing, record_tensors={"weights": target} if "weights" in missing else {})
     by_hook_point: dict[HookPoint, tuple[str, ...]] = dict.fromkeys(site.targets, companions)
     by_hook_point["attn.end"] = (*companions, *(() if dropout_block is None else (dropout_block,)))

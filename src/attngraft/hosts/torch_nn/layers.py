@@ -1,4 +1,4 @@
-"""Adapter for torch's transformer layers and encoder: alone, in `nn.Transformer`, or in a user-defined model."""
+"""Adapter for torch's transformer layers, alone, in `nn.Transformer`, or in a user-defined model."""
 
 from dataclasses import replace
 from typing import Any, ClassVar, cast
@@ -17,7 +17,7 @@ from attngraft.hosts.torch_nn.attention import GraftedMultiheadAttention, attent
 
 
 class _Layer(TwoLinearEnds, StepMlp):
-    """Common parts of both layers: the MLP, and the dropout after each attention."""
+    """Base of encoder and decoder layers: the MLP, and the dropout after attention."""
 
     linear_names = ("linear1", "linear2")
     before_mid = ("linear1", "activation", "dropout")
@@ -48,7 +48,7 @@ class _Layer(TwoLinearEnds, StepMlp):
 def _attend(
     attention: nn.Module, drop: nn.Module, x: Tensor, memory: Tensor, masks: tuple[Tensor | None, ...], is_causal: bool
 ) -> Tensor:
-    """Apply an attention and its dropout; patched attention applies the dropout itself."""
+    """Return the output of `attention` after dropout; patched attention applies the dropout itself."""
     given: dict[str, Any] = {"attn_mask": masks[0], "key_padding_mask": masks[1], "is_causal": is_causal}
     if isinstance(attention, GraftedMultiheadAttention):
         return cast(Tensor, attention(x, memory, memory, **given, need_weights=False, drop=drop)[0])
@@ -56,7 +56,7 @@ def _attend(
 
 
 class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
-    """`torch.nn.TransformerEncoderLayer`; with grafts in it, it never uses torch's fast path."""
+    """`torch.nn.TransformerEncoderLayer`, without torch's fast path while the layer has grafts."""
 
     after_mid = ("linear2", "dropout2")
 
@@ -72,7 +72,7 @@ class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
         Raises:
             UsageError: a graft does not support the masks of this call, or `src` is nested.
         """
-        # with hooks, torch runs the modules of the layer one by one
+        # torch disables the fast path too if a module of the layer has hooks
         hooked = any(each._forward_hooks or each._forward_pre_hooks for each in self.modules())
         if self.in_use or hooked or not may_use_fast_path(self, src):
             return self._explicit(src, src_mask, src_key_padding_mask, is_causal)
@@ -86,7 +86,7 @@ class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
     def _explicit(self, src: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool) -> Tensor:
         if src.is_nested:
             raise UsageError(
-                "nested tensors need torch's fast path, which bypasses grafts; pass a padded tensor with "
+                "nested tensors require torch's fast path, which bypasses grafts; pass a padded tensor with "
                 "src_key_padding_mask (TransformerEncoder: enable_nested_tensor=False)"
             )
         check_call(self, causal=mask is not None or is_causal, padded=padding is not None)
@@ -102,14 +102,14 @@ class GraftedEncoderLayer(_Layer, nn.TransformerEncoderLayer):
 
 
 def _pad(nested: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert a nested tensor to a padded one, and return it with its padding mask."""
+    """Return a nested tensor as a padded tensor, and its padding mask."""
     padded = nested.to_padded_tensor(0.0)
     lengths = torch.tensor([each.shape[0] for each in nested.unbind()], device=padded.device)
     return padded, torch.arange(padded.shape[1], device=padded.device) >= lengths[:, None]
 
 
 class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
-    """`torch.nn.TransformerDecoderLayer`; only its attentions have a fast path."""
+    """`torch.nn.TransformerDecoderLayer`; only its attention modules have a fast path."""
 
     after_mid = ("linear2", "dropout3")
 
@@ -145,11 +145,11 @@ class GraftedDecoderLayer(_Layer, nn.TransformerDecoderLayer):
 
 
 class GraftedEncoder(GraftedModule, nn.TransformerEncoder):
-    """`torch.nn.TransformerEncoder` with grafts in its layers, to which it passes padded instead of nested tensors."""
+    """`torch.nn.TransformerEncoder` that passes padded instead of nested tensors to grafted layers."""
 
     @property
     def use_nested_tensor(self) -> bool:  # type: ignore[override]
-        """Override the host's attribute, which is stored until the grafts are removed."""
+        """Hide the host's attribute, which takes effect again once the grafts are removed."""
         return False
 
     @property
@@ -164,14 +164,14 @@ _CHILDREN = ("self_attn", "linear1", "dropout", "linear2", "norm1", "norm2", "dr
 
 
 def encoder_layer_sites(layer: Any, path: str, stacks: tuple[str, ...]) -> Sites:
-    """Yield the two sites of an encoder layer; `stacks` are the paths of the encoders around it."""
+    """Yield the two sites of an encoder layer; `stacks` are the paths of the encoders around the layer."""
     check_known(layer, path or type(layer).__name__, arguments=_ENCODER, children=_CHILDREN)
     yield _attention(layer.self_attn, child_path(path, "self_attn"), companions=(path, *stacks))
     yield _mlp(layer, path, companions=stacks)
 
 
 def decoder_layer_sites(layer: Any, path: str) -> Sites:
-    """Yield the three sites of a decoder layer, which is causal."""
+    """Yield the three sites of a decoder layer: causal self-attention, cross-attention, MLP."""
     children = (*_CHILDREN, "multihead_attn", "norm3", "dropout3")
     check_known(layer, path or type(layer).__name__, arguments=_DECODER, children=children)
     yield _attention(layer.self_attn, child_path(path, "self_attn"), companions=(path,), causal=True)
@@ -207,13 +207,13 @@ def _mlp(layer: Any, path: str, *, companions: tuple[str, ...] = (), **fields: A
     )
 
 
-_LENGTH = 7  #: tokens of an example input: these modules have no fixed length
+_LENGTH = 7  #: number of tokens in example inputs; these modules accept any number
 
 
 class TorchNN(HostAdapter):
-    """Sites `<layer>.self_attn`, `<layer>.multihead_attn`, `<layer>.linear1` (the MLP), and other attention modules.
+    """Sites `<layer>.self_attn`, `<layer>.multihead_attn` and `<layer>.linear1` (the MLP), and others.
 
-    If the host is itself an attention module, its site is `attention`.
+    Every other `nn.MultiheadAttention` is a site under its own path, or under `attention` if it is the host itself.
     """
 
     name = "torch.nn"
@@ -254,7 +254,7 @@ class TorchNN(HostAdapter):
                 yield self._attention_elsewhere(model, module, path)
 
     def _attention_elsewhere(self, model: nn.Module, module: nn.Module, path: str) -> Site:
-        """Return the site of an attention in a user-defined block."""
+        """Return the site of attention in a user-defined block, or of attention that is the host itself."""
         block = model.get_submodule(path.rpartition(".")[0])
         if isinstance(block, nn.TransformerEncoderLayer) and path:
             why = (
@@ -271,7 +271,7 @@ class TorchNN(HostAdapter):
         attention = next(each for each in model.modules() if plain_class(each) is nn.MultiheadAttention)
         if kind not in self.models:
             raise HostError(
-                f"attngraft found torch's attention in a {kind.__name__}, whose inputs are unknown; leave out measure, or "
+                f"attngraft found torch's attention in a {kind.__name__}, whose inputs are unknown; set measure=False, or "
                 "write an adapter"
             )
 

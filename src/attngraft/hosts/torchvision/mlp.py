@@ -13,7 +13,7 @@ from attngraft.hosts.sites import mlp_site
 
 
 class SequentialMlp(TwoLinearEnds, StepMlp):
-    """An MLP whose children are named by number."""
+    """An MLP that is an `nn.Sequential`, with numbers as names of its children."""
 
     linear_names = ("0", "3")
     before_mid, after_mid = ("0", "1", "2"), ("3", "4")
@@ -23,7 +23,7 @@ PATCHED = patch_classes(SequentialMlp, MLP, MLPBlock, module=__name__)
 
 
 def mlp_sites(module: Any, path: str, **fields: Any) -> Sites:
-    """Yield the site of one of torchvision's MLPs; none for an MLP of an unknown class.
+    """Yield the site of one of torchvision's MLPs; nothing if the class of the MLP is unknown.
 
     Raises:
         HostError: the MLP has norms or additional layers.

@@ -1,4 +1,4 @@
-"""torchvision's Swin and Swin V2: one module partitions the map, attends in the windows, and merges them."""
+"""torchvision's Swin and Swin V2: a single module partitions maps, attends in windows, and merges."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ from attngraft.hosts.torchvision import mlp
 
 
 class MapWindowSite(WindowSite):
-    """Attention on maps (B, H, W, C); grafts inside get windows."""
+    """Window attention on maps (B, H, W, C); grafts before `attn.end` receive windows."""
 
     window_size: list[int]
     shift_size: list[int]
@@ -90,7 +90,7 @@ class GraftedShiftedWindowAttention(MapWindowSite, swin.ShiftedWindowAttention):
 
 
 class GraftedShiftedWindowAttentionV2(MapWindowSite, CosineWindowSite, swin.ShiftedWindowAttentionV2):
-    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosine scores, positions through an MLP."""
+    """`torchvision.models.swin_transformer.ShiftedWindowAttentionV2`: cosine scores, biases from an MLP."""
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Set the key part of the bias to zero, as the host does."""
@@ -121,7 +121,7 @@ class TorchvisionSwin(HostAdapter):
     def sites(self, model: Any) -> list[Site]:
         stages = [(name, stage) for name, stage in model.features.named_children() if type(stage) is nn.Sequential]
         sites: list[Site] = []
-        for depth, (name, stage) in enumerate(stages[1:]):  # the first one is the patch embedding
+        for depth, (name, stage) in enumerate(stages[1:]):  # the first is the patch embedding
             rows, columns = (-(-side // 2**depth) for side in self._grid(model))
             for number, block in stage.named_children():
                 path, host = f"features.{name}.{number}", cast(Any, block)
@@ -138,7 +138,7 @@ class TorchvisionSwin(HostAdapter):
     def _grid(self, model: Any) -> tuple[int, int]:
         """Return (rows, columns) of the first stage's map.
 
-        The model does not store its image size, so assume that the last stage's map is one window.
+        The model does not store its image size; the last stage's map is assumed to be one window.
         """
         window = next(each.window_size for each in model.modules() if isinstance(each, swin.ShiftedWindowAttention))
         merged = sum(type(stage) is nn.Sequential for stage in model.features) - 2
@@ -152,7 +152,7 @@ class TorchvisionSwin(HostAdapter):
 
 def _attention_site(module: Any, path: str, grid: tuple[int, int]) -> Site:
     if plain_class(module) not in TorchvisionSwin.patched:
-        raise HostError(f"{path} is a {type(module).__name__}, which is not supported")
+        raise HostError(f"{path} is a {type(module).__name__}, which is not supported; use torchvision's own attention")
     check_known(module, path, arguments=("x",), children=("qkv", "proj", "cpb_mlp"))
     geometry = AttentionGeometry(
         dim=module.qkv.in_features,

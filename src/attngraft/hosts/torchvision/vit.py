@@ -13,7 +13,7 @@ from attngraft.hosts.torchvision import mlp
 
 
 class GraftedEncoderBlock(GraftedModule, EncoderBlock):
-    """`torchvision.models.vision_transformer.EncoderBlock`, which passes its dropout to patched attention for `attn.end`."""
+    """`torchvision.models.vision_transformer.EncoderBlock` that passes its dropout to patched attention."""
 
     @property
     def in_use(self) -> bool:

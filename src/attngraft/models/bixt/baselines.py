@@ -6,9 +6,9 @@
 | `iterative_sa5_d8_k2`, ... | as above, with two cross-attentions | 11.0M to 22.6M |
 | `sequential_d11`, `sequential_d12` | `Sequential` | 14.6M, 15.9M |
 
-`sa5_d8` has 8 blocks with 5 self-attentions each. k1, the paper's dagger, has one cross-attention for all blocks; k2,
-its double dagger, has one for the first block and one for the rest. All have width 192, 64 latents and the paper's 3 heads.
-Their code and weights are not published.
+`sa5_d8` has 8 blocks with 5 self-attentions each. k1 (a dagger in the paper) has one cross-attention for all blocks;
+k2 (a double dagger) has one for the first block and one for the other blocks. All have width 192, 64 latents and the
+paper's 3 heads. Code and weights of the baselines are not published.
 
 Source: BiXT, tables 1 and A1.
 """
@@ -24,7 +24,7 @@ from attngraft.mechanisms.bixt.layer import OneSidedCrossAttention, TokensAttend
 from attngraft.models.bixt.latent_model import LatentModel, as_map
 from attngraft.models.bixt.layers import CrossAttentionBlock, OneSidedBlock, latent_block
 from attngraft.models.bixt.model import BiXT
-from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # for weights of these classes
+from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # for `models.weights`
 from attngraft.models.bixt.model import checkpoint_refusal_fn as checkpoint_refusal_fn
 
 
@@ -34,12 +34,12 @@ class SequentialBlock(CrossAttentionBlock):
         l = l + dp(ls1_lat(attn(norm1_lat(l), norm1_pat(t))))
         t = t + dp(ls1_pat(attn_pat(norm1_pat(t), norm1_lat(l))))
 
-    This computes two similarities instead of one. The feed-forward networks and the arguments are those of
+    This computes two similarity matrices instead of one. The feed-forward networks and the arguments are those of
     `CrossAttentionBlock`.
 
-    The paper describes "latents first query, followed by the tokens querying the latents", and its parameter count fits
-    four norms. It does not specify which latents the tokens attend to; here they attend to the updated ones, after the same
-    norm.
+    The paper describes "latents first query, followed by the tokens querying the latents", and its parameter count implies
+    four norms. It does not specify which latents the tokens attend to; here they attend to the updated latents, after the
+    same norm.
     """
 
     attention = OneSidedCrossAttention
@@ -71,15 +71,15 @@ class Iterative(LatentModel):
 
         l = cross(l, t);  l = block(l), `self_layers` times        `depth` times
 
-    Every block computes keys and values from the tokens again. A cross-attention that several blocks share, with its norms
-    and feed-forward network, is stored, counted and saved once, in `cross_attention`.
+    Every block computes keys and values from the tokens again. A cross-attention shared by several blocks is stored once, in
+    `cross_attention`, together with its norms and feed-forward network.
 
     Args:
         depth: number of blocks.
         self_layers: number of self-attentions per block; these are never shared.
-        cross_sets: number of cross-attentions: the first blocks have one each, the remaining blocks share the last. The
-            paper uses 1 and 2.
-        attention_dim: width of cross-attention; default: that of the latents.
+        cross_sets: number of cross-attentions. Each of the first blocks has its own; the remaining blocks share the last
+            cross-attention. The paper uses 1 and 2.
+        attention_dim: width of cross-attention; None: the width of the latents.
         num_heads, mlp_ratio, qkv_bias, rv_bias, init_values, proj_drop_rate, attn_drop_rate: as in `BiXT`.
         drop_path_rate: drop path rate of the last self-attention, rising from 0 at the first. A cross-attention has the
             mean rate of the blocks that use it.
@@ -109,7 +109,7 @@ class Iterative(LatentModel):
         drop_path_rate: float = 0.0,
         **frame: Any,
     ) -> None:
-        if self_layers < 1:  # else latents never attend to each other
+        if self_layers < 1:  # otherwise latents never attend to each other
             raise UsageError(f"self_layers must be 1 or more, not {self_layers}")
         if not 1 <= cross_sets <= depth:
             raise UsageError(f"cross_sets must be between 1 and the depth ({depth}), not {cross_sets}")
@@ -149,7 +149,7 @@ class Iterative(LatentModel):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return timm's patterns for grouping parameters by layer.
 
-        A shared cross-attention belongs to its first block.
+        A shared cross-attention is grouped with the first block that uses it.
         """
         groups = super().group_matcher(coarse)
         return {**groups, "blocks": [(r"^(?:blocks|cross_attention)\.(\d+)", None), *groups["blocks"][1:]]}

@@ -34,10 +34,10 @@ BOTH_WAYS = (
 
 
 class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
-    """`OneSidedCrossAttention`: latents attend to tokens. Latents shared by all images have batch size 1."""
+    """`OneSidedCrossAttention`: latents attend to tokens. Latents of the first layer have batch size 1."""
 
     fused_attn = True
-    attn_drop: Any  # a rate here; a module in other hosts
+    attn_drop: Any  # a rate; other hosts have a module
 
     def forward(self, latents: Tensor, tokens: Tensor) -> Tensor:
         return self.forward_projected(self.project(latents, tokens), lambda queries: self.project(queries, tokens))
@@ -49,7 +49,7 @@ class GraftedOneSidedCrossAttention(AttentionSite, OneSidedCrossAttention):
         return Projected(q.expand(batch, -1, -1, -1), k, v, x.expand(batch, -1, -1), keys=tokens)
 
     def record(self, name: str, tensor: Tensor) -> None:
-        """Record the map under two names: `weights`, and its name in the bi-directional attention."""
+        """Record the map under two names: `weights`, and `map_name` as in bi-directional attention."""
         super().record(name, tensor)
         if name == "weights":
             super().record(self.map_name, tensor)
@@ -103,7 +103,7 @@ class BixtHost(HostAdapter):
 
     def _sites(self, model: Any) -> Sites:
         latents = _latent_fields(model)
-        shared = getattr(model, "cross_attention", None)  # of `Iterative`; each serves several blocks
+        shared = getattr(model, "cross_attention", None)  # in `Iterative`, where several blocks share a cross-attention
         for name, block in model.blocks.named_children():
             if shared is None:
                 cross, inner = "cross_attention_latents_token", "self_attention_latents"

@@ -8,9 +8,9 @@ Subclasses (`model.BiXT`, `baselines.Iterative`, `baselines.Sequential`) impleme
 
 | | "jax", as the published models were trained | "skip", PyTorch's own |
 |---|---|---|
-| linear layers | Xavier's uniform, a fused projection as one matrix | as `torch.nn.Linear` |
-| their biases | 0, but N(0, 1e-6) in the MLPs | |
-| the head | 0 | |
+| linear layers | Xavier's uniform, with a fused projection as a single matrix | as `torch.nn.Linear` |
+| biases of linear layers | 0, in MLPs N(0, 1e-6) | as `torch.nn.Linear` |
+| the head | 0 | as `torch.nn.Linear` |
 | convolutions | LeCun's normal, biases 0 | as `torch.nn.Conv2d` |
 | latents | truncated normal of std 0.02 | standard normal |
 """
@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 import torch
 from timm.layers import lecun_normal_, trunc_normal_
 from timm.models import checkpoint
-from timm.models._features import feature_take_indices  # private, but used by all of timm's models
+from timm.models._features import feature_take_indices  # private, but used by all models in timm
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
@@ -41,17 +41,17 @@ class LatentModel(ABC, TimmModel):
     Args:
         img_size: image size, one number or (rows, columns).
         blocks: the layers.
-        global_pool: "avg", the mean of the latents, or "", all of them.
-        patch_size, stride: patches of the tokenizer; the grid has H / stride x W / stride tokens. A stride of None is the
-            patch size, which the convolutional tokenizer requires.
+        global_pool: "avg", the mean of the latents, or "", all latents.
+        patch_size, stride: patches of the tokenizer; the grid has H / stride x W / stride tokens. Stride None: the
+            patch size, which is the only stride of the convolutional tokenizer.
         tokenizer: "linear" or "conv" (`tokenizers`).
         positions: "static" for the grid of `img_size`, "dynamic" for any grid, or "none" (`positions`).
         embed_dim: width of the latents.
-        token_dim: width of the tokens; None: that of the latents.
+        token_dim: width of the tokens; None: the width of the latents.
         fc_norm: apply the norm after pooling instead of before it.
         drop_rate: dropout before the head.
-        weight_init: "jax", as the published models were trained; or "skip", PyTorch's own with standard normal latents,
-            as in the published models for 384 pixels, which are fine-tuned.
+        weight_init: "jax", the initialization of the published models; or "skip", PyTorch's defaults with standard normal
+            latents, as in the published models for 384 pixels, which are fine-tuned.
 
     Raises:
         UsageError: sizes are inconsistent, or an option has an unknown value.
@@ -111,9 +111,10 @@ class LatentModel(ABC, TimmModel):
     def run_layer(
         self, index: int, latents: Tensor, tokens: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Run layer `index` on latents (B or 1, M, embed_dim) and tokens (B, N, token_dim) on a grid (rows, columns).
+        """Run layer `index` on latents (B or 1, M, embed_dim) and tokens (B, N, token_dim).
 
-        Returns None instead of tokens if no later layer may use them.
+        `grid` is (rows, columns) of the tokens. Returns (latents, tokens), or (latents, None) if no
+        later layer may use the tokens.
         """
 
     def init_weights(self) -> None:
@@ -136,7 +137,7 @@ class LatentModel(ABC, TimmModel):
         }
 
     def make_head(self, classes: int) -> nn.Module:
-        """Return a new head, initialized like the model's."""
+        """Return a new head, initialized by `weight_init`."""
         head = super().make_head(classes)
         if self.weight_init == "jax":
             _initialize(head, "head")
@@ -170,7 +171,7 @@ class LatentModel(ABC, TimmModel):
         return as_map(cast(Tensor, tokens), self.grid(images))
 
     def pooled(self, latents: Tensor) -> Tensor:
-        """Return the mean of the latents, or all of them, normalized if `fc_norm` is set."""
+        """Return the mean of the latents, or all latents, normalized if `fc_norm` is set."""
         return cast(Tensor, self.fc_norm(latents.mean(dim=1) if self.global_pool == "avg" else latents))
 
     def forward_intermediates(
@@ -183,15 +184,15 @@ class LatentModel(ABC, TimmModel):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """Return tokens after some of the layers that update them, as timm's models do.
+        """Return the tokens after selected layers, with the interface of timm's models.
 
-        Returns (latents, intermediates), or with `intermediates_only` the latter; the latents are those of
-        `forward_features`.
+        Returns (output of `forward_features`, list of tokens), or with `intermediates_only` the list alone. Only layers
+        that update the tokens can be selected.
 
         Args:
-            indices: a number n for the last n of these layers, a list of layers, or None for all.
-            return_prefix_tokens: return pairs (map, latents of that layer).
-            norm: apply the final norm to these latents too; tokens have no final norm.
+            indices: a number n for the last n of the layers that can be selected, a list of layers, or None for all.
+            return_prefix_tokens: return pairs (tokens, latents) of each layer.
+            norm: apply the final norm to the latents in these pairs; tokens have no final norm.
             stop_early: stop after the last layer in `indices`.
             output_fmt: "NCHW" or "NLC".
 
@@ -221,7 +222,7 @@ class LatentModel(ABC, TimmModel):
         return super().prune_intermediate_layers(indices, prune_norm, prune_head)
 
     def _layers(self, images: Tensor, count: int) -> tuple[Tensor, Tensor | None]:
-        """Run the first `count` layers."""
+        """Return latents and tokens after the first `count` layers."""
         grid, tokens = self.grid(images), self.embed(images)
         latents: Tensor = self.latents
         for index in range(count):
@@ -235,7 +236,7 @@ class LatentModel(ABC, TimmModel):
         """Return (rows, columns) of the images' tokens.
 
         Raises:
-            UsageError: the model's position codes are for another grid.
+            UsageError: the images have no such grid, or the model's position codes are for another grid.
         """
         grid = token_grid((images.shape[2], images.shape[3]), self.patch_embed.stride)
         if isinstance(self.fourier_pos_encode, StaticPositions) and grid != self.grid_size:

@@ -1,4 +1,4 @@
-"""Layers of BiXT: cross-attention with feed-forward networks, then a transformer block over the latents.
+"""Layers of BiXT: cross-attention with feed-forward networks, and a transformer block over latents.
 
 All blocks are pre-norm. In formulas, `ls` is layer scale (only with `layer_scale`) and `dp` is drop path. Parameters have
 the published names.
@@ -35,7 +35,7 @@ def latent_block(
     Raises:
         UsageError: the width is not divisible by the number of heads.
     """
-    head_width(dim, heads)  # timm only has an assertion
+    head_width(dim, heads)  # timm has only an assertion
     return Block(
         dim,
         heads,
@@ -160,10 +160,10 @@ class Layer(nn.Module):
         dim_attention: width of cross-attention; self-attention is as wide as the latents.
         sa_heads, ca_heads: heads of self- and cross-attention.
         sa_drop_path, ca_drop_path: drop path rates of self- and cross-attention.
-        one_sided: do not update the tokens, as in the last layer of a model, which returns none.
+        one_sided: return None instead of updated tokens, as in the last layer of a model.
         local: see `CrossAttentionBlock`; not used in one-sided layers.
         two_way: class of the block that updates the tokens.
-        branches: mlp_ratio, layer_scale, attn_drop and proj_drop of both blocks.
+        branches: mlp_ratio, layer_scale, attn_drop and proj_drop, for cross-attention and block.
     """
 
     def __init__(

@@ -28,9 +28,9 @@ class BiXT(LatentModel):
 
     Args:
         depth: number of layers. The last one updates only the latents.
-        attention_dim: width of cross-attention; default: that of the latents.
+        attention_dim: width of cross-attention; None: the width of the latents.
         num_heads: heads of self- and cross-attention.
-        sa_heads, ca_heads: heads of self- and of cross-attention; None: `num_heads`.
+        sa_heads, ca_heads: heads of self-attention and of cross-attention; None: `num_heads`.
         init_values: initial value of layer scale; None: no layer scale.
         local: local patch interaction of the tokens in every layer that updates them (`layers.CrossAttentionBlock`).
         dense: remove the last layer, see `drop_last_layer`.
@@ -116,16 +116,19 @@ class BiXT(LatentModel):
             UsageError: the last layer was removed already, or is the only one.
         """
         if not self.blocks[-1].one_sided:
-            raise UsageError("the last layer of this model updates its tokens, so there is no one-sided layer to drop")
+            raise UsageError(
+                "the last layer of this model updates its tokens, so there is no one-sided layer to drop; call "
+                "drop_last_layer only once"
+            )
         if len(self.blocks) == 1:
-            raise UsageError("this model's only layer is its one-sided last one; set a depth of 2 or more")
+            raise UsageError("the only layer of this model is one-sided and cannot be dropped; set depth to 2 or more")
         self.blocks = self.blocks[:-1]
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> dict[str, Tensor]:
     """Adapt the authors' weights, or ours, to `model`.
 
-    Position codes are recomputed for its grid. If its last layer was removed, that layer's weights are dropped.
+    Position codes of another grid are recomputed. If the model's last layer was removed, its weights are ignored.
     """
     layers = len(model.blocks)
     dropped = f"blocks.{layers}." if isinstance(model, BiXT) and layers == model.token_layers() else None
@@ -135,12 +138,12 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: LatentModel) -> d
 
 
 def checkpoint_refusal_fn(architecture: str, arguments: Mapping[str, Any], model: LatentModel) -> str | None:
-    """Return why weights of another model do not fit `model` although all shapes do; None if they fit.
+    """Return why weights of `architecture` do not fit `model` although all shapes match, or None.
 
-    The weights are those of `architecture`, created with `arguments`.
+    `arguments` are the arguments of the model with these weights.
 
-    Shapes do not depend on the number of heads, which differs between the paper's models and the published weights. They do
-    not depend on stride and image size either, but weights may be used with another stride or image size.
+    Shapes do not depend on the number of heads, which differs between the paper's models and the published weights. Shapes
+    do not depend on stride and image size either, but weights may be used with another stride or image size.
     """
     if architecture not in MODELS:
         return None  # another family, whose parameter names differ

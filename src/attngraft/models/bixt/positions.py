@@ -26,7 +26,7 @@ class DynamicPositions(nn.Module):
         dim: channels per axis.
         temperature: ratio between the highest and (almost) the lowest frequency.
 
-    The buffer `pos` in a state dict, which models with a fixed grid save, is ignored.
+    A state dict's buffer `pos`, saved by models with a fixed grid, is ignored.
     """
 
     def __init__(self, width: int, *, dim: int = 32, temperature: float = 10000.0) -> None:
@@ -51,7 +51,7 @@ class DynamicPositions(nn.Module):
         """Do nothing: the codes of any grid are computed on each call."""
 
     def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
-        """Adapt the code under `name` in `state`, if any, to this module."""
+        """Remove the code `name` from `state`."""
         state.pop(name, None)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -65,7 +65,7 @@ class DynamicPositions(nn.Module):
 class StaticPositions(DynamicPositions):
     """Position codes of one grid, stored in the buffer `pos` and saved as in the published checkpoints.
 
-    The buffer `pos` of a state dict is loaded if it has this grid; otherwise the code is computed.
+    The buffer `pos` of a state dict is loaded if its grid is the same; otherwise the code is computed.
     """
 
     pos: Tensor
@@ -75,15 +75,15 @@ class StaticPositions(DynamicPositions):
         self.register_buffer("pos", self.computed(grid))
 
     def code(self, grid: tuple[int, int]) -> Tensor:
-        """Return the code (2 dim, rows, columns) of the one grid."""
+        """Return the stored code (2 dim, rows, columns); `grid` is ignored."""
         return self.pos
 
     def set_grid(self, grid: tuple[int, int]) -> None:
-        """Change the grid."""
+        """Recompute the code for `grid`."""
         self.pos = self.computed(grid, device=self.pos.device).to(self.pos.dtype)
 
     def adapt(self, state: MutableMapping[str, Any], name: str) -> None:
-        """Adapt the code under `name` in `state`, if any, to this module."""
+        """Replace the code `name` in `state` if it is missing or of another grid."""
         if name not in state or state[name].shape != self.pos.shape:
             state[name] = self.computed((self.pos.shape[1], self.pos.shape[2])).to(self.pos.dtype)
 
@@ -105,7 +105,7 @@ class NoPositions(nn.Module):
 def make_positions(
     kind: Positions, width: int, grid: tuple[int, int], *, dim: int, temperature: float
 ) -> DynamicPositions | NoPositions:
-    """Create the position module of a kind; the other arguments are those of its class.
+    """Create a position module; `kind` is "static", "dynamic" or "none".
 
     Raises:
         UsageError: `kind` is unknown.
@@ -119,7 +119,7 @@ def make_positions(
 def fourier_positions(
     rows: int, columns: int, *, dim: int = 32, temperature: float = 10000.0, device: Any = None
 ) -> Tensor:
-    """Return codes (2 dim, rows, columns): the first `dim` channels encode the row, the others the column.
+    """Return codes (2 dim, rows, columns): `dim` channels for the row, then `dim` for the column.
 
         channel 2j      sin(2 pi y / (H + 1e-6) / temperature^(2j / dim)),    y = 1..H
         channel 2j + 1  cos of the same

@@ -1,22 +1,24 @@
 """Names of the published BiXT models and the paper's baselines (`baselines`).
 
-A name contains the width (`ti` 192, `ed256`, `sm` 384; with `LS` layer scale of 1e-5), heads if they are not 32 wide (`h3`,
-`h6`), tokenizer (`cnv` convolutional, `lpi` linear with local patch interaction), latents (`l64`), layers if they are not
-12 (`d13`), patch and stride (`p16s8`), and `ft384` for images of 384 pixels with dynamic positions.
+A name contains the width (`ti` 192, `ed256`, `sm` 384; with `LS` layer scale of 1e-5), the number of heads unless they are
+32 wide (`h3`, `h6`), the tokenizer (`cnv` convolutional, `lpi` linear with local patch interaction), the number of latents
+(`l64`) and of layers unless it is 12 (`d13`), patch and stride (`p16s8`), and `ft384` for images of 384 pixels with dynamic
+positions.
 
 | names | models | parameters |
 |---|---|---|
 | `bixt_ti_l64_p16`, `p16s8`, `p16s4` | the default | 15.1M |
-| `bixt_ti_l32_p16`, `bixt_ti_l128_p16`, both `p16s8` | fewer, more latents | 15.1M |
+| `bixt_ti_l32_p16`, `bixt_ti_l128_p16`, each also `p16s8` | fewer or more latents | 15.1M |
 | `bixt_ti_l64_d13_p16`, `p16s8`, `p16s4` | for dense tasks: `dense=True`, `drop_last_layer` | 16.4M |
 | `bixt_ed256_l64_p16`, `p16s8`, `bixt_ed256LS_l64_p16s8` | wider | 26.7M |
 | `bixt_ti_cnv_l64_p16`, `bixt_ti_cnv_l64_d13_p16`, `p8`, `p4` | convolutional tokenizer | 15.2M, 16.4M |
-| `bixt_conv_ti_l64_p16`, `bixt_conv_ti_l64_d13_p16`, `p8` | the same models, with the authors' names | |
-| `..._ft384` of those at the default, `d13`, and `p16s8` of `ed256` | for 384 pixels | |
+| `bixt_conv_ti_l64_p16`, `bixt_conv_ti_l64_d13_p16`, `p8` | the authors' names of these models | |
+| `bixt_ti_l64_..._ft384`, `bixt_ti_h3_l64_p16_ft384`, `p16s8`, `p16s4` | for 384 pixels | |
+| `bixt_ed256_l64_p16s8_ft384`, `bixt_ed256LS_l64_p16s8_ft384` | wider, for 384 pixels | |
 | `bixt_ti_h3_l64_p16`, `l32`, `l128` | the paper's tiny: heads of 64 | 15.1M |
 | `bixt_sm_h6_l64_p16`, `l32`, `l128` | the paper's small | 59.6M |
-| `bixt_ti_h3_l64_p32s16`, `p32s8`, `p16s8`, `p16s4`, `p8`, `p8s4`, `p4` | its Table A2 | 15.0M to 15.6M |
-| `bixt_ti_h3_l64_d13_p16`, `bixt_ti_h3_cnv_l64_p16`, `bixt_ti_h3_lpi_l64_p16` | its dense and local models | |
+| `bixt_ti_h3_l64_p32s16`, `p32s8`, `p16s8`, `p16s4`, `p8`, `p8s4`, `p4` | the paper's Table A2 | 15.0M to 15.6M |
+| `bixt_ti_h3_l64_d13_p16`, `bixt_ti_h3_cnv_l64_p16`, `bixt_ti_h3_lpi_l64_p16` | the paper's dense and local models | |
 
 The paper counts 3 heads (tiny) and 6 (small); published code and checkpoints have heads of 32. No weights are
 downloaded; the authors' files load unchanged.
@@ -47,7 +49,7 @@ PATTERN = re.compile(
     r"_l(?P<latents>\d+)(_d(?P<depth>\d+))?_p(?P<patch>\d+)(s(?P<stride>\d+))?(_ft(?P<size>\d+))?"
 )
 WIDTHS = {"ti": 192, "ed256": 256, "sm": 384}
-HEAD_WIDTH = 32  #: width of the heads if the name does not contain their number
+HEAD_WIDTH = 32  #: width of a head if the name does not contain the number of heads
 
 
 def arguments(name: str) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def arguments(name: str) -> dict[str, Any]:
         "depth": int(found["depth"] or 12),
         "patch_size": int(found["patch"]),
     }
-    if found["stride"]:  # otherwise it is the patch size, which a caller may change
+    if found["stride"]:  # otherwise the stride is the patch size, which a caller may change
         settings["stride"] = int(found["stride"])
     if found["conv"] or found["kind"] == "cnv":
         settings["tokenizer"] = "conv"

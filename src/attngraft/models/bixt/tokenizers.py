@@ -15,7 +15,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def check_choice(name: str, value: Choice, choices: tuple[str, ...]) -> Choice:
-    """Return `value`, the argument `name`, after checking it.
+    """Check `value`, the argument `name`, and return it.
 
     Raises:
         UsageError: `value` is not one of `choices`.
@@ -58,13 +58,13 @@ class ConvolutionalEmbedding(nn.Module):
 
     Shapes: (B, in_chans, H, W) to (B, N, dim), row by row.
 
-    N = H / patch * W / patch; the widths double up to `dim`.
+    N = H / patch * W / patch; the width doubles with each convolution, up to `dim`.
 
     Args:
         patch_size: 4, 8 or 16: 2 to the power of the number of convolutions.
 
     Raises:
-        UsageError: another patch size, or a width that cannot be halved often enough.
+        UsageError: `patch_size` has another value, or `dim` cannot be halved often enough.
 
     Source: the tokenizer of XCiT, as described in BiXT's appendix B.3.
     """
@@ -75,7 +75,9 @@ class ConvolutionalEmbedding(nn.Module):
         if patch_size not in (4, 8, 16):
             raise UsageError(f"patch_size of the convolutional tokenizer must be 4, 8 or 16, not {patch_size}")
         if dim % 2 ** (stages - 1):
-            raise UsageError(f"patches of {patch_size} need a width that can be halved {stages - 1} times, not {dim}")
+            raise UsageError(
+                f"patches of {patch_size} require a width that can be halved {stages - 1} times, not {dim}"
+            )
         self.stride = patch_size
         widths = [in_chans, *(dim >> stage for stage in reversed(range(stages)))]
         layers: list[nn.Module] = []
@@ -94,13 +96,13 @@ def make_tokenizer(
     """Create the tokenizer called "linear" or "conv".
 
     Raises:
-        UsageError: `kind` is unknown, an argument is invalid for its class, or the convolutional tokenizer has a stride.
+        UsageError: `kind` is unknown, a size is invalid, or the convolutional tokenizer's stride is not its patch size.
     """
     if check_choice("tokenizer", kind, ("linear", "conv")) == "linear":
         return PatchEmbedding(patch_size, stride, in_chans=in_chans, dim=dim)
     if stride not in (None, patch_size):
         raise UsageError(
-            f"the convolutional tokenizer's stride must equal its patch size, {patch_size}, not {stride}; leave it at None"
+            f"the convolutional tokenizer's stride must equal its patch size, {patch_size}, not {stride}; set stride to None"
         )
     return ConvolutionalEmbedding(patch_size, in_chans=in_chans, dim=dim)
 
@@ -154,7 +156,7 @@ def square(tokens: int) -> tuple[int, int]:
     """
     side = math.isqrt(tokens)
     if side * side != tokens:
-        raise UsageError(f"{tokens} tokens do not form a square grid; pass its rows and columns")
+        raise UsageError(f"{tokens} tokens do not form a square grid; pass grid=(rows, columns)")
     return side, side
 
 

@@ -1,8 +1,8 @@
 """Blocks of ELSA-Swin and ELSA-VOLO, on maps (B, Y, X, C), with the published names of parameters.
 
 Norms have an eps of 1e-5. The Swin parts keep the parameter names and layouts of the published code: in the window
-attention of the last stage, the rows of the fused projection are values, queries, keys, and the bias table has shape
-(heads, (2w - 1)^2), indexed by the key's position minus the query's.
+attention of the last stage, the fused projection has rows for values, queries and keys, in this order. The bias table has
+shape (heads, (2w - 1)^2) and is indexed by the key's position minus the query's.
 
 Source: ELSA, section 3.4 and its published code.
 """
@@ -50,8 +50,7 @@ class WindowAttention(Recordable, nn.Module):
 
     Args:
         window: rows (and columns) of a window.
-        shift: shift of the windows, less than `window`; maps that are not larger than a window in both directions are not
-            shifted.
+        shift: shift of the windows, less than `window`; maps with at most `window` rows or columns are not shifted.
 
     The published dense models also shift small maps; `ElsaSwinBackbone` sets `shift_small` for this.
     """
@@ -103,7 +102,7 @@ class WindowAttention(Recordable, nn.Module):
         return found
 
     def _cut(self, x: Tensor, shift: int) -> Tensor:
-        """Partition the map into windows (B, nW, w * w, C), after padding and shift."""
+        """Pad, shift and partition a map into windows (B, nW, w * w, C)."""
         x = F.pad(x, (0, 0, 0, -x.shape[2] % self.window, 0, -x.shape[1] % self.window))
         return split_windows(x.roll((-shift, -shift), (1, 2)) if shift else x, self.window)
 
@@ -111,8 +110,8 @@ class WindowAttention(Recordable, nn.Module):
         """Compute attention in windows: q, k, v and the result are (B, nW, heads, w * w, D).
 
         `bias` is (heads, w * w, w * w), or (nW, heads, w * w, w * w) if windows differ. Torch's ONNX export and fused
-        kernels require four axes, so windows are merged with images if they share the bias, otherwise with heads. The bias
-        is broadcast, never copied.
+        kernels require four axes, so the window axis is merged with the batch if windows share the bias, otherwise with
+        the heads. The bias is broadcast, never copied.
         """
         axis = bias.ndim - 3
         sizes = q.shape[axis : axis + 2]

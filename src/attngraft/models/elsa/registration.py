@@ -11,7 +11,7 @@
 | `elsa_volo_d4`, `_448` | 384, 768 | 8, 8, 16, 4 | 12, 16 | 16 | 194.5M |
 | `elsa_volo_d5`, `_448`, `_512` | 384, 768 | 12, 12, 20, 4 | 12, 16 | 16 | 297.8M |
 
-All have neighborhoods of 7 x 7 and only the addend of the ghost head. ELSA-Swin was trained with drop path 0.1, 0.3 and 0.5;
+All have neighborhoods of 7 x 7 and a ghost head with only the addend. ELSA-Swin was trained with drop path 0.1, 0.3 and 0.5;
 evaluate base with the averaged weights of its checkpoint. Neither code nor weights of ELSA-VOLO were published; see
 `volo.ElsaVolo` for our choices. The number after a name is the image size for fine-tuning. No weights are downloaded.
 """
@@ -40,7 +40,7 @@ VOLO_VARIANTS: dict[str, dict[str, Any]] = {
         "stem_hidden_dim": 128,
     },
 }
-#: image sizes for fine-tuning, as in VOLO, with the crop ratio in evaluation
+#: variant -> image sizes for fine-tuning and their crop ratios in evaluation, as in VOLO
 FINE_TUNED: dict[str, tuple[tuple[int, float], ...]] = {
     "elsa_volo_d1": ((384, 1.0),),
     "elsa_volo_d2": ((384, 1.0),),

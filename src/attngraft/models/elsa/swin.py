@@ -1,4 +1,4 @@
-"""ELSA-Swin: Swin with Hadamard attention in its first three stages and windows in the last one."""
+"""ELSA-Swin: Swin with Hadamard attention in the first three stages, window attention in the last."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch.nn.functional as F
 from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
 from timm.models import checkpoint_seq
-from timm.models._features import feature_take_indices  # private, but used by all of timm's models
+from timm.models._features import feature_take_indices  # private, but used by all models in timm
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
@@ -57,7 +57,7 @@ class ElsaSwin(TimmModel):
         window_size: window of the last stage; every second block shifts its windows if the map is larger than a window.
         global_pool: "avg" (the mean over the map), "" (the map itself).
 
-    Source: ELSA, section 3.4, Table 6; names of parameters as in its published checkpoints.
+    Source: ELSA, section 3.4, Table 6; names of parameters as in the published checkpoints.
     """
 
     pools = ("avg", "")
@@ -181,7 +181,7 @@ class ElsaSwin(TimmModel):
 
         Args:
             indices: a number n for the last n stages, a list of stages, or None for all.
-            norm: apply the final norm to the last stage's map; the others have another width.
+            norm: apply the final norm to the last stage's map; the other maps have another width.
             stop_early: stop after the last stage in `indices`.
             output_fmt: "NCHW" or "NHWC".
             intermediates_only: return only the maps.
@@ -217,7 +217,7 @@ class ElsaSwinBackbone(nn.Module):
         swin: the model whose modules are used, without a copy. Create it with an `img_size` of 224 or more, so that its
             windows have the full size.
 
-    Source: ELSA, section 4.2; names of parameters as in its published checkpoints.
+    Source: ELSA, section 4.2; names of parameters as in the published checkpoints.
     """
 
     def __init__(self, swin: ElsaSwin) -> None:
@@ -243,7 +243,7 @@ class ElsaSwinBackbone(nn.Module):
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Adapt the published weights, or ours, to `model`.
 
-    Buffers that every model computes are dropped, and bias tables of windows of another size are resampled.
+    Buffers that the model computes itself are ignored, and bias tables for another window size are resampled.
     """
     own = model.state_dict()
     found = {}
@@ -258,7 +258,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _resampled(table: Tensor, size: int) -> Tensor:
-    """Resample biases (heads, (2w - 1)^2) to windows of another size."""
+    """Resample a bias table (heads, (2w - 1)^2) to `size` columns, for another window."""
     if table.shape[1] == size:
         return table
     side, wanted = math.isqrt(table.shape[1]), math.isqrt(size)

@@ -13,16 +13,17 @@ class ElsaVolo(VOLO):
     """timm's VOLO with every Outlooker replaced and nothing else changed.
 
     The configuration of the paper's ELSA-VOLO blocks is not published. The defaults (7 x 7, groups of 16 channels, only the
-    ghost head's addend) agree with its three printed numbers of parameters, as do a few other choices. No choice that we
-    tried agrees with its multiply-adds. As in VOLO, the first stage's blocks have no drop path and projections no bias.
+    ghost head's addend) agree with the three numbers of parameters in the paper, as do a few other choices. No choice that
+    we tried agrees with the paper's multiply-adds. As in VOLO, the blocks of the first stage have no drop path, and their
+    projections have no bias.
 
     Args:
-        layers: number of blocks of each stage; those of the first have Hadamard attention.
+        layers: number of blocks of each stage; the blocks of the first stage have Hadamard attention.
         embed_dims, num_heads, mlp_ratio: settings of each stage, as in VOLO.
         kernel_size, group_width, lam, gamma: settings of the first stage's blocks (`blocks.elsa_block`).
         volo: other arguments of VOLO.
 
-    Parameters of these blocks have the published names, under `network.0.<i>.`; the others are VOLO's.
+    Parameters of the first stage, `network.0.<i>.`, are named as in ELSA's published code, other parameters as in VOLO.
 
     Source: ELSA, section 4.1 and Table 6.
     """
