@@ -1,4 +1,4 @@
-"""Tables of suite results: for a study, on page and terminal, and for one run, on the terminal."""
+"""Tables of suite results: of a study for the page and the terminal, of a single run for the terminal."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NOT_CORRECTED = (
     "over seeds and examples and the t-interval over seeds, exclude zero. There is no correction for the number of "
     "conditions: among many, some differ by chance."
 )
-#: metrics of suites, in addition to those of tasks
+#: metrics defined by suites rather than by tasks
 METRICS = {
     "real": Metric(label="accuracy by any label of ReaL", column="ReaL", share=True),
     "ece": Metric(label="expected calibration error", column="ECE", share=True),
     "images_per_second": Metric(label="images per second", column="images/s"),
     "peak_memory_bytes": Metric(label="peak memory", column="peak memory"),
 }
-_COLUMNS = 4  #: largest number of metrics in one table
+_COLUMNS = 4  #: maximum number of metrics in one table
 
 
 # --- all variants of a study ------------------------------------------------------------------------------------------
 
 
 def suite_views(result: StudyResult) -> list[dict[str, Any]]:
-    """Return the table of each suite for the page template, with a row per condition and a cell per variant."""
+    """Return one table per suite for the page template, with a row per condition and a cell per variant."""
     views = []
     for suite in result.suites:
         style = suite_format(result, suite)
@@ -70,7 +70,7 @@ def suite_format(result: StudyResult, suite: SuiteResult) -> MetricFormat:
 
 
 def about(suite: SuiteResult, style: MetricFormat) -> str:
-    """Describe the numbers of a suite: metric, data and number of examples."""
+    """Describe a suite's numbers: metric, number of examples, and data."""
     better = "" if suite.higher_is_better else "; lower is better"
     return f"{style.title} of {wording.plural(suite.examples, 'example')}, {shown(suite.data)}{better}"
 
@@ -113,7 +113,7 @@ def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
 
 
 def summary_conditions(suite: SuiteResult) -> list[ConditionResult]:
-    """Return the conditions, without the single severities if there is a mean over severities."""
+    """Return the suite's conditions, omitting single severities where their mean is present."""
     means = {condition.kind for condition in suite.conditions if condition.kind and condition.severity is None}
     return [each for each in suite.conditions if each.severity is None or each.kind not in means]
 

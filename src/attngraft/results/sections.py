@@ -1,20 +1,21 @@
 """Task-specific results of one variant: metric labels, tables, confusion matrices and reliability diagrams.
 
-A task creates sections from saved predictions (`Task.sections`), the study's result stores them, and the report draws them.
+Sections are created from saved predictions by a task (`Task.sections`), stored in the study's result, and drawn by the
+report.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-Cell = int | float | str | None  #: None if there is no value
+Cell = int | float | str | None  #: None: no value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """Label and unit of a metric."""
 
-    label: str  #: label in text: "top-1 accuracy"
-    column: str = ""  #: column heading; empty: the label
+    label: str  #: label in running text: "top-1 accuracy"
+    column: str = ""  #: column heading; empty: use the label
     share: bool = False  #: whether it is a fraction, displayed in percent
     higher_is_better: bool = True  #: whether a higher value is better
 
@@ -25,13 +26,13 @@ class Column:
 
     name: str
     kind: Literal["text", "count", "share", "number"] = "number"
-    #: `own`: shown for each variant separately; `common`: the same for all variants; `compared`: side by side for all
+    #: `own`: shown for each variant separately; `common`: equal for all variants; `compared`: shown side by side
     role: Literal["own", "common", "compared"] = "own"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of cells; with `compared` columns, the first column contains the row names, the same for all variants."""
+    """Rows of cells. With `compared` columns, rows are matched across variants by their name in the first column."""
 
     columns: list[Column]
     rows: list[list[Cell]]
@@ -55,16 +56,16 @@ class Reliability:
     counts: list[int]  #: number of predictions per bin
     stated: list[float | None]  #: mean confidence per bin; None for empty bins
     observed: list[float | None]  #: accuracy per bin; None for empty bins
-    error_by_seed: list[float]  #: expected calibration error: mean |confidence - accuracy|, weighted by bin counts
+    error_by_seed: list[float]  #: expected calibration error of each seed: mean |confidence - accuracy|, weighted by bin counts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
     """One part of a task's results for one variant; sections with the same `name` are shown together."""
 
-    name: str  #: the same for all variants; lower case, used in anchors
+    name: str  #: equal for all variants; lower case, used in anchors
     title: str
-    note: str = ""  #: how to read the section; the same for all variants
+    note: str = ""  #: how to read the section; equal for all variants
     numbers: dict[str, float] = field(default_factory=dict)  #: fractions by label, displayed in percent
     table: Table | None = None
     matrix: Matrix | None = None
