@@ -2,7 +2,7 @@
 
 | counter | params | macs | further counts |
 |---|---|---|---|
-| `cb` | 10^6 | 10^9, linears, convolutions and attention matmuls | `added_percent`: graft parameters in percent of the host's |
+| `cb` | 10^6 | 10^9, linears, convolutions and attention matmuls | `added_percent`: graft parameters in % of the host's |
 | `cb_multiplications` | - | `macs_m`, 10^6 | `multiplications`, 10^6: elementwise, in the grafts only |
 | `hv` | 2^20, leaf modules only | 2^30, linear and convolution layers only | |
 | `bisa` | 10^6 | 10^9, linears, convolutions and matmuls | `flops_m`, 10^6: with norms and softmaxes; `added_percent` |

@@ -48,8 +48,8 @@ def explore(
 
     Select a patch with mouse, finger or arrow keys to see which patches it attends to, or which patches attend to it: on
     the image for one layer and head, and in an overview of all layers and heads. The page also plots attention entropy
-    and distance per layer. Two models are shown side by side. Values are quantized to bytes; the page of a ViT-S at 224 pixels is about
-    4 MB.
+    and distance per layer. Two models are shown side by side.
+    Values are quantized to bytes; the page of a ViT-S at 224 pixels is about 4 MB.
 
     Args:
         models: one or two models by name. Images are preprocessed as in timm's evaluation, at the model's input size.

@@ -121,5 +121,5 @@ class AnalysisResult:
     table: Table  #: all numbers, written to the .csv file
     numbers: dict[str, float] = field(default_factory=dict)  #: a few summary numbers by label
     left_out: dict[str, str] = field(default_factory=dict)  #: model or layer that is not shown -> the reason
-    made: Mapping[str, Any] = field(default_factory=dict)  #: how it was computed: command, data, images, weights, version, date
+    made: Mapping[str, Any] = field(default_factory=dict)  #: origin: command, data, images, weights, version, date
     format: int = FORMAT

@@ -67,7 +67,7 @@ class RecordTable(Mapping[str, Column]):
         """
         column = self[name]
         if isinstance(column, list):
-            raise TrainingError(f"records: the rows of {name} have different shapes; return rows of one shape from Task.infer")
+            raise TrainingError(f"records: the rows of {name} have different shapes; Task.infer must pad them")
         return column
 
 
@@ -81,7 +81,7 @@ class RecordCollector:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._seen = np.zeros(len(names), dtype=bool)
-        self._batches: list[tuple[np.ndarray, dict[str, Column]]] = []  # per batch: indices of the examples, and their rows of each column
+        self._batches: list[tuple[np.ndarray, dict[str, Column]]] = []  # indices and rows of each batch
         self._outputs: set[str] = set()
 
     def add(self, indices: np.ndarray, records: Records) -> None:
@@ -143,7 +143,7 @@ class RecordCollector:
             batches = [of_batch[name] for _, of_batch in self._batches if name in of_batch]
             rows = sum(map(len, batches))
             if rows != len(order):
-                raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples; return one row per example from Task.infer")
+                raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples; check Task.infer")
             columns[name] = _at(_concatenated(batches), order)
         return examples[order], columns
 

@@ -56,7 +56,7 @@ class Reliability:
     counts: list[int]  #: number of predictions per bin
     stated: list[float | None]  #: mean confidence per bin; None for empty bins
     observed: list[float | None]  #: accuracy per bin; None for empty bins
-    error_by_seed: list[float]  #: expected calibration error of each seed: mean |confidence - accuracy|, weighted by bin counts
+    error_by_seed: list[float]  #: expected calibration error: mean |confidence - accuracy|, weighted by bin counts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def load_result(path: Path | str) -> StudyResult:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: is not a valid study result: {error}; rewrite it with attngraft compare --report-only --out FOLDER") from None
+        raise ConfigError(f"{path}: not a valid study result: {error}; run attngraft compare --report-only") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
         raise ConfigError(
             f"{path}: has format {content['format']}, but this version reads formats up to {FORMAT}; update attngraft"

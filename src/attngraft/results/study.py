@@ -164,7 +164,7 @@ class ConditionVariant:
     """Result of a variant under a condition."""
 
     value: Spread | None  #: the suite's metric over seeds, after averaging over noise seeds; None: no run was evaluated
-    difference: Difference | None  #: None for the baseline and without a common seed; not corrected for the number of conditions
+    difference: Difference | None  #: None for the baseline or without a common seed; not corrected for conditions
     reason: str = ""  #: reason why there are no numbers
 
 
@@ -213,7 +213,7 @@ class StudyResult:
     epochs: int
     variants: list[VariantResult]
     notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
-    metrics: dict[str, Metric] = field(default_factory=dict)  #: metrics' labels and units; a metric without an entry is labeled by its name
+    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels and units; the default label is the metric's name
     halving: HalvingResult | None = None  #: None: halving was not used
     steps: int | None = None  #: number of updates of a run, if the recipe counts updates instead of epochs
     judged_weights: Literal["last", "best"] = "last"  #: epoch whose weights are compared

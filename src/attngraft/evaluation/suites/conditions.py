@@ -94,7 +94,7 @@ class ConditionEvaluator:
         if gradients not in self._evaluators:
             context, recipe = self._context, self._model.target.recipe
             if gradients:
-                # limit the batch to a size whose backward pass fits in memory; full precision needs half the mixed-precision size
+                # a batch whose backward pass fits in memory; full precision allows half the mixed-precision size
                 train = recipe.train
                 micro = max(1, train.batch_size // train.accumulate // (1 if train.amp == "no" else 2))
                 size = min(train.eval_batch_size or micro, micro)

@@ -5,7 +5,8 @@
                                      reliability.svg, reliability.png    (calibration)
 
 For a model that is not a run, the suite's folder is OUT/<suite>. For any data other than the run's full validation split,
-the folder is named `<suite>--<data>`. A condition is finished if its file was computed from the same weights, data and settings.
+the folder is named `<suite>--<data>`. A condition is finished if its file was computed from the same weights, data and
+settings.
 """
 
 import logging

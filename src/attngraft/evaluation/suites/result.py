@@ -245,7 +245,7 @@ def read_suite_run(folder: Path) -> SuiteRun | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: is not a valid suite result: {error}; delete the file and rerun the evaluation") from None
+        raise ConfigError(f"{path}: not a valid suite result: {error}; delete the file and rerun the suite") from None
     return read(SuiteRun, content, where=str(path))
 
 
