@@ -25,9 +25,7 @@ class PaperColumn:
     id: str
     title: str
     count: str | None = None  #: key in the counter's result
-    metric: str | None = (
-        None  #: metric of a run ("val/top1") or of a suite (suite/condition/metric: "v2/v2/top1")
-    )
+    metric: str | None = None  #: metric of a run ("val/top1") or of a suite (suite/condition/metric: "v2/v2/top1")
     percent: bool = False  #: whether the paper prints percent (metrics of runs are fractions)
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from attngraft.files import atomic_file
 
 Column = np.ndarray | list[np.ndarray]  #: (N, ...), or one array per example
 
-NAME, OUTPUTS = "name", "output_columns"  #: keys of a file's arrays: names of the examples, and names of the output columns
+NAME, OUTPUTS = "name", "output_columns"  #: keys in a file: names of the examples, and of the output columns
 EXTRA = ("score", "binary")  #: keys of further arrays, if the primary metric is a mean of scores (see `RecordTable`)
 _OFFSETS, _SHAPES = ".offsets", ".shapes"
 _EXAMPLES = "examples.of_part"  #: key in a process's file: indices of its examples
@@ -37,7 +37,7 @@ class Records:
     """The rows of one batch, on the CPU, as returned by `Task.infer`."""
 
     statistics: Mapping[str, Column]  #: input of `Task.measure`, computed from predictions and labels
-    outputs: Mapping[str, Column] = field(default_factory=dict)  #: results for users: captions, boxes, masks, translations
+    outputs: Mapping[str, Column] = field(default_factory=dict)  #: for users, such as captions, boxes or masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,9 @@ class RecordCollector:
             batches = [of_batch[name] for _, of_batch in self._batches if name in of_batch]
             rows = sum(map(len, batches))
             if rows != len(order):
-                raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples; check Task.infer")
+                raise TrainingError(
+                    f"evaluation: column {name} has {rows} rows for {len(order)} examples; fix Task.infer"
+                )
             columns[name] = _at(_concatenated(batches), order)
         return examples[order], columns
 

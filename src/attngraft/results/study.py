@@ -26,9 +26,7 @@ class RunSummary:
 
     seed: int
     folder: str  #: relative to the study's folder
-    last: dict[
-        str, float
-    ]  #: compared metrics: of `judged_weights` on `judged_split`, as set in `StudyResult`
+    last: dict[str, float]  #: compared metrics: of `judged_weights` on `judged_split`, as set in `StudyResult`
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
     curve: Curve
@@ -124,7 +122,7 @@ class VariantResult:
     #: differences in the non-primary metrics that can be resampled; p_holm is corrected over variants, not over metrics
     other_differences: dict[str, Difference] = field(default_factory=dict)
     host: dict[str, Any] | None = None  #: name, args, ... of the host; None: the study's host
-    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted field -> value, where it differs from the study's recipe
+    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted field -> value, if not the study's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +211,7 @@ class StudyResult:
     epochs: int
     variants: list[VariantResult]
     notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
-    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels and units; the default label is the metric's name
+    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels and units; default label: the name
     halving: HalvingResult | None = None  #: None: halving was not used
     steps: int | None = None  #: number of updates of a run, if the recipe counts updates instead of epochs
     judged_weights: Literal["last", "best"] = "last"  #: epoch whose weights are compared

@@ -5,8 +5,8 @@
 
 From the call to the first batch: `runner.compare` resolves the configuration (`config`, `variants`) into a `Study` with
 the recipe and state of every run (`plan`), checks it (`checks`), estimates the time (`throughput`), and hands the runs to
-an executor, whose processes call `executors.base.run_task`, which calls `training.loop.train`. `collect` then reads the finished
-runs, compares their predictions (`verdict`), and returns a `StudyResult`.
+an executor, whose processes call `executors.base.run_task`, which calls `training.loop.train`. `collect` then reads the
+finished runs, compares their predictions (`verdict`), and returns a `StudyResult`.
 """
 
 from attngraft.results.storage import load_result

@@ -181,7 +181,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     if kind != wanted:
         raise UsageError(
             f"the variant {variant.name} takes {kind}, but the study's host "
-            f"{study.baseline_recipe.host.name} takes {wanted}; all variants use the same data, so remove it"
+            f"{study.baseline_recipe.host.name} takes {wanted}; all variants use the same data; remove the variant"
         )
     if kind != "images":
         return host

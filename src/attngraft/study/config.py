@@ -80,12 +80,12 @@ class StudyConfig:
     def recipes(self) -> Callable[[Variant, int], Recipe]:
         """Return a function that maps a variant and a seed to the recipe of that run.
 
-        The study's recipe is read once. It is changed by the study's host, data and epochs, then by the study's overrides, then
-        by the variant's overrides, host, graft and seed.
+        The study's recipe is read once. It is changed by the study's host, data and epochs, then by the study's overrides,
+        then by the variant's overrides, host, graft and seed.
 
         Raises:
             ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
-                it if the initial weights of a host other than the study's are not given.
+                it if a variant's host differs from the study's and its initial weights are missing.
         """
         shared = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
         if self.host is not None:

@@ -221,9 +221,7 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
         for (name, seed), run in list(evaluated.items()):
             if reason := run.stale_because(most_common, checkpoints):
                 del evaluated[name, seed]
-                notes.append(
-                    f"{name} seed {seed} is left out: {reason}; rerun without --report-only to evaluate it."
-                )
+                notes.append(f"{name} seed {seed} is left out: {reason}; rerun without --report-only to evaluate it.")
         runs = {name: {seed: run for (of, seed), run in evaluated.items() if of == name} for name in records}
         first = next((run.result for run in evaluated.values()), first)
         results.append(_suite_result(config, choice, runs, first, task, notes))

@@ -56,7 +56,7 @@ class StudyHost:
         """Return the recipe's `host` section, updated with the fields that are set."""
         section = dict(host)
         if self.name is not None:
-            section |= {"name": self.name, "args": {}, "weights": None}  # the recipe's arguments and weights belong to its host
+            section |= {"name": self.name, "args": {}, "weights": None}  # those values belong to the recipe's host
         if self.pretrained or self.weights is not None:  # each replaces the other; a recipe must not set both
             section |= {"pretrained": bool(self.pretrained), "weights": self.weights}
         elif self.pretrained is not None:
@@ -131,8 +131,8 @@ def _overlap(one: str, other: str) -> bool:
 def read_variants(entries: Iterable[Any], *, where: str = "grafts") -> tuple[Variant, ...]:
     """Parse variants: a specification (text or list of mappings), or a mapping with any of `name`, `host`, `graft`, `set`.
 
-    The baseline, `none`, is added if missing and moved to the front; other variants keep their order. A variant's default name
-    consists of its host (if not the study's), its specification, and its recipe changes. Messages start with `where`.
+    The baseline, `none`, is added if missing and moved to the front; other variants keep their order. By default, a variant
+    is named after its host (if not the study's), its specification, and its recipe changes. Messages start with `where`.
 
     Raises:
         GraftSpecError: a specification cannot be parsed.

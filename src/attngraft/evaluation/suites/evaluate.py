@@ -130,7 +130,7 @@ class _TargetEvaluator:
                     raise
                 log.debug("suite %s failed", choice.text, exc_info=True)
                 self.progress.on_failure(choice.suite.title, str(error))
-                failed[choice.text] = str(error)  # as text, because the error object would keep its frames' tensors alive
+                failed[choice.text] = str(error)  # as text: the error would keep its frames' tensors alive
         if failed:
             raise SuitesFailed(results, failed)
         return results

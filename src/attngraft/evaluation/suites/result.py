@@ -36,7 +36,7 @@ class GroupMetric:
     """A metric under the conditions of one group."""
 
     mean: float  #: mean over noise seeds
-    interval: Interval | None  #: Student's 95% interval over noise seeds; None with one value, or if all are equal and not 0
+    interval: Interval | None  #: Student's 95% interval over noise seeds; None: one value, or all equal and not 0
     values: list[float]  #: one per noise seed
 
 
@@ -87,7 +87,7 @@ class SuitesFailed(AttngraftError):
 
     def __init__(self, found: Sequence[SuiteRun], failed: Mapping[str, str]) -> None:
         self.found, self.failed = list(found), dict(failed)
-        by_error: dict[str, list[str]] = {}  # report an error that several suites share, such as missing weights, only once
+        by_error: dict[str, list[str]] = {}  # report an error shared by suites, such as missing weights, once
         for text, error in failed.items():
             by_error.setdefault(error, []).append(text)
         super().__init__(

@@ -110,8 +110,8 @@ class Ray:
         gpus = min(1.0, most_gpus) if self.gpus is None else self.gpus
         if cpus > max(most_cpus, 1.0) or gpus > most_gpus:
             log.warning(
-                "a run requests %g CPUs and %g GPUs, more than any node has, and waits for a larger node; set --cpus-per-run "
-                "or --gpus-per-run to request fewer",
+                "a run requests %g CPUs and %g GPUs, more than any node has, and waits for a larger node; "
+                "request fewer with --cpus-per-run or --gpus-per-run",
                 cpus,
                 gpus,
             )
