@@ -1,1 +1,1 @@
-"""The papers' tables (`schema`), their counting rules (`counters`), and the comparison with our numbers (`compute`)."""
+"""The papers' tables (`schema`), their counting rules (`counters`), and our numbers (`compute`)."""

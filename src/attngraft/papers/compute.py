@@ -126,7 +126,7 @@ def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) 
 
 
 def rounds_to(printed: str, ours: float) -> bool | None:
-    """Return whether `ours`, rounded half up to the digits of `printed`, equals it; None if `printed` is not a number."""
+    """Return whether `ours` rounds (half up) to `printed`; None if `printed` is not a number."""
     try:
         number = Decimal(printed)
     except InvalidOperation:

@@ -1,4 +1,4 @@
-"""Rendering of computed tables for the terminal: the paper's number, our number, and a mark in each cell."""
+"""Rendering of computed tables for the terminal: the paper's number, our number, and a mark."""
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -83,7 +83,7 @@ def format_ours(cell: Cell) -> str:
 
 
 def _explanations(result: TableResult) -> list[Text]:
-    """Return the lines below the table: reasons for cells that differ or are missing, notes, and data of the runs."""
+    """Return the lines below the table: reasons for cells that differ or are missing, notes, and data."""
     lines: list[Text] = []
     titles = {column.id: column.title for column in result.table.columns}
     for verdict in ("differs", "not computed"):

@@ -15,7 +15,7 @@ NAME_WIDTH = 22  #: maximum number of characters of a variant's name on a plot
 
 
 def difference_drawing(result: StudyResult) -> Drawing | None:
-    """Return the forest plot: difference, bootstrap interval (thick), t-interval (thin) and verdict of each variant."""
+    """Return a forest plot: differences, bootstrap intervals (thick), t-intervals (thin) and verdicts."""
     style = metric_format(result)
     rows = [
         (variant.name, variant.difference, look)
@@ -79,7 +79,7 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
 
 
 def epochs_drawing(result: StudyResult) -> Drawing | None:
-    """Return a bar chart of the epochs to the baseline's best mean, as ratios to the baseline's, with a dot per seed."""
+    """Return a bar chart of the epochs to the baseline's best mean (ratios), with a dot per seed."""
     rows, styles = wording.epochs_compared(result), variant_styles(result)
     if not rows:
         return None
@@ -141,7 +141,7 @@ def _draw_rows(
 
 
 def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str, caps: bool) -> None:
-    """Draw an interval as a wide pale bar or, with `caps`, as a thin line; caps outside the axes become arrowheads."""
+    """Draw an interval as a pale bar, or as a thin line with caps (arrowheads where it leaves the axes)."""
     low, high = axes.get_xlim()
     left, right = max(interval.low, low), min(interval.high, high)
     if not caps:
@@ -169,7 +169,7 @@ def difference_range(result: StudyResult) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalBar:
-    """A small drawing of a difference for a table cell; positions are in percent of a range shared by all rows."""
+    """A difference drawn in a table cell; positions are in percent of a range shared by all rows."""
 
     zero: float
     point: float

@@ -1,4 +1,4 @@
-"""The attention explorer: a self-contained HTML page with the attention maps of one or two models on an image."""
+"""The attention explorer: a self-contained HTML page with attention maps of one or two models."""
 
 import base64
 import hashlib
@@ -100,7 +100,7 @@ def explore_handles(
 
 
 def explorer_html(views: Sequence[ModelView], *, title: str) -> str:
-    """Return the HTML page. User strings are escaped; the content security policy allows only the page's script."""
+    """Return the HTML page. User strings are escaped, and only the page's own script may run."""
     templates = environment()
     script = templates.loader.get_source(templates, "explorer.js")[0] if templates.loader else ""
     return render(

@@ -1,4 +1,4 @@
-"""The figures of a study: differences, learning curves, epochs to the baseline's best mean, metric against costs."""
+"""The figures of a study: differences, learning curves, epochs to the baseline's best mean, costs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
 
 
 def plot_files(result: StudyResult) -> dict[str, bytes]:
-    """Return the files' contents by name: each figure as PNG and SVG, light (`name.png`) and dark (`name-dark.png`)."""
+    """Return the contents of the plot files by name: PNG and SVG, light and dark (`name-dark.png`)."""
     files: dict[str, bytes] = {}
     for name, panels in study_figures(result).items():
         files |= figure_files(name, panels)
@@ -85,7 +85,7 @@ def curve_bands(result: StudyResult, key: str) -> list[CurveBand | None]:
 
 
 def difference_bands(result: StudyResult, key: str) -> list[CurveBand | None]:
-    """Return the band of each variant's difference to the baseline, paired by seed and epoch (baseline: None)."""
+    """Return the band of each variant's difference to the baseline, paired by seed (baseline: None)."""
     baseline = wording.baseline_of(result)
     base = {run.seed: _by_epoch(run, key) for run in baseline.runs} if baseline else {}
     bands: list[CurveBand | None] = []
@@ -140,7 +140,10 @@ def _draw_bands(
     scale: float,
     zero: bool,
 ) -> None:
-    """Draw means as lines, ranges over seeds as bands, and names at the right; `zero` adds a line at 0, the baseline."""
+    """Draw means as lines and ranges over seeds as bands, with names at the right.
+
+    `zero` adds a horizontal line at 0, the baseline.
+    """
     if zero:
         axes.axhline(0, color=theme.baseline, linewidth=1.2)
     ends = []
@@ -196,7 +199,7 @@ def _cost_drawing(result: StudyResult, name: str) -> Drawing | None:
 
 
 def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequence[Interval | None], title: str) -> None:
-    """Draw the primary metric against a cost ratio, with deviations over seeds and intervals as error bars."""
+    """Draw the primary metric against a cost ratio, with deviations and intervals as error bars."""
     axes.axvline(1, color=theme.baseline, linewidth=0.8, linestyle=(0, (2, 3)))
     points = []
     for variant, look, ratio in zip(result.variants, variant_styles(result), ratios, strict=True):
@@ -247,7 +250,7 @@ def _label_points(
     *,
     leader: str | tuple[float, tuple[float, ...]] = "-",
 ) -> None:
-    """Write the points' names in the right margin, each connected to its point by a thin line of the same color."""
+    """Write the points' names in the right margin, connected to their points by thin lines."""
     axes.set_ylim(axes.get_ylim())
     width, height = size_in_points(axes)
     to_axes = axes.transData + axes.transAxes.inverted()

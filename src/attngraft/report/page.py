@@ -122,7 +122,7 @@ def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style:
 
 
 def halving_rows(result: StudyResult) -> list[dict[str, Any]]:
-    """Return one row per variant for the table of successive halving, sorted by epochs trained, most first.
+    """Return one row per variant for the table of successive halving, longest-trained variants first.
 
     A row is a dict of the variant's `index`, its `rungs` (score, rank, promoted; None if not reached) and its `outcome`.
     """

@@ -16,7 +16,7 @@ from attngraft.drawing.theme import MARKERS, Theme
 
 
 def scaling_table(result: ScalingResult) -> Table:
-    """Return a table of each layer's time and memory by number of tokens, with the reason where a curve ends."""
+    """Return a table of time and memory by layer and number of tokens, with the reason a curve ends."""
     environment, limits = result.environment, result.limits
     caption = (
         str(environment.get("device_name")),
@@ -89,7 +89,7 @@ def memory_text(size: float) -> str:
 
 
 def scaling_plots(result: ScalingResult, *, stem: str) -> dict[str, bytes]:
-    """Draw time and memory side by side, and return PNG and SVG contents by file name, light and dark (`-dark`)."""
+    """Return plots of time and memory by file name: PNG and SVG, light and dark (`-dark`)."""
     return figure_files(stem, scaling_drawings(result))
 
 

@@ -24,7 +24,7 @@ PAIRS = 8  #: number of off-diagonal entries to list for a larger matrix, larges
 
 @dataclass(frozen=True, kw_only=True)
 class TableView:
-    """A table of formatted text; the first column contains row headings, and `numeric` marks columns of numbers."""
+    """A table of formatted text. The first column has row headings; `numeric` marks number columns."""
 
     head: list[str]
     numeric: list[bool]
@@ -34,7 +34,7 @@ class TableView:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All variants side by side: `fixed` columns, then one column per variant for each compared column (`groups`)."""
+    """All variants side by side: `fixed` columns, then per compared column a group of variant columns."""
 
     fixed: list[str]
     groups: list[str]
@@ -46,7 +46,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixView:
-    """A matrix as a table of shaded counts (0 to 1) or, if large, as a drawing and a list of its largest entries."""
+    """A matrix as a table of shaded counts or, if large, as a drawing and a list of its largest entries."""
 
     rows: list[str]
     columns: list[str]
@@ -125,7 +125,7 @@ def section_views(result: StudyResult) -> list[SectionView]:
 
 
 def matrix_view(matrix: Matrix, *, name: str) -> MatrixView:
-    """Prepare a matrix: each cell's share of its row, and the share's square root as shade, to make rare cells visible."""
+    """Prepare a matrix. Shades are square roots of row shares, to make rare cells visible."""
     small = max(len(matrix.rows), len(matrix.columns)) <= NUMBERED
     pairs = [
         (shown(row), shown(column), count)
@@ -166,7 +166,7 @@ def _numbers(section: Section, base: Section | None) -> list[tuple[str, str]]:
 
 
 def table_view(table: Table, *, file: str) -> TableView:
-    """Return the first `ROWS` rows of a table that is not tied to a variant; the caption refers to `file` for all rows."""
+    """Return the first `ROWS` rows of a table; the caption refers to `file` for all rows."""
     more = len(table.rows) > ROWS
     return TableView(
         head=[_heading(column) for column in table.columns],

@@ -1,4 +1,4 @@
-"""Tables of suite results: of a study for the page and the terminal, of a single run for the terminal."""
+"""Tables of suite results: of a study (page and terminal) and of a single run (terminal)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _cell(each: ConditionVariant, style: MetricFormat) -> dict[str, str]:
 
 
 def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
-    """Return a terminal table of conditions by variants: means over seeds, differences, and both intervals."""
+    """Return a terminal table of conditions by variants: means over seeds, differences, intervals."""
     style = suite_format(result, suite)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("condition", max_width=28, overflow="fold")
@@ -128,7 +128,7 @@ def suite_heading(run: SuiteRun) -> str:
 
 
 def suite_table(run: SuiteRun, of_task: Mapping[str, Metric]) -> Table:
-    """Return a terminal table with a row per group of conditions and the mean of each metric over noise seeds.
+    """Return a terminal table: a row per group of conditions, with metrics averaged over noise seeds.
 
     The primary metric is followed by its 95% interval. User text is never parsed as markup.
 

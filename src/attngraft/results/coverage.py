@@ -1,4 +1,4 @@
-"""Measured coverage of the confidence intervals (the packaged coverage.json), and the report's note on it."""
+"""Measured coverage of the confidence intervals (coverage.json), and the report's note on it."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("coverage.json")
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsCoverage:
-    """For one number of seeds: how often the 95% intervals of simulated studies contain the true difference."""
+    """Share of simulated studies, for one number of seeds, whose 95% intervals contain the difference."""
 
     seeds: int
     studies: int

@@ -52,7 +52,7 @@ def halving_outcome(out: Path, unfinished: Collection[str]) -> HalvingResult | N
 
 
 def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
-    """Return the rank of a variant at the rung of `epoch`, and the number of variants that reached this rung."""
+    """Return a variant's rank at the rung of `epoch`, and the number of variants that reached this rung."""
     scores = {each.variant: each.score for each in halving.standings if each.epoch == epoch}
     score, numbers = scores[name], [score for score in scores.values() if score is not None]
     if score is None:

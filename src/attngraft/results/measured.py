@@ -38,7 +38,7 @@ class Statistic(ABC):
 
     @abstractmethod
     def parts(self, counts: np.ndarray) -> np.ndarray:
-        """Return the values (R, C) whose mean is the metric, for counts (R, N); NaN where a part is undefined.
+        """Return the parts (R, C) whose mean is the metric, for counts (R, N); NaN where undefined.
 
         Most metrics have one part. A mean over classes has one part per class: a class that is missing from a resample is
         undefined, and is omitted from the means of both runs of a pair.
@@ -136,7 +136,7 @@ class ClosedForm(Statistic):
         return replace(self, summands=self.summands[order])
 
     def leave_one_out(self) -> np.ndarray:
-        """Return the metric without each example in turn, (N,), computed from the sums so that N may be large."""
+        """Return the metric without each example in turn, (N,), computed from the sums for large N."""
         total = np.asarray(np.ones(self.examples) @ self.summands, dtype=float)
         rows = max(1, _LEFT_OUT_AT_ONCE // max(len(total), 1))
         parts = []
@@ -225,7 +225,7 @@ class MeanAveragePrecision(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class SpearmanCorrelation(Statistic):
-    """Spearman's rank correlation; ties get their mean rank in the resample. Undefined if either input is constant."""
+    """Spearman's rank correlation, with mean ranks for ties. Undefined if either input is constant."""
 
     predicted: np.ndarray  #: (N,)
     target: np.ndarray  #: (N,)
@@ -301,7 +301,7 @@ def root_mean_squared_error(predicted: np.ndarray, target: np.ndarray) -> Closed
 
 
 def r_squared(predicted: np.ndarray, target: np.ndarray) -> ClosedForm:
-    """Return 1 - residual sum of squares / total sum of squares; the targets' mean is computed for each resample."""
+    """Return 1 - residual / total sum of squares; the targets' mean is computed for each resample."""
     predicted, target = predicted.astype(float), target.astype(float)
     center = float(target.mean())  # shift the target by a constant, to avoid cancellation
     shifted = target - center
@@ -344,7 +344,7 @@ def micro_f1_of_labels(predicted: np.ndarray, target: np.ndarray) -> ClosedForm:
 
 
 def f1_by_class(sums: np.ndarray) -> np.ndarray:
-    """Return F1 (R, C) from predicted, actual and correct counts (R, 3 C); NaN for classes that do not occur."""
+    """Return F1 (R, C) from predicted, actual and correct counts (R, 3 C); NaN for missing classes."""
     predicted, actual, correct = np.split(sums, 3, axis=1)
     return np.where(actual > 0, 2 * correct / (predicted + actual), np.nan)
 

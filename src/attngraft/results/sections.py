@@ -1,4 +1,4 @@
-"""Task-specific results of one variant: metric labels, tables, confusion matrices and reliability diagrams.
+"""Task-specific results of one variant: metric labels, tables, matrices and reliability diagrams.
 
 Sections are created from saved predictions by a task (`Task.sections`), stored in the study's result, and drawn by the
 report.
@@ -22,7 +22,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A table column and the format of its numbers: counts, fractions displayed in percent, or plain numbers."""
+    """A table column and its format: text, counts, fractions displayed in percent, or numbers."""
 
     name: str
     kind: Literal["text", "count", "share", "number"] = "number"
@@ -32,7 +32,7 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of cells. With `compared` columns, rows are matched across variants by their name in the first column."""
+    """Rows of cells. With `compared` columns, the first column matches rows across variants."""
 
     columns: list[Column]
     rows: list[list[Cell]]
@@ -40,7 +40,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds; drawn as fractions of each row."""
+    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds."""
 
     rows: list[str]
     columns: list[str]

@@ -110,7 +110,7 @@ def _kept_counts(examples: int, resamples: int, random_state: int) -> tuple[list
 
 
 def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statistic], counts: np.ndarray) -> np.ndarray:
-    """Return variant minus baseline, (R, S), averaged over the parts that are defined for both runs of a seed."""
+    """Return variant minus baseline, (R, S), over the parts defined for both runs of a seed."""
     result = np.empty((len(counts), len(baseline)))
     for seed, (first, second) in enumerate(zip(baseline, variant, strict=True)):
         before, after = first.parts(counts), second.parts(counts)
@@ -169,7 +169,10 @@ def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
 
 
 def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Return the two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all differences are 0."""
+    """Return the p-value of the two-sided paired t-test over seeds (1 if all differences are 0).
+
+    Returns None in the same cases as `t_interval`.
+    """
     values = np.asarray(by_seed, dtype=float)
     if len(values) < 2:
         return None
@@ -247,7 +250,7 @@ class RunCurves(Protocol):
 def epochs_to_baseline(
     runs: Sequence[RunCurves], baseline: Sequence[RunCurves], *, key: str, higher_is_better: bool
 ) -> EpochsToBaseline | None:
-    """Return the epochs at which each seed of a variant, and its mean over seeds, first reach the baseline's best mean.
+    """Return the first epochs at which a variant, by seed and on average, reaches the baseline's best mean.
 
     The ratio, as in BiSA's Fig. 3 but for means over seeds, is the first epoch at which the variant's mean curve reaches the
     best value of the baseline's mean curve, divided by the epoch at which the baseline itself reaches it.

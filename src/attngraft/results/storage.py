@@ -117,7 +117,7 @@ def metrics_csv(result: StudyResult) -> str:
 
 
 def suites_csv(result: StudyResult) -> str:
-    """Return the text of suites.csv: one row per suite, condition and variant; missing numbers are empty cells."""
+    """Return the text of suites.csv: one row per suite, condition and variant; empty if missing."""
     header = ["suite", "condition", "label", "noise_seeds", "examples", "metric", "variant", "mean", "deviation"]
     header += ["difference", "bootstrap_low", "bootstrap_high", "t_low", "t_high", "p_value", "verdict", "reason"]
     rows: list[list[CsvValue]] = []

@@ -43,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class McNemar:
-    """Exact McNemar test for one seed, with the numbers of examples that only one model classifies correctly."""
+    """Exact McNemar test for one seed, with the counts of examples that only one model gets right."""
 
     seed: int
     only_variant: int
@@ -70,7 +70,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Costs of a variant (None: not measured). Ratios are to the baseline, with times measured alternately."""
+    """Costs of a variant, and ratios to the baseline, timed alternately. None: not measured."""
 
     parameters: int
     macs: int | None

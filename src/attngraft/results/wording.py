@@ -126,7 +126,7 @@ def metric_names(result: StudyResult) -> list[str]:
 
 
 def is_higher_better(result: StudyResult, name: str) -> bool:
-    """Return whether higher values of a metric are better; the moving average's metrics are accepted as well."""
+    """Return whether higher values of a metric are better; `name` may be a moving average's metric."""
     base = name.removeprefix(EMA)
     if base == result.metric:
         return result.higher_is_better
@@ -139,7 +139,7 @@ def shown(text: object) -> str:
 
 
 def shorten(text: object, width: int) -> str:
-    """Shorten `text` to at most `width` characters by cutting the middle (specifications differ at both ends)."""
+    """Shorten `text` to `width` characters by cutting the middle (specifications differ at both ends)."""
     line = shown(text)
     if len(line) <= width:
         return line
@@ -159,7 +159,7 @@ def signed(number: float, decimals: int) -> str:
 
 
 def ratio(number: float | None, *, exact: bool = False) -> str:
-    """Format a ratio to the baseline; with `exact` (for counts), with enough digits to show any difference from 1."""
+    """Format a ratio to the baseline; with `exact`, with enough digits to show any difference from 1."""
     if number is None or not math.isfinite(number):
         return ABSENT
     return f"{number:.{4 if exact and 0 < abs(number - 1) < 0.005 else 2}f}×"
@@ -241,7 +241,7 @@ def recipe_text(changed: Mapping[str, Any]) -> str:
 
 
 def recipe_rows(result: StudyResult, variant: VariantResult) -> list[tuple[str, str, str]]:
-    """Return (field, the variant's value, the study's value) for each recipe field that the variant changes."""
+    """Return (name, variant's value, study's value) for each recipe field that the variant changes."""
     rows = []
     for name, value in variant.recipe.items():
         common: Any = result.recipe
@@ -267,7 +267,7 @@ def is_untrained(result: StudyResult) -> bool:
 
 
 def last_epoch(result: StudyResult) -> str:
-    """Return "epoch 30", "update 1000", "no training", or "last epoch" if runs differ in their number of epochs."""
+    """Return "epoch 30", "update 1000", "no training", or "last epoch" if runs differ."""
     if is_untrained(result):
         return "no training"
     if result.steps is not None:
@@ -293,7 +293,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def host_label(host: Mapping[str, Any]) -> str:
-    """Return a host (`StudyHost.plain`) on one line, such as `deit_tiny_patch16_224: {depth: 4}`; unique per host."""
+    """Return a unique label of a host (`StudyHost.plain`): `deit_tiny_patch16_224: {depth: 4}`."""
     text = f"{host['name']}: {dump_line(host['args'])}" if host.get("args") else str(host["name"])
     if "weights" in host:
         return f"{text}, weights {host['weights']}"
@@ -301,7 +301,7 @@ def host_label(host: Mapping[str, Any]) -> str:
 
 
 def variant_details(variant: VariantResult) -> str:
-    """Return the specification, with host and recipe where they differ from the study's; empty if equal to the name."""
+    """Return a variant's specification, host and recipe changes on one line; empty if equal to its name."""
     model = variant.spec
     if variant.host is not None:
         host = host_label(variant.host)
@@ -312,7 +312,7 @@ def variant_details(variant: VariantResult) -> str:
 
 
 def stopped_text(result: StudyResult, name: str) -> str:
-    """Return `stopped after epoch 3` for a variant stopped by successive halving, otherwise an empty string."""
+    """Return `stopped after epoch 3` for a variant stopped by halving, otherwise an empty string."""
     stopped = {} if result.halving is None else result.halving.stopped
     return f"stopped after epoch {stopped[name]}" if name in stopped else ""
 
@@ -363,7 +363,7 @@ def difference_sentence(difference: Difference, style: MetricFormat) -> str:
 
 
 def reason(difference: Difference, *, seeds: int) -> str:
-    """Return the reason for the verdict, without the numbers in `Difference.why`, which are fractions, not percentages."""
+    """Return the reason for the verdict, without the numbers (fractions) in `Difference.why`."""
     bootstrap, t = difference.bootstrap, difference.t
     if identical(difference):
         return "No difference at all: all examples have the same score in all seeds."
@@ -382,7 +382,7 @@ def reason(difference: Difference, *, seeds: int) -> str:
 
 
 def identical(difference: Difference) -> bool:
-    """Return whether all scores are equal in all seeds, the only case with a bootstrap interval of [0, 0]."""
+    """Return whether all scores are equal in all seeds; only then is the bootstrap interval [0, 0]."""
     bootstrap = difference.bootstrap
     return bootstrap.point == bootstrap.low == bootstrap.high == 0
 
@@ -416,7 +416,7 @@ def epochs_ratio_text(reached: EpochsToBaseline, epochs: int) -> str:
 
 
 def added_parameters(variant: VariantResult) -> str:
-    """Return the added parameters in percent of the baseline's ("+0.37%"); empty if costs were not measured."""
+    """Return the added parameters in percent of the baseline's ("+0.37%"); empty if not measured."""
     if variant.cost is None:
         return ""
     text = f"{100 * (variant.cost.parameters_ratio - 1):+.2f}"

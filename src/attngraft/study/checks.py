@@ -1,4 +1,4 @@
-"""Checks before training: variants fit their hosts, hosts fit the study, and existing runs belong to the study.
+"""Checks before training: variants fit their hosts, hosts fit the study, existing runs fit both.
 
 All hosts are trained on the same images in the same order, under the same recipe except for the fields in a variant's
 `set`. Preprocessing (mean, standard deviation, interpolation, crop) is each host's default, as in timm; a note in the
@@ -160,7 +160,7 @@ def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Mo
 
 
 def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Module:
-    """Build a variant's own host on the meta device; with `fetch`, also download and check its initial weights."""
+    """Build a variant's host on the meta device; with `fetch`, also load and check its initial weights."""
     recipe = study.recipe_of(variant)
     try:
         host = _on_meta(recipe)
@@ -259,7 +259,7 @@ def refuse_other_variants(config: StudyConfig) -> None:
 
 
 def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:
-    """Return whether a run's host matches; always True for the study's host (None), which is defined by the recipe."""
+    """Return whether a run's host is `host`; always True for None, the study's host."""
     if host is None:
         return True
     kept, given = dict(recipe.host.args), dict(host.args)

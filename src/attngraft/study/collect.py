@@ -133,7 +133,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
 
 
 def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
-    """Return the recipe fields that differ in the variant's first run; if it has no run, the fields of its `set`."""
+    """Return the recipe fields that the variant changes, read from its first run or, without runs, its `set`."""
     if records:
         return changed_settings(records[0].recipe, study)
     return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
@@ -176,7 +176,7 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 def _differences(
     config: StudyConfig, task: Task, statistics: Mapping[str, Mapping[int, RunStatistics]], *, stopped: int
 ) -> tuple[list[dict[str, Difference]], list[dict[str, str]]]:
-    """Return, for each variant, the differences by metric and the reasons for missing differences by metric.
+    """Return each variant's differences and, for missing differences, the reasons, by metric.
 
     Both are empty for the baseline and for variants without a common seed. Holm's correction is applied per metric over all
     variants, including `stopped` variants that were stopped early.

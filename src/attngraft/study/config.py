@@ -56,7 +56,7 @@ class Halving:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """Configuration of a study, with variants parsed and values checked; see `read_study` and `study_from_dict`."""
+    """Parsed and checked configuration of a study; see `read_study` and `study_from_dict`."""
 
     out: Path
     variants: tuple[Variant, ...]
@@ -119,7 +119,9 @@ class StudyConfig:
         return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
-        """Return the resolved recipe of one run. For several runs, use `plan.resolve_runs`, which reads the recipe once.
+        """Return the resolved recipe of one run.
+
+        For several runs, use `plan.resolve_runs`, which reads the recipe only once.
 
         Raises:
             ConfigError: see `recipes`.

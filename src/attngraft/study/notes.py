@@ -63,7 +63,7 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
 
 
 def judged_notes(records: Records, metric: str) -> list[str]:
-    """Return notes on the compared weights and split, unless they are the last epoch's on the validation split."""
+    """Return notes on the compared weights and split, unless last epoch and validation split."""
     judged = [(record.recipe.train.judge, record.judged) for record in _all_runs(records)]
     weights = {each for each, _ in judged}
     splits = {"val" if each is None else each.split for _, each in judged}
@@ -97,7 +97,7 @@ def _all_runs(records: Mapping[str, Mapping[int, RunRecord]]) -> list[RunRecord]
 
 
 def _same_weights(runs: Iterable[RunRecord]) -> bool:
-    """Return whether all runs, which have the same host, start from the same weights file, or all from none."""
+    """Return whether all runs (of one host) start from the same weights file, or all without one."""
     return len({(run.start.get("from") is not None, run.start.get("sha256")) for run in runs}) <= 1
 
 

@@ -67,7 +67,7 @@ class Study(StudyConfig):
         return [self.recipe_of(variant).schedule for variant in self.variants]
 
     def data_folder(self) -> Path | None:
-        """Return the folder of the study's random split and fitted files; None if no run has saved anything yet."""
+        """Return the folder of the study's split and fitted files; None if no run has saved anything yet."""
         # until a run has saved, the data settings may change
         return self.out if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 
@@ -88,7 +88,7 @@ class Study(StudyConfig):
                 share(path, folder.split)
 
     def keep_judged_split(self) -> None:
-        """Judge new runs on the validation split if earlier runs were, which started before there was a test split."""
+        """Judge new runs on the validation split if earlier runs were, even if there is a test split now."""
         folders = [RunFolder(run.folder) for run in self.runs]
         if any(folder.has_saved and folder.judged_on_val for folder in folders):
             for folder in folders:
@@ -96,7 +96,7 @@ class Study(StudyConfig):
                     folder.write_data(model_args={}, facts={}, judged_split="val")
 
     def save_files(self, task: Task) -> None:
-        """Write the files that `task` fitted to the training data, for all runs with the baseline's preprocessing.
+        """Write the files that `task` fitted to the training data, for runs with the baseline's input.
 
         Raises:
             StorageError: a file cannot be written.

@@ -43,11 +43,11 @@ class StudyProgress:
         """
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """Called when a run starts or resumes, possibly concurrently with others; returns the run's callbacks."""
+        """Called when a run starts or resumes, possibly among others; returns the run's callbacks."""
         return Progress()
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
-        """Called when a run ends or is paused by halving; `message` is its result or the reason for its failure."""
+        """Called when a run ends or is paused by halving, with its result or the reason of its failure."""
 
     def on_end(self) -> None:
         """Called when the study ends."""
@@ -77,7 +77,7 @@ class StudyLog(StudyProgress):
 
 
 class LiveStudy(StudyProgress):
-    """Live table of variants and seeds, with a progress bar for each active run; use it in a `with` block."""
+    """Live table of variants and seeds, with progress bars for active runs. Use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
@@ -234,7 +234,7 @@ def first_metric(metrics: Mapping[str, float]) -> str:
 
 
 def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: str = "") -> str:
-    """Describe the plan: `15 runs of 12 epochs (5 variants, 3 seeds); 4 finished before; about 12 min for the rest`."""
+    """Describe the plan: `15 runs of 12 epochs (5 variants, 3 seeds); 4 finished before; ...`."""
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})

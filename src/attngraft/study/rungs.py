@@ -1,4 +1,4 @@
-"""The rule of asynchronous successive halving (Li et al., 2020): which variants continue past each rung of epochs.
+"""The promotion rule of asynchronous successive halving (Li et al., 2020).
 
 Whenever a variant reaches a rung, the best 1 / eta of the variants at this rung so far are promoted to the next rung (from
 the last rung, to the end of training). Promotions do not wait for all variants to arrive; once no more can arrive, at least

@@ -213,7 +213,7 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
 
 
 def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
-    """Return `config` with the epochs that were fitted when this study started with the same time budget, if any."""
+    """Return `config` with the epochs fitted when this study started with the same time budget, if any."""
     path = config.out / STUDY_FILE
     if config.time_budget is None or config.fitted_epochs is not None or not path.is_file():
         return config
@@ -398,7 +398,7 @@ def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools
 
 
 def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
-    """Return `config` with the smallest micro-batches to which finished runs fell back after running out of memory."""
+    """Return `config` with the smallest micro-batches that `auto_batch` chose in finished runs."""
     train = study.baseline_recipe.train
     if not train.auto_batch:
         return config
@@ -411,7 +411,7 @@ def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
 
 
 def _without_stopped(config: StudyConfig) -> StudyConfig:
-    """With halving, return the study without variants that have no finished run; their costs are not needed."""
+    """With halving, drop variants without finished runs, whose costs are not needed."""
     if config.halving is None:
         return config
     finished = finished_runs(config)

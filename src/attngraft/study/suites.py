@@ -1,4 +1,4 @@
-"""Evaluation of a study's finished runs under suites, and comparison of the variants under each condition.
+"""Evaluation of a study's finished runs under suites, and comparison of its variants.
 
 Every run is evaluated with the weights that the study compares (`train.judge`); existing evaluations are reused. If a
 condition has several noise seeds, each example's score is first averaged over them, so that noise seeds do not count as
@@ -35,7 +35,7 @@ _METRIC = "metric"  # name of a condition's only statistic
 
 
 def _choices(config: StudyConfig) -> tuple[SuiteChoice, ...]:
-    """Return the study's suites except `throughput`, because every study measures costs anyway (see `suite_notes`).
+    """Return the study's suites except `throughput`, which its cost measurement already covers.
 
     Raises:
         UsageError: a suite is unknown.
@@ -145,7 +145,7 @@ class _EvaluatedRun:
         return ""
 
     def primary(self, name: str, task: Task) -> RunStatistics:
-        """Return the primary metric, averaged over noise seeds and, for a mean over severities, over severities."""
+        """Return the primary metric, averaged over noise seeds and, for means over severities, severities."""
         group = self.groups[name]
         members = (
             [group]

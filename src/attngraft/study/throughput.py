@@ -1,4 +1,4 @@
-"""Estimates of a study's time, from a few real steps of every variant, and of the epochs that fit a time budget."""
+"""Estimates of a study's time from a few real steps, and of the epochs that fit a time budget."""
 
 import dataclasses
 import time
@@ -56,7 +56,7 @@ class Estimate:
         return max(int((budget - fixed) / per_epoch), 0)
 
     def full_seconds(self, runs: Sequence[PlannedRun], *, epochs: int) -> float:
-        """Return the seconds of complete `runs` of `epochs` epochs; a variant's `schedule.epochs` takes precedence."""
+        """Return the seconds of complete `runs` of `epochs` epochs, unless a variant sets `schedule.epochs`."""
         return sum(
             self.throughputs[run.variant.name].run_seconds(
                 run.recipe.schedule.epochs if run.variant.sets("schedule.epochs") else epochs
@@ -135,7 +135,7 @@ def fit_epochs(
 
 
 def trained_share(study: Study) -> Callable[[int], float]:
-    """Return a function that maps a number of epochs to the fraction for which a variant is trained on average."""
+    """Return a function from a number of epochs to the fraction that variants train for on average."""
     schedules, halving = study.schedules, study.halving
 
     def share(epochs: int) -> float:
@@ -151,7 +151,7 @@ def trained_share(study: Study) -> Callable[[int], float]:
 
 
 def expected_runs(study: Study) -> list[PlannedRun]:
-    """Return the runs, with the epochs that halving is expected to save counted as done for every variant."""
+    """Return the runs, with the epochs that halving is expected to save counted as done."""
     epochs = study.baseline_recipe.schedule.epochs
     saved = round(epochs * (1 - trained_share(study)(epochs)))
     return [

@@ -1,4 +1,4 @@
-"""Variants of a study: grafts, hosts and recipe changes. The plain host is always first and is the baseline.
+"""Variants of a study: grafts, hosts and recipe changes. The baseline, the plain host, is first.
 
     grafts:
       - cb_s                                                           # on the study's host
@@ -86,7 +86,7 @@ class StudyHost:
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A variant: a graft specification, a host and recipe changes, with the name used in tables and plots."""
+    """A named combination of a graft specification, a host and recipe changes."""
 
     name: str
     spec: str  #: canonical graft specification; "none" for the plain host
@@ -129,7 +129,7 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def read_variants(entries: Iterable[Any], *, where: str = "grafts") -> tuple[Variant, ...]:
-    """Parse variants: a specification (text or list of mappings), or a mapping with any of `name`, `host`, `graft`, `set`.
+    """Parse variants: graft specifications, or mappings with any of `name`, `host`, `graft`, `set`.
 
     The baseline, `none`, is added if missing and moved to the front; other variants keep their order. By default, a variant
     is named after its host (if not the study's), its specification, and its recipe changes. Messages start with `where`.
@@ -227,7 +227,7 @@ def _read_host(given: Any, where: str) -> StudyHost:
 
 
 def entry_graft(text: str) -> Any:
-    """Convert the value of `--graft`, a specification or an entry in braces, to an entry of `grafts` in a study file.
+    """Convert `--graft`, a specification or an entry in braces, to an entry of `grafts` in a study file.
 
     Raises:
         ConfigError: the YAML is invalid.
@@ -255,7 +255,7 @@ def entry_against(text: str) -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """Convert `name` to a folder name that is valid on any system; different names give different folder names.
+    """Convert `name` to a folder name that is valid on any system and unique for each name.
 
     Names of lower-case letters, digits, `_`, `-` and inner `.` are unchanged. In all other names, the remaining characters
     are replaced, and a hash is appended.

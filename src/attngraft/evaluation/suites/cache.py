@@ -92,7 +92,7 @@ def cache_predictions(
 
 
 def read_cached(path: Path, *, fingerprint: Fingerprint | None = None) -> CachedPredictions | None:
-    """Read a file's metadata; None if the file is missing or damaged, or its fingerprint differs from `fingerprint`."""
+    """Read a file's metadata; None if missing or damaged, or if the fingerprint differs from `fingerprint`."""
     if (metadata := _metadata(path)) is None:
         return None
     written = metadata.pop("fingerprint")
@@ -122,7 +122,7 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Read all columns of a file written by `cache_predictions`, or only the existing columns among `only`.
+    """Read the columns of a file written by `cache_predictions`, optionally `only` those with given names.
 
     Raises:
         TrainingError: the file cannot be read.

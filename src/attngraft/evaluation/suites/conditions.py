@@ -48,7 +48,7 @@ class _Wrapper(nn.Module):
 
 
 class ConditionEvaluator:
-    """Evaluate a model under the conditions of one suite, with the same data loading processes for all conditions."""
+    """Evaluate a model under the conditions of one suite, reusing the data loading processes."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ConditionEvaluator:
     def _changed(
         self, batch: Batch, indices: Tensor, condition: Condition, model: nn.Module, exact: nn.Module
     ) -> Batch:
-        """Return the batch changed by the condition; attacks use gradients of `exact`, the model in full precision."""
+        """Return the batch changed by the condition; attacks use gradients of `exact` (full precision)."""
         if condition.batch is None:
             return batch
         context, layout = self._context, self._model.target.recipe.train.channels_last

@@ -38,7 +38,7 @@ class EvaluationContext(SuiteExamples):
 
 
 class ChangedSplit(Split):
-    """The examples of `split`, changed by a condition. The key is (index of the condition, index of the example)."""
+    """The examples of `split`, changed by a condition; keys are (condition index, example index)."""
 
     def __init__(
         self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], access: ExampleAccess

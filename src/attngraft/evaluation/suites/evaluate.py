@@ -1,4 +1,4 @@
-"""Evaluation of a model under suites: reuse finished conditions, evaluate the others, and write the results.
+"""Evaluation of a model under suites, reusing the predictions of finished conditions.
 
     RUN/evaluation/<weights>/<suite>/<condition>.parquet  predictions, one file per condition and noise seed
                                      results.json, results.csv

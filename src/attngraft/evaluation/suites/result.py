@@ -1,4 +1,4 @@
-"""Results of one suite on one model as plain data, saved next to the predictions (results.json, results.csv)."""
+"""Results of one suite on one model as plain data, saved as results.json and results.csv."""
 
 import dataclasses
 import json
@@ -189,7 +189,7 @@ def means_over_severities(groups: Sequence[GroupResult]) -> list[GroupResult]:
 
 
 def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) -> GroupResult:
-    """Return the mean over groups for each noise seed; a group with other seeds contributes its mean to every seed."""
+    """Return the mean over groups, by noise seed; groups with fewer seeds add their mean to each seed."""
     seeds = max((group.noise_seeds for group in groups), key=len)
     metrics = {}
     for metric in groups[0].metrics:
@@ -200,7 +200,7 @@ def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) ->
 
 
 def save_suite_run(result: SuiteRun, folder: Path) -> None:
-    """Write results.json and results.csv, and reliability.svg and reliability.png if there are reliability bins.
+    """Write results.json and results.csv, and the reliability diagram (SVG, PNG) if there is one.
 
     Raises:
         StorageError: the files cannot be written.
@@ -216,7 +216,7 @@ def save_suite_run(result: SuiteRun, folder: Path) -> None:
 
 
 def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
-    """Return the newest results of a suite in a run's `evaluation/<weights>` folder; None if there are none.
+    """Return the newest results of a suite in a run's `evaluation/<weights>` folder, or None.
 
     Only results on all examples of the run's validation split, or of the choice's folder, are considered.
 

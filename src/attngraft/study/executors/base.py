@@ -176,7 +176,7 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM within the block, so that child processes can be stopped before the exit.
+    """Raise KeyboardInterrupt on SIGTERM within the block, so that child processes can be stopped.
 
     Does nothing outside the main thread.
     """

@@ -54,7 +54,7 @@ def placements(jobs: int, recipe: Recipe) -> list[ProcessPlacement]:
 
 
 def concurrent_runs(jobs: int, recipe: Recipe) -> int:
-    """Return how many of `jobs` processes can have a device, or cores for all their threads, to themselves; at least 1."""
+    """Return how many of `jobs` processes fit without sharing devices or cores; at least 1."""
     room = len(_devices()) or len(_cores()) // run_threads(recipe)
     return max(min(jobs, room), 1)
 

@@ -232,7 +232,7 @@ def _work(
 
 
 class _Channel(logging.handlers.QueueHandler):
-    """Thread-safe sender of messages to the study's process; used as a logging handler, it sends log records."""
+    """Thread-safe sender of messages, and logging handler, that writes to the study's process."""
 
     def __init__(self, pipe: Connection) -> None:
         super().__init__(cast(Any, pipe))

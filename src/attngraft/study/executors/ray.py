@@ -1,6 +1,6 @@
-"""Executor that trains runs as Ray tasks, on a cluster or locally. Requires `pip install 'attngraft[ray]'`.
+"""Executor that trains runs as Ray tasks, on a cluster or locally.
 
-Ray schedules each run by the resources it requests. If a worker or a node dies, the run is submitted again and resumes from
+It requires `pip install 'attngraft[ray]'`. Ray schedules each run by the resources it requests. If a worker or a node dies, the run is submitted again and resumes from
 its last checkpoint. The study's folder and the data must be on storage that all nodes mount at the same path. Nodes do not
 communicate otherwise, so progress is read from the runs' folders.
 """
@@ -102,7 +102,7 @@ class Ray:
             ray.shutdown()
 
     def _resources(self, ray: Any, recipe: Recipe) -> dict[str, float]:
-        """Return the resources that a run requests; warn if no node has them, because the run would wait indefinitely."""
+        """Return the resources that a run requests, and warn if no node has them."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
         most_gpus = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
