@@ -50,7 +50,7 @@ MULTIPLICATIONS = {"cb": 1, "cb_s": 1, "cb_gate": 1, "cb_hybrid": 2}
 
 
 def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the CB paper does: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters."""
+    """Count as the CB paper does: parameters in 10^6, multiply-adds in 10^9, added parameters in percent."""
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
     return {
@@ -61,7 +61,7 @@ def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as in Tables 13 and 14 of the CB paper: MACs and elementwise multiplications of grafts, in 10^6.
+    """Count as in the CB paper's Tables 13 and 14: MACs and grafts' elementwise multiplications, in 10^6.
 
     Grafts are counted as the paper writes them, not as we implement them: N C multiplications for each product of token
     maps and for the halving. Additions, means and operations on a single token are not counted.
@@ -96,7 +96,7 @@ def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiSA paper does: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters.
+    """Count as the BiSA paper: parameters in 10^6, multiply-adds in 10^9, added parameters in percent.
 
     `flops_m`, in 10^6, is LeViT's column: multiply-adds plus one FLOP per output element of each batch norm and softmax.
     A replaced layer counts one softmax per direction of its variant, whatever the kernel. The rule was found by fitting
@@ -115,7 +115,7 @@ def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiXT paper does: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
+    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
     counts = count_as_fvcore(model, *inputs)
     return {
         "params": count_parameters(model) / 1e6,

@@ -86,7 +86,7 @@ class PaperTable:
         return row.model or (None if row.missing else self.model)
 
     def labels(self) -> list[str]:
-        """Return the rows' variant names, with the host's name before names that start with "+" ("ViT-S + CB")."""
+        """Return the rows' variant names, with the host's name prepended to "+ CB" ("ViT-S + CB")."""
         found, host = [], ""
         for row in self.rows:
             added = row.variant.startswith("+")

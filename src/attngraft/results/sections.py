@@ -40,7 +40,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds."""
+    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds.
+
+    Cells are drawn as fractions of their row.
+    """
 
     rows: list[str]
     columns: list[str]
@@ -51,7 +54,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Confidence and accuracy in bins of equal width from 0 to 1, with the predictions of all seeds pooled."""
+    """Confidence and accuracy in equal-width bins from 0 to 1, with the predictions of all seeds pooled."""
 
     counts: list[int]  #: number of predictions per bin
     stated: list[float | None]  #: mean confidence per bin; None for empty bins

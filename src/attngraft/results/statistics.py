@@ -26,7 +26,7 @@ _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's 
 
 
 def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, random_state: int = 0) -> Interval:
-    """Return the 95% bootstrap interval of the mean difference, resampling seeds and examples independently.
+    """Return the 95% bootstrap interval of the mean difference, resampling both seeds and examples.
 
     Each resample draws S seeds and N examples with replacement. With their counts a (S,) and b (N,), its mean is
     a' D b / (S N) (Owen 2007, "The pigeonhole bootstrap", section 3; conservative for noise specific to one seed and one
@@ -131,7 +131,7 @@ def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statis
 
 
 def interval_of(means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None) -> Interval:
-    """Return the 95% percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
+    """Return the 95% interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
 
     Args:
         means: resampled values of any statistic, with seeds and examples resampled.
@@ -250,7 +250,7 @@ class RunCurves(Protocol):
 def epochs_to_baseline(
     runs: Sequence[RunCurves], baseline: Sequence[RunCurves], *, key: str, higher_is_better: bool
 ) -> EpochsToBaseline | None:
-    """Return the first epochs at which a variant, by seed and on average, reaches the baseline's best mean.
+    """Return the epochs at which each seed's curve and the mean curve first reach the baseline's best mean.
 
     The ratio, as in BiSA's Fig. 3 but for means over seeds, is the first epoch at which the variant's mean curve reaches the
     best value of the baseline's mean curve, divided by the epoch at which the baseline itself reaches it.

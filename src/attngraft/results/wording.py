@@ -424,7 +424,7 @@ def added_parameters(variant: VariantResult) -> str:
 
 
 def epochs_sentence(variant: VariantResult, reached: EpochsToBaseline, epochs: int) -> str:
-    """Describe how fast a variant is: "cb_s: 0.75, 1.33x as fast; seeds 0.67, 0.83, never; parameters +0.01%"."""
+    """Describe how fast a variant is: "cb_s: 0.75, 1.33x as fast; seeds 0.67, never; parameters +0.01%"."""
     ratios = [reached.ratio_of(seed) for seed in sorted(reached.by_seed)]
     seeds = ", ".join("never" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
     more = added_parameters(variant)

@@ -133,7 +133,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
 
 
 def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
-    """Return the recipe fields that the variant changes, read from its first run or, without runs, its `set`."""
+    """Return the recipe fields that the variant changes, from its first run or, without runs, its `set`."""
     if records:
         return changed_settings(records[0].recipe, study)
     return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}

@@ -92,7 +92,7 @@ def cache_predictions(
 
 
 def read_cached(path: Path, *, fingerprint: Fingerprint | None = None) -> CachedPredictions | None:
-    """Read a file's metadata; None if missing or damaged, or if the fingerprint differs from `fingerprint`."""
+    """Read a file's metadata; None if it is missing, damaged, or has a different fingerprint."""
     if (metadata := _metadata(path)) is None:
         return None
     written = metadata.pop("fingerprint")
@@ -122,7 +122,7 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Read the columns of a file written by `cache_predictions`, optionally `only` those with given names.
+    """Read the columns of a file written by `cache_predictions`; with `only`, skip all others.
 
     Raises:
         TrainingError: the file cannot be read.

@@ -1,8 +1,8 @@
 """Executor that trains runs as Ray tasks, on a cluster or locally.
 
-It requires `pip install 'attngraft[ray]'`. Ray schedules each run by the resources it requests. If a worker or a node dies, the run is submitted again and resumes from
-its last checkpoint. The study's folder and the data must be on storage that all nodes mount at the same path. Nodes do not
-communicate otherwise, so progress is read from the runs' folders.
+It requires `pip install 'attngraft[ray]'`. Ray schedules each run by the resources it requests. If a worker or a node dies,
+the run is submitted again and resumes from its last checkpoint. The study's folder and the data must be on storage that all
+nodes mount at the same path. Nodes do not communicate otherwise, so progress is read from the runs' folders.
 """
 
 from __future__ import annotations
