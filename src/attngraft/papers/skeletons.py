@@ -41,7 +41,7 @@ class Attention(SelfAttention, nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention (decoder only) and MLP, with a norm after each residual sum (Eq. 4)."""
+    """Self-attention, cross-attention (decoder only), MLP, and a norm after each residual sum (Eq. 4)."""
 
     def __init__(self, *, cross: bool) -> None:
         super().__init__()

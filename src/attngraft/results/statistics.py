@@ -250,7 +250,7 @@ class RunCurves(Protocol):
 def epochs_to_baseline(
     runs: Sequence[RunCurves], baseline: Sequence[RunCurves], *, key: str, higher_is_better: bool
 ) -> EpochsToBaseline | None:
-    """Return the epochs at which each seed's curve and the mean curve first reach the baseline's best mean.
+    """Return the epochs at which each seed and the mean over seeds first reach the baseline's best mean.
 
     The ratio, as in BiSA's Fig. 3 but for means over seeds, is the first epoch at which the variant's mean curve reaches the
     best value of the baseline's mean curve, divided by the epoch at which the baseline itself reaches it.

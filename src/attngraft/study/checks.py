@@ -151,7 +151,7 @@ def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Mo
         if recipe.task != common.task:
             task = build_task(recipe)
             if task.primary == "loss" and variant.sets("task.loss.name"):
-                raise UsageError("task.loss.name: variants are compared by the loss; set it for all variants")
+                raise UsageError("task.loss.name: variants are compared by the loss; set the same for all")
         if teacher and recipe.distill != common.distill:
             check_teacher(recipe)
         return _on_meta(recipe)

@@ -56,8 +56,8 @@ class StudyHost:
         """Return the recipe's `host` section, updated with the fields that are set."""
         section = dict(host)
         if self.name is not None:
-            section |= {"name": self.name, "args": {}, "weights": None}  # those values belong to the recipe's host
-        if self.pretrained or self.weights is not None:  # each replaces the other; a recipe must not set both
+            section |= {"name": self.name, "args": {}, "weights": None}  # not those of the recipe's host
+        if self.pretrained or self.weights is not None:  # a recipe must not set both
             section |= {"pretrained": bool(self.pretrained), "weights": self.weights}
         elif self.pretrained is not None:
             section["pretrained"] = False
