@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("coverage.json")
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsCoverage:
-    """Share of simulated studies, for one number of seeds, whose 95% intervals contain the difference."""
+    """For one number of seeds, the share of simulated studies whose intervals contain the difference."""
 
     seeds: int
     studies: int

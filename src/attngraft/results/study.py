@@ -203,7 +203,7 @@ class StudyResult:
     task: str
     metric: str  #: the primary metric
     higher_is_better: bool
-    host: dict[str, Any]  #: name, args, pretrained; the host of the baseline and of all variants that set none
+    host: dict[str, Any]  #: name, args, pretrained; the host of the baseline and of all variants without `host`
     data: dict[str, Any]  #: the task's facts
     recipe: dict[str, Any]  #: resolved recipe, without the changes of individual variants
     environment: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Checks before training: variants fit their hosts, hosts fit the study, existing runs fit both.
+"""Checks of a study's variants, hosts and existing runs before training.
 
 All hosts are trained on the same images in the same order, under the same recipe except for the fields in a variant's
 `set`. Preprocessing (mean, standard deviation, interpolation, crop) is each host's default, as in timm; a note in the
@@ -181,7 +181,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     if kind != wanted:
         raise UsageError(
             f"the variant {variant.name} takes {kind}, but the study's host "
-            f"{study.baseline_recipe.host.name} takes {wanted}; all variants use the same data; remove the variant"
+            f"{study.baseline_recipe.host.name} takes {wanted}, and all variants use the same data; remove it"
         )
     if kind != "images":
         return host

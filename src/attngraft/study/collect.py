@@ -50,7 +50,9 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     order = sorted(config.variants, key=lambda variant: (variant.host is not None, bool(variant.overrides)))
     first = next((record for variant in order for record in records[variant.name].values()), None)
     if first is None:
-        raise TrainingError(f"{config.out}: no finished run, so nothing to report; rerun without --report-only")
+        raise TrainingError(
+            f"{config.out}: no run is finished, so there is nothing to report; rerun without --report-only"
+        )
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
     runs = {
         name: [_summary(record, seed, task, config) for seed, record in of_variant.items()]

@@ -46,9 +46,7 @@ class Halving:
     """Asynchronous successive halving: at each rung, the best 1 / `eta` of the variants continue."""
 
     eta: int = 3
-    first: int | None = (
-        None  #: epoch of the first rung, multiplied by `eta` for each later rung; None: divide the total instead
-    )
+    first: int | None = None  #: epoch of the first rung; later rungs multiply it by `eta`; None: total // eta^k
 
     def __str__(self) -> str:
         return str(self.eta) if self.first is None else f"{self.eta},{self.first}"

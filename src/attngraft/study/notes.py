@@ -63,7 +63,7 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
 
 
 def judged_notes(records: Records, metric: str) -> list[str]:
-    """Return notes on the compared weights and split, unless last epoch and validation split."""
+    """Return notes on the compared weights and split if they differ from the defaults."""
     judged = [(record.recipe.train.judge, record.judged) for record in _all_runs(records)]
     weights = {each for each, _ in judged}
     splits = {"val" if each is None else each.split for _, each in judged}

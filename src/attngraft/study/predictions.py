@@ -46,7 +46,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
 def paired(
     baseline: Mapping[int, RunStatistics], variant: Mapping[int, RunStatistics]
 ) -> tuple[dict[int, RunStatistics], dict[int, RunStatistics]]:
-    """Return both variants' runs of their common seeds, with all examples in the same order.
+    """Return the runs of the seeds common to both variants, with all examples in the same order.
 
     Raises:
         DataError: see `aligned`.

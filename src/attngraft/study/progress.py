@@ -43,7 +43,7 @@ class StudyProgress:
         """
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """Called when a run starts or resumes, possibly among others; returns the run's callbacks."""
+        """Called when a run starts or resumes; returns its callbacks. Several runs may be active."""
         return Progress()
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:

@@ -145,7 +145,7 @@ class _EvaluatedRun:
         return ""
 
     def primary(self, name: str, task: Task) -> RunStatistics:
-        """Return the primary metric, averaged over noise seeds and, for means over severities, severities."""
+        """Return the primary metric, averaged over noise seeds and, for a kind's mean, over severities."""
         group = self.groups[name]
         members = (
             [group]

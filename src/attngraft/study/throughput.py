@@ -107,7 +107,7 @@ def fit_epochs(
     most: int | None,
     share: Callable[[int], float] = lambda epochs: 1.0,
 ) -> int:
-    """Return the number of epochs, at most `most`, for which all `runs` fit `budget` seconds.
+    """Return the largest number of epochs, up to `most`, at which all `runs` fit into `budget` seconds.
 
     Args:
         estimate: throughput of all variants.

@@ -56,7 +56,7 @@ class StudyHost:
         """Return the recipe's `host` section, updated with the fields that are set."""
         section = dict(host)
         if self.name is not None:
-            section |= {"name": self.name, "args": {}, "weights": None}  # not those of the recipe's host
+            section |= {"name": self.name, "args": {}, "weights": None}  # drop the values of the recipe's host
         if self.pretrained or self.weights is not None:  # a recipe must not set both
             section |= {"pretrained": bool(self.pretrained), "weights": self.weights}
         elif self.pretrained is not None:
