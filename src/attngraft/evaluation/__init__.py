@@ -1,1 +1,1 @@
-"""Evaluation beyond clean accuracy: runs models under the suites that their tasks define."""
+"""Evaluation beyond clean accuracy, under the suites that each task defines."""

@@ -1,1 +1,1 @@
-"""The papers' tables (`schema`), their counting rules (`counters`), and our numbers beside theirs (`compute`)."""
+"""The papers' tables (`schema`), their counting rules (`counters`), and our numbers (`compute`)."""

@@ -1,8 +1,9 @@
 """Comparison of a paper's table with our numbers.
 
-Each row's model is built without weights, and counted as in the paper.
+Each row's model is built without weights, and counted by the paper's rules.
 
-A cell agrees if our number, rounded to the printed digits, equals the printed one. Every other cell has a reason.
+A cell agrees if our number, rounded to the printed digits, equals the printed number. A cell that differs or cannot be
+computed has a reason.
 """
 
 import dataclasses
@@ -30,18 +31,18 @@ Verdict = Literal["agrees", "differs", "not computed", "from runs", "printed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell: the printed number, ours, and their comparison."""
+    """One cell: the printed number, our number, and their comparison."""
 
     verdict: Verdict
     printed: str
     ours: float | None = None
     why: str | None = None  #: reason why `ours` differs or is not computed
-    runs: int = 0  #: number of runs that `ours` is the mean of
+    runs: int = 0  #: number of runs that `ours` is averaged over
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """A row with its cells by column id, without columns that are empty in the paper."""
+    """A row, with a cell for each column id for which the paper prints a number."""
 
     label: str  #: the variant with its host's name ("ViT-S + CB")
     row: PaperRow
@@ -64,7 +65,7 @@ class TableResult:
 
     @property
     def summary(self) -> str:
-        """Return one line with the numbers of cells that agree, differ, and are not computed."""
+        """Return one line with the numbers of cells that agree, differ, are not computed, or come from runs."""
         agree, differ, missing = (self.count(verdict) for verdict in ("agrees", "differs", "not computed"))
         line = f"{agree} {'cell agrees' if agree == 1 else 'cells agree'}, {differ} differ, {missing} not computed"
         runs = self.count("from runs")
@@ -73,7 +74,7 @@ class TableResult:
         return f"{line}, {runs} from runs" if runs else line
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
+        """Return the table as JSON values."""
         return {
             "paper": self.paper,
             "table": self.table.id,
@@ -103,7 +104,7 @@ def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) 
     """Compute our numbers for every row of `table`, on the meta device: no weights, no downloads.
 
     Args:
-        runs: finished runs (`attngraft.papers.runs.find_runs`); those of a row's model and graft supply its metrics.
+        runs: finished runs (`attngraft.papers.runs.find_runs`); a row's metrics come from the runs with its model and graft.
 
     Raises:
         ConfigError: the paper's file names an unknown counter, or a number that its counter does not return.
@@ -125,7 +126,7 @@ def compute_table(paper: Paper, table: PaperTable, *, runs: Iterable[Run] = ()) 
 
 
 def rounds_to(printed: str, ours: float) -> bool | None:
-    """Return whether `ours` rounds (half up) to the digits of `printed`; None if that is not a number."""
+    """Return whether `ours` rounds (half up) to `printed`; None if `printed` is not a number."""
     try:
         number = Decimal(printed)
     except InvalidOperation:
@@ -177,7 +178,7 @@ def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
     """Build the row's model and the inputs of one example on the meta device.
 
     Raises:
-        HostError: the model does not exist, or cannot be created or grafted.
+        HostError: the model is unknown, or cannot be built or grafted.
     """
     name = table.model_of(row)
     if name in SKELETONS:

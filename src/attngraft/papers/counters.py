@@ -1,9 +1,9 @@
 """Counters that follow each paper's counting rules, in the units that the paper prints.
 
-| counter | params | macs | more |
+| counter | params | macs | further counts |
 |---|---|---|---|
-| `cb` | 10^6 | 10^9, linears, convolutions and attention matmuls | `added_percent`: graft parameters over the host's |
-| `cb_multiplications` | - | `macs_m`, 10^6 | `multiplications`, 10^6: elementwise, of the grafts alone |
+| `cb` | 10^6 | 10^9, linears, convolutions and attention matmuls | `added_percent`: graft parameters in % of the host's |
+| `cb_multiplications` | - | `macs_m`, 10^6 | `multiplications`, 10^6: elementwise, in the grafts only |
 | `hv` | 2^20, leaf modules only | 2^30, linear and convolution layers only | |
 | `bisa` | 10^6 | 10^9, linears, convolutions and matmuls | `flops_m`, 10^6: with norms and softmaxes; `added_percent` |
 | `bisa_two_maps` | 10^6 | as `bisa` | as `bisa`, with two more C x C maps in every replaced layer |
@@ -20,7 +20,7 @@
 | softmax, GELU, sums, means | - | - |
 
 Activations are numbers of elements, not bytes. The model is run, and each operation that reaches torch's dispatcher is
-counted with its shapes. Attention is counted by its equation, for any kernel.
+counted from its shapes. Attention is counted by its equation, whatever the kernel.
 """
 
 import math
@@ -40,17 +40,17 @@ from attngraft.dispatch import reference_backend
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.timing.macs import count_macs, count_parameters, evaluating
 
-Inputs = tuple[Any, ...]  #: arguments of the model, one example
+Inputs = tuple[Any, ...]  #: the model's arguments, for one example
 Counter = Callable[[nn.Module, Inputs], Mapping[str, float]]
 
 MI, GI = 2**20, 2**30
 
-#: elementwise multiplications per token and channel, in the form that the paper writes (Eq. 1, B.6)
+#: elementwise multiplications per token and channel, as written in the paper (Eq. 1, B.6)
 MULTIPLICATIONS = {"cb": 1, "cb_s": 1, "cb_gate": 1, "cb_hybrid": 2}
 
 
 def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the CB paper does: parameters in 10^6, multiply-adds in 10^9, percentage of added parameters."""
+    """Count as the CB paper does: parameters in 10^6, multiply-adds in 10^9, added parameters in percent."""
     total = count_parameters(model)
     added = sum(count_parameters(graft) for graft in _grafts(model).values())
     return {
@@ -61,10 +61,10 @@ def count_cb(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as in Tables 13 and 14 of the CB paper: elementwise multiplications of grafts, MACs, in 10^6.
+    """Count as in the CB paper's Tables 13 and 14: MACs and grafts' elementwise multiplications, in 10^6.
 
-    Each graft is counted in the paper's form, whatever our implementation computes: N C multiplications for each product of
-    token maps and for the halving; additions, means and operations on one token are not counted.
+    Grafts are counted as the paper writes them, not as we implement them: N C multiplications for each product of token
+    maps and for the halving. Additions, means and operations on a single token are not counted.
     """
     counted: list[int] = []
 
@@ -82,8 +82,8 @@ def count_cb_multiplications(model: nn.Module, inputs: Inputs) -> dict[str, floa
 def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     """Count as the HV paper does: parameters in 2^20; multiply-adds of linears and convolutions in 2^30.
 
-    Only parameters of modules without sub-modules count. Grafts are counted completely, since the paper's own modules
-    consist of linear layers.
+    Outside grafts, only parameters of modules without sub-modules are counted. Grafts are counted completely, because the
+    paper's modules consist of linear layers.
     """
     grafts = _grafts(model)
     leaves = {
@@ -96,11 +96,11 @@ def count_hv(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 
 
 def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiSA paper does: parameters in 10^6, multiply-adds in 10^9, percentage added.
+    """Count as the BiSA paper: parameters in 10^6, multiply-adds in 10^9, added parameters in percent.
 
-    `flops_m`, in 10^6, is LeViT's column: multiply-adds, plus one per output element of a batch norm, plus one per output
-    element of a softmax. The number of softmaxes of a replaced layer follows from its variant (one per direction), not
-    from the kernel and its passes. The rule was found by fitting five printed numbers.
+    `flops_m`, in 10^6, is LeViT's column: multiply-adds plus one FLOP per output element of each batch norm and softmax.
+    A replaced layer counts one softmax per direction of its variant, whatever the kernel. The rule was found by fitting
+    five printed numbers.
     """
     return _bisa_numbers(model, inputs, maps=0)
 
@@ -108,14 +108,14 @@ def count_bisa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
 def count_bisa_two_maps(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     """Count as `count_bisa` does, plus two C x C maps with batch norms per replaced layer.
 
-    The sums reproduce the printed digits of LeViT. The maps are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1)
-    FLOPs. The paper does not describe them, so no graft has them.
+    The sums reproduce the digits printed for LeViT. The paper does not describe the maps, so no graft implements them; they
+    are added by formula: 2 (C^2 + 2 C) parameters and 2 N C (C + 1) FLOPs.
     """
     return _bisa_numbers(model, inputs, maps=2)
 
 
 def count_bixt(model: nn.Module, inputs: Inputs) -> dict[str, float]:
-    """Count as the BiXT paper does: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
+    """Count as the BiXT paper: parameters in 10^6, fvcore's FLOPs in 10^9, activations ("Mem.") in 10^6."""
     counts = count_as_fvcore(model, *inputs)
     return {
         "params": count_parameters(model) / 1e6,
@@ -129,7 +129,7 @@ def count_elsa(model: nn.Module, inputs: Inputs) -> dict[str, float]:
     return {"params": count_parameters(model) / 1e6, "macs": count_macs(model, *inputs) / 1e9}
 
 
-#: name -> counter, as in the papers' files
+#: counters by their name in the papers' files
 COUNTERS: dict[str, Counter] = {
     "bisa": count_bisa,
     "bisa_two_maps": count_bisa_two_maps,
@@ -142,7 +142,7 @@ COUNTERS: dict[str, Counter] = {
 
 
 def _bisa_numbers(model: nn.Module, inputs: Inputs, *, maps: int) -> dict[str, float]:
-    """Return the numbers of `count_bisa`, with `maps` additional C x C maps in every replaced layer."""
+    """Return the counts of `count_bisa`, with `maps` additional C x C maps in every replaced layer."""
     normalized: list[int] = []  # output elements of batch norms
     weights: list[int] = []  # output elements of the replaced layers' softmaxes
     layers: list[tuple[int, int]] = []  # (rows, C) of the tokens in each replaced layer
@@ -209,7 +209,7 @@ def _below(path: str, parent: str) -> bool:
 
 
 def _in_leaf(model: nn.Module, parameter: str) -> bool:
-    """Return whether a parameter's module has no sub-modules."""
+    """Return whether the module that owns the parameter has no sub-modules."""
     return not any(model.get_submodule(parameter.rpartition(".")[0]).children())
 
 
@@ -287,12 +287,12 @@ def count_as_fvcore(model: nn.Module, *inputs: Any) -> FvcoreCounts:
     """Count one forward pass in evaluation mode.
 
     Args:
-        model: on any device; on "meta" nothing is computed. Its training flags are restored.
+        model: a model on any device (on "meta" nothing is computed). Its training flags are restored.
         *inputs: arguments of the model, on its device. The paper counts for a batch of 1.
     """
     with (
         evaluating(model),
-        reference_backend(),  # the only backend whose products are those of the equation
+        reference_backend(),  # the only backend that computes exactly the products of the equation
         torch.inference_mode(False),  # otherwise linears and attention would not be decomposed
         torch.no_grad(),
         sdpa_kernel(SDPBackend.MATH),

@@ -13,7 +13,7 @@ from attngraft.papers.schema import PaperRow, PaperTable
 from attngraft.training.evaluate import EVALUATIONS
 from attngraft.training.run_folder import read_run
 
-#: arguments that do not distinguish rows, because they follow from the data or only affect training
+#: arguments ignored when matching rows, because they follow from the data or only affect training
 _IGNORED = {"num_classes", "drop_rate", "drop_path_rate", "attn_drop_rate", "proj_drop_rate"}
 
 
@@ -26,18 +26,18 @@ class Run:
     args: Mapping[str, Any]
     spec: str  #: canonical graft specification
     data: str  #: training data
-    distilled: bool = False  #: whether it has a teacher
-    metrics: Mapping[str, float]  #: as a study compares them (`val/top1`), and of suites (`v2/v2/top1`)
+    distilled: bool = False  #: whether it was trained with a teacher
+    metrics: Mapping[str, float]  #: metrics as compared by a study (`val/top1`), and of suites (`v2/v2/top1`)
 
 
 def find_runs(folder: Path) -> list[Run]:
-    """Return all finished runs below `folder`: a run folder, a study's folder, or a folder of several.
+    """Return all finished runs in `folder` (a run, a study, or a folder of several) and its subfolders.
 
     Raises:
         UsageError: the folder does not exist or contains no finished run.
     """
     if not folder.is_dir():
-        raise UsageError(f"--runs {folder}: no such folder")
+        raise UsageError(f"--runs {folder}: no such folder; use the folder of a run or a study")
     runs = [run for recipe in sorted(folder.rglob("recipe.yaml")) if (run := _read(recipe.parent)) is not None]
     if not runs:
         raise UsageError(f"--runs {folder}: contains no finished run (a folder with recipe.yaml and finished.json)")
@@ -45,7 +45,7 @@ def find_runs(folder: Path) -> list[Run]:
 
 
 def matching(runs: Iterable[Run], table: PaperTable, row: PaperRow, aliases: Mapping[str, Sequence[str]]) -> list[Run]:
-    """Return the runs of a row's model and graft, with or without a teacher as the table requires."""
+    """Return the runs with a row's model and graft, and with or without a teacher as the table requires."""
     model = table.model_of(row)
     names = {model, *aliases.get(model or "", ())}
     teachers = {False, True} if table.distilled is None else {table.distilled}
@@ -82,7 +82,10 @@ def _read(folder: Path) -> Run | None:
 
 
 def _suite_metrics(evaluations: Path) -> dict[str, float]:
-    """Return the means of a run's suites, by suite, condition and metric: on all validation images, or on a test set."""
+    """Return the metrics of a run's suites, averaged over noise seeds, as `suite/condition/metric`.
+
+    Only results on all validation images or on a test set are included.
+    """
     found: dict[str, float] = {}
     for name, suite in suites().items() if evaluations.is_dir() else ():
         folders = [evaluations / name] if not suite.test_set else evaluations.glob(f"{name}--*")

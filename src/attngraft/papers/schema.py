@@ -1,9 +1,7 @@
 """Schema of the papers' files: the printed tables, and how each number is computed.
 
-Unknown keys are errors.
-
-A paper is one YAML file in this folder. A number is written as the paper prints it, in quotes, so that its digits are known
-("46.70", not 46.7).
+Each paper is a YAML file in this folder. Numbers are written as printed and in quotes, to preserve their digits ("46.70",
+not 46.7). Unknown keys are errors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,15 +20,13 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, kw_only=True)
 class PaperColumn:
-    """One column of a table. Without `count` and `metric`, it only shows the printed numbers."""
+    """One column of a table. Without `count` or `metric`, only the printed numbers are shown."""
 
     id: str
     title: str
-    count: str | None = None  #: name of the counter's number to show
-    metric: str | None = (
-        None  #: metric of a run to show ("val/top1"), or of a suite: suite/condition/metric ("v2/v2/top1")
-    )
-    percent: bool = False  #: whether the paper prints percent; a run's metric is a fraction
+    count: str | None = None  #: key in the counter's result
+    metric: str | None = None  #: metric of a run ("val/top1") or of a suite (suite/condition/metric: "v2/v2/top1")
+    percent: bool = False  #: whether the paper prints percent (metrics of runs are fractions)
 
     def __post_init__(self) -> None:
         if self.count is not None and self.metric is not None:
@@ -39,17 +35,17 @@ class PaperColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperRow:
-    """One row: the paper's name of the variant, our model of it, and the printed cells."""
+    """One row: the paper's name of the variant, our corresponding model, and the printed numbers."""
 
     variant: str
     printed: Mapping[str, Any]  #: column id -> number as printed, as text
-    model: str | None = None  #: name for `attngraft.create_model`; default: the table's
+    model: str | None = None  #: name for `attngraft.create_model`; None: the table's model
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the model's factory
     input: tuple[int, ...] = (3, 224, 224)  #: size of one example
     graft: str | None = None  #: graft specification
-    missing: str | None = None  #: what must be implemented before this row can be computed
+    missing: str | None = None  #: the feature that must be implemented before this row can be computed
     errata: Mapping[str, str] = field(default_factory=dict)  #: column id -> why our number differs
-    note: str | None = None  #: our reading of the row, where the paper is ambiguous
+    note: str | None = None  #: our interpretation of the row, if the paper is ambiguous
 
     def __post_init__(self) -> None:
         for column, number in self.printed.items():
@@ -65,9 +61,9 @@ class PaperTable:
     title: str
     columns: tuple[PaperColumn, ...]
     rows: tuple[PaperRow, ...]
-    model: str | None = None  #: model of rows without `model` and `missing`
-    counter: str | None = None  #: counter of this table; None: the paper's
-    distilled: bool | None = None  #: whether runs must have a teacher (true) or none (false); null: either
+    model: str | None = None  #: model for rows that set neither `model` nor `missing`
+    counter: str | None = None  #: counter of this table; None: the paper's counter
+    distilled: bool | None = None  #: whether to match only runs with a teacher (true) or without (false); null: both
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,7 +86,7 @@ class PaperTable:
         return row.model or (None if row.missing else self.model)
 
     def labels(self) -> list[str]:
-        """Return the rows' variants, those that start with "+" after their host's name ("ViT-S + CB")."""
+        """Return the rows' variant names, with the host's name prepended to "+ CB" ("ViT-S + CB")."""
         found, host = [], ""
         for row in self.rows:
             added = row.variant.startswith("+")
@@ -107,9 +103,9 @@ class Paper:
     title: str
     source: str  #: authors, venue, year
     counter: str
-    counting: str  #: one paragraph: units and rules of the paper's counts
+    counting: str  #: the paper's units and counting rules, in one paragraph
     tables: tuple[PaperTable, ...]
-    aliases: Mapping[str, list[str]] = field(default_factory=dict)  #: model -> names of the same architecture
+    aliases: Mapping[str, list[str]] = field(default_factory=dict)  #: model -> other names of the same architecture
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -121,7 +117,7 @@ class Paper:
         """Return the table called `name` ("table6", "Table 6" and "6" are the same).
 
         Raises:
-            UsageError: there is no such table; the message lists all.
+            UsageError: there is no such table; the message lists all tables.
         """
         wanted = name.lower().replace(" ", "")
         for table in self.tables:
@@ -140,7 +136,7 @@ def load_paper(name: str) -> Paper:
     """Return the paper with the id `name`.
 
     Raises:
-        UsageError: there is no such paper; the message lists all.
+        UsageError: there is no such paper; the message lists all papers.
         ConfigError: its file is invalid; the message names the field.
     """
     known = list_papers()

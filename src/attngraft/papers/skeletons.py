@@ -1,8 +1,8 @@
 """Models that are used only for counting, by name.
 
 `translation_transformer` is the HV paper's translation Transformer: 6 + 6 layers, width 512, 8 heads, MLP 2048, 18 attention
-sites, one matrix for source, target and output words; without parts that have neither parameters nor multiply-adds (sinusoid
-positions, masks).
+sites, one embedding matrix shared by source, target and output. It omits the parts without parameters and multiply-adds
+(sinusoidal positions, masks).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ DIM, HEADS, HIDDEN, LAYERS, LENGTH = 512, 8, 2048, 6, 64
 
 
 class Attention(SelfAttention, nn.Module):
-    """Multi-head attention without biases; keys and values come from `memory`."""
+    """Multi-head attention without biases. Keys and values are computed from `memory`."""
 
     fused_attn = False
 
@@ -41,7 +41,7 @@ class Attention(SelfAttention, nn.Module):
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention (decoder only), and MLP, with a norm after each residual sum (Eq. 4)."""
+    """Self-attention, cross-attention (decoder only), MLP, and a norm after each residual sum (Eq. 4)."""
 
     def __init__(self, *, cross: bool) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 
 class TranslationTransformer(nn.Module):
-    """The paper's translation model for a joint vocabulary of `vocabulary` tokens."""
+    """The paper's translation model, with a joint vocabulary of `vocabulary` tokens."""
 
     def __init__(self, *, vocabulary: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class TranslationTransformer(nn.Module):
 
 
 def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """Return the model on the meta device, with `spec` at all 18 sites, and a sentence pair of 64 tokens."""
+    """Return the model on the meta device, grafted at all 18 sites, and a pair of 64-token sentences."""
     geometry = AttentionGeometry(
         dim=DIM, heads=HEADS, key_width=DIM // HEADS, value_width=DIM // HEADS, tokens=LENGTH, init="xavier_uniform"
     )
@@ -96,7 +96,7 @@ def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tu
     return model.eval(), (sentence, sentence)
 
 
-#: name -> (spec, **args) -> model and one example
+#: functions (spec, **args) -> (model, inputs of one example), by model name
 SKELETONS: dict[str, Callable[..., tuple[nn.Module, tuple[Tensor, ...]]]] = {
     "translation_transformer": translation_transformer
 }

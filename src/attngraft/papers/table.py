@@ -1,4 +1,4 @@
-"""Rendering of computed tables in the terminal: the paper's numbers, our numbers, and a mark."""
+"""Rendering of computed tables for the terminal: the paper's number, our number, and a mark."""
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
@@ -11,12 +11,12 @@ from attngraft.papers.schema import Paper, PaperColumn
 MARKS = {"agrees": "✓", "differs": "✗", "not computed": "", "from runs": "", "printed": ""}
 ASCII_MARKS = {**MARKS, "agrees": "ok", "differs": "no"}
 _NONE = "–"
-_MAX_NAMES = 4  #: in a line below the table
+_MAX_NAMES = 4  #: maximum number of rows or runs to list in a line below the table
 _STYLES = {"agrees": "green", "differs": "red", "not computed": "dim", "from runs": "cyan", "printed": ""}
 
 
 def render_table(paper: Paper, result: TableResult, *, ascii_only: bool = False) -> RenderableType:
-    """Render `result` as a rich table with explanations and a summary line below."""
+    """Render `result` as a rich table, followed by explanations and a summary line."""
     title = Text(f"{paper.id} {result.table.id}: {result.table.title}", style="bold")
     drawn = RichTable()
     drawn.add_column("variant", no_wrap=True)
@@ -59,7 +59,7 @@ def _compared(column: PaperColumn, result: TableResult) -> bool:
 
 
 def _cell(cell: Cell | None, widths: tuple[int, int] | None, ascii_only: bool) -> Text:
-    """Return the printed number, and ours if the column has one, aligned to `widths`."""
+    """Return the printed number, followed by our number if the column shows both (`widths` is not None)."""
     if cell is None:
         return Text("")
     if widths is None:
@@ -71,19 +71,19 @@ def _cell(cell: Cell | None, widths: tuple[int, int] | None, ascii_only: bool) -
 
 
 def _widths(column: str, result: TableResult) -> tuple[int, int]:
-    """Return the widths of the paper's and of our numbers in a column."""
+    """Return the maximum widths of the paper's numbers and of our numbers in a column."""
     cells = [row.cells[column] for row in result.rows if column in row.cells]
     return max(len("paper"), *(len(cell.printed) for cell in cells)), max(len(format_ours(cell)) for cell in cells)
 
 
 def format_ours(cell: Cell) -> str:
-    """Format our number with two more digits than the paper's; a dash if missing."""
+    """Format our number with two more decimals than the printed number; a dash if missing."""
     digits = len(cell.printed.partition(".")[2])
     return _NONE if cell.ours is None else f"{cell.ours:.{digits + 2}f}"
 
 
 def _explanations(result: TableResult) -> list[Text]:
-    """Return reasons of cells that differ or are missing, notes, and sources of measured numbers."""
+    """Return the lines below the table: reasons for cells that differ or are missing, notes, and data."""
     lines: list[Text] = []
     titles = {column.id: column.title for column in result.table.columns}
     for verdict in ("differs", "not computed"):

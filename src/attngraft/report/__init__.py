@@ -21,10 +21,10 @@ def write_report(result: StudyResult, folder: Path | str) -> Path:
     """Write `plots/*.png`, `plots/*.svg` and, last, `report.html` to `folder`, each atomically.
 
     The page includes the analyses in `folder/analysis/*.json`. Everything is drawn before the first file is written.
-    Plots of an earlier report for which the study has no data are removed. The files are reproducible byte for byte.
+    Plots of an earlier report are removed if the study no longer has their data. The files are reproducible byte for byte.
 
     Returns:
-        The path of the page, which is self-contained.
+        The path of the self-contained page.
     """
     # local imports: matplotlib, Jinja2 and rich are slow to import
     from attngraft.analysis.catalog import FOLDER, load_analyses

@@ -1,4 +1,4 @@
-"""Analysis results as files, as a page, and as sections of a study's report."""
+"""Output of analysis results: files, a page, and sections of a study's report."""
 
 import re
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ PAGE = "analysis.html"
 def write_analyses(results: Sequence[AnalysisResult], folder: Path, *, title: str) -> Path:
     """Write JSON, CSV and plots of each result to `folder`, then a page with all results in the folder.
 
-    Numbers are written before anything is drawn, so they are not lost if drawing fails.
+    Each result's numbers are written before it is drawn, so that they are not lost if drawing fails.
 
     Returns:
-        The path of the page, which is self-contained.
+        The path of the self-contained page.
 
     Raises:
         StorageError: a file cannot be written.
@@ -38,7 +38,7 @@ def write_analyses(results: Sequence[AnalysisResult], folder: Path, *, title: st
         ours = re.compile(rf"{re.escape(result.name)}(-\d+)?(-dark)?\.(png|svg)")
         for old in folder.glob(f"{result.name}*"):
             if ours.fullmatch(old.name) and old.name not in files:
-                old.unlink(missing_ok=True)  # left by an earlier result with more sheets
+                old.unlink(missing_ok=True)  # left by an earlier result with more plots
         for name, content in files.items():
             write_atomically(folder / name, content)
     return write_atomically(folder / PAGE, analyses_html(load_analyses(folder), title=title))
@@ -50,7 +50,7 @@ def analysis_csv(result: AnalysisResult) -> str:
 
 
 def analyses_html(results: Sequence[AnalysisResult], *, title: str) -> str:
-    """Return a page of results without scripts or network access; user strings are escaped."""
+    """Return an HTML page of results, without scripts or network access; user strings are escaped."""
     return render("analyses.html.j2", title=shown(title), version=__version__, analyses=analysis_views(results))
 
 

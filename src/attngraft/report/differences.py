@@ -11,11 +11,11 @@ from attngraft.results import wording
 from attngraft.results.study import Difference, Interval, StudyResult
 from attngraft.results.wording import MetricFormat, metric_format, minus, shorten, shown
 
-NAME_WIDTH = 22  #: number of characters of a variant's name that fit on a plot
+NAME_WIDTH = 22  #: maximum number of characters of a variant's name on a plot
 
 
 def difference_drawing(result: StudyResult) -> Drawing | None:
-    """Return the forest plot: difference, bootstrap interval (thick), t-interval (thin) and verdict of each variant."""
+    """Return a forest plot: differences, bootstrap intervals (thick), t-intervals (thin) and verdicts."""
     style = metric_format(result)
     rows = [
         (variant.name, variant.difference, look)
@@ -79,7 +79,7 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
 
 
 def epochs_drawing(result: StudyResult) -> Drawing | None:
-    """Return bars of the epochs to the baseline's best mean, as ratios to the baseline's, with a dot per seed."""
+    """Return a bar chart of the epochs to the baseline's best mean (ratios), with a dot per seed."""
     rows, styles = wording.epochs_compared(result), variant_styles(result)
     if not rows:
         return None
@@ -129,7 +129,7 @@ def _names_width(names: Sequence[str]) -> float:
 def _draw_rows(
     axes: Axes, theme: Theme, names: Sequence[str], *, limits: tuple[float, float], reference: float
 ) -> None:
-    """Set up axes with a named row per variant and a vertical reference line."""
+    """Set up axes with one named row per variant and a vertical reference line."""
     axes.set(xlim=limits, ylim=(len(names) - 0.4, -0.6), yticks=[])
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=theme.line, linewidth=0.6)
@@ -141,7 +141,7 @@ def _draw_rows(
 
 
 def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str, caps: bool) -> None:
-    """Draw a wide pale bar, or a thin line with caps, where a cap outside of the axes becomes an arrowhead."""
+    """Draw an interval as a pale bar, or as a thin line with caps (arrowheads where it leaves the axes)."""
     low, high = axes.get_xlim()
     left, right = max(interval.low, low), min(interval.high, high)
     if not caps:
@@ -153,10 +153,10 @@ def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str, caps
 
 
 def difference_range(result: StudyResult) -> tuple[float, float]:
-    """Return the axis range of differences, which includes zero, all points and bootstrap intervals, and t-intervals.
+    """Return an axis range that includes zero, all differences and their intervals.
 
-    T-intervals extend the range to at most three times the rest, because with two seeds they can be so wide that nothing
-    else would be visible.
+    T-intervals are cut off at three times the largest absolute value of the rest, because with two seeds they can be so
+    wide that nothing else would be visible.
     """
     differences = [variant.difference for variant in result.variants if variant.difference is not None]
     inner = [bound for d in differences for bound in (d.mean, d.bootstrap.low, d.bootstrap.high)]
@@ -169,7 +169,7 @@ def difference_range(result: StudyResult) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class IntervalBar:
-    """A small drawing of a difference in a table cell, with positions in percent of the range shared by all rows."""
+    """A difference drawn in a table cell; positions are in percent of a range shared by all rows."""
 
     zero: float
     point: float

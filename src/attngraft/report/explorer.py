@@ -1,4 +1,4 @@
-"""The attention explorer: a self-contained HTML page with the attention maps of one or two models on an image."""
+"""The attention explorer: a self-contained HTML page with attention maps of one or two models."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ from attngraft.results.wording import shown
 from attngraft.targets.handle import ModelHandle, model_handle
 from attngraft.targets.images import images_from_files
 
-MOST_BYTES = 48_000_000  #: largest size of a page; browsers become slow with larger ones
+MOST_BYTES = 48_000_000  #: maximum size of a page; larger pages slow browsers down
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class ModelView:
     """Input image and attention of a model."""
 
     name: str
-    picture: Image.Image  #: input of the model before normalization
+    picture: Image.Image  #: the model's input before normalization
     explored: ExplorerData
 
 
@@ -46,25 +46,25 @@ def explore(
 
         explore({"ViT": host, "with cb_s": grafted}, "dog.jpg", out="dog.html")
 
-    Select a patch with mouse, finger or arrow keys. The page shows the patches that it attends to, or that attend to it: for
-    one layer and head on the image, and for all layers and heads in an overview. It also plots entropy and distance by
-    layer. Two models are shown side by side. Values are quantized to bytes; the page of a ViT-S at 224 pixels is about
-    4 MB.
+    Select a patch with mouse, finger or arrow keys to see which patches it attends to, or which patches attend to it: on
+    the image for one layer and head, and in an overview of all layers and heads. The page also plots attention entropy
+    and distance per layer. Two models are shown side by side.
+    Values are quantized to bytes; the page of a ViT-S at 224 pixels is about 4 MB.
 
     Args:
-        models: one or two models by name. The image is preprocessed as in timm's evaluation, at the model's input size.
+        models: one or two models by name. Images are preprocessed as in timm's evaluation, at the model's input size.
         image: the image file.
         out: file of the page, written atomically.
         sites: sites to show, as in a graft specification.
         title: title of the page; the image's file name by default.
         expects: preprocessing, as in timm's configuration (`mean`, `std`, `crop_pct`, `interpolation`); by default the
-            model's own, or timm's defaults.
+            model's configuration, or timm's defaults.
 
     Raises:
         UsageError: there are no models or more than two, a model does not take images, or the page would exceed 48 MB
             (choose fewer `sites`).
         DataError: the file is not an image.
-        RecordError: no chosen site attends to positions of the image, or values are not finite.
+        RecordError: no chosen site attends to image positions, or attention values are not finite.
         HostError, GraftSpecError: see `attngraft.record`.
     """
     handles = [model_handle(name, model, expects=expects) for name, model in models.items()]
@@ -74,7 +74,7 @@ def explore(
 def explore_handles(
     handles: Sequence[ModelHandle], image: Path | str, *, out: Path | str, sites: str = "all", title: str | None = None
 ) -> Path:
-    """Write the page of `explore` for opened models, each with its own preprocessing.
+    """Write the page of `explore` for model handles, each with its own preprocessing.
 
     Raises:
         As `explore`.
@@ -100,7 +100,7 @@ def explore_handles(
 
 
 def explorer_html(views: Sequence[ModelView], *, title: str) -> str:
-    """Return the page; user strings are escaped, and the content security policy only allows the page's own script."""
+    """Return the HTML page. User strings are escaped, and only the page's own script may run."""
     templates = environment()
     script = templates.loader.get_source(templates, "explorer.js")[0] if templates.loader else ""
     return render(

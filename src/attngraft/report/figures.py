@@ -1,4 +1,4 @@
-"""The figures of a study: differences, learning curves, epochs to the baseline's best, metric against costs."""
+"""The figures of a study: differences, learning curves, epochs to the baseline's best mean, costs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from attngraft.results.study import Cost, Interval, RunSummary, StudyResult
 from attngraft.results.wording import metric_format, shorten, shown
 
 FIGURES = ("differences", "curves", "epochs", "cost", "cost-more")
-#: names of all files that `plot_files` can return
+#: names of all files that `plot_files` may return
 FILES = frozenset(f"{name}{theme}.{kind}" for name in FIGURES for theme in ("", "-dark") for kind in ("png", "svg"))
 
 
@@ -44,7 +44,7 @@ def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
 
 
 def plot_files(result: StudyResult) -> dict[str, bytes]:
-    """Return the files' contents by name: each figure as PNG and SVG, light (`name.png`) and dark (`name-dark.png`)."""
+    """Return the contents of the plot files by name: PNG and SVG, light and dark (`name-dark.png`)."""
     files: dict[str, bytes] = {}
     for name, panels in study_figures(result).items():
         files |= figure_files(name, panels)
@@ -56,7 +56,7 @@ def plot_files(result: StudyResult) -> dict[str, bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class CurveBand:
-    """A quantity by epoch: mean, minimum and maximum over the seeds with a value."""
+    """A quantity at each epoch: mean, minimum and maximum over the seeds that have a value."""
 
     epochs: list[float]
     mean: list[float]
@@ -65,7 +65,7 @@ class CurveBand:
 
 
 def band(curves: Sequence[dict[float, float]]) -> CurveBand | None:
-    """Combine the curves (epoch -> value) of all seeds; values that are not finite count as missing."""
+    """Combine the curves (epoch -> value) of all seeds; non-finite values count as missing."""
     finite = [{epoch: value for epoch, value in curve.items() if math.isfinite(value)} for curve in curves]
     epochs = sorted({epoch for curve in finite for epoch in curve})
     if not epochs:
@@ -85,7 +85,7 @@ def curve_bands(result: StudyResult, key: str) -> list[CurveBand | None]:
 
 
 def difference_bands(result: StudyResult, key: str) -> list[CurveBand | None]:
-    """Return the band of each variant's difference to the baseline, paired by seed and epoch; None for the baseline."""
+    """Return the band of each variant's difference to the baseline, paired by seed (baseline: None)."""
     baseline = wording.baseline_of(result)
     base = {run.seed: _by_epoch(run, key) for run in baseline.runs} if baseline else {}
     bands: list[CurveBand | None] = []
@@ -140,7 +140,10 @@ def _draw_bands(
     scale: float,
     zero: bool,
 ) -> None:
-    """Draw means as lines, ranges over seeds as bands, and names at the right ends; `zero` adds the baseline's level."""
+    """Draw means as lines and ranges over seeds as bands, with names at the right.
+
+    `zero` adds a horizontal line at 0, the baseline.
+    """
     if zero:
         axes.axhline(0, color=theme.baseline, linewidth=1.2)
     ends = []
@@ -164,7 +167,7 @@ def _draw_bands(
 
 # --- metric against costs ---------------------------------------------------------------------------------------------
 
-#: kind of cost -> title, and function that returns the ratio to the baseline
+#: kind of cost -> (title, function that returns a variant's ratio to the baseline)
 COST_AXES: dict[str, tuple[str, Callable[[Cost], Interval | float | None]]] = {
     "parameters": ("parameters", lambda cost: cost.parameters_ratio),
     "macs": ("multiply-adds", lambda cost: cost.macs_ratio),
@@ -179,7 +182,7 @@ def _cost_drawing(result: StudyResult, name: str) -> Drawing | None:
     ratios: list[Interval | None] = []
     for variant in result.variants:
         ratio = ratio_of(variant.cost) if variant.cost is not None else None
-        if isinstance(ratio, float | int):  # a count or a single measurement
+        if isinstance(ratio, float | int):  # a count or a single measurement has no interval
             ratio = Interval(point=float(ratio), low=float(ratio), high=float(ratio))
         measured = result.metric in variant.last and ratio is not None and math.isfinite(ratio.point)
         ratios.append(ratio if measured else None)
@@ -196,7 +199,7 @@ def _cost_drawing(result: StudyResult, name: str) -> Drawing | None:
 
 
 def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequence[Interval | None], title: str) -> None:
-    """Draw the primary metric (mean, deviation over seeds as bars) against a ratio to the baseline (interval as bars)."""
+    """Draw the primary metric against a cost ratio, with deviations and intervals as error bars."""
     axes.axvline(1, color=theme.baseline, linewidth=0.8, linestyle=(0, (2, 3)))
     points = []
     for variant, look, ratio in zip(result.variants, variant_styles(result), ratios, strict=True):
@@ -216,7 +219,7 @@ def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequenc
             elinewidth=1.1,
         )
         points.append((variant.name, look, ratio.point, value.mean))
-    # the axis spans at least 0.1, so that a difference of 0.001 does not look large
+    # span at least 0.1, so that a difference of 0.001 does not look large
     low = min(0.97, *(ratio.low for ratio in ratios if ratio is not None))
     high = max(1.07, *(ratio.high for ratio in ratios if ratio is not None))
     axes.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
@@ -234,7 +237,7 @@ def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequenc
 def _named_drawing(
     result: StudyResult, name: str, alt: str, draw: Callable[[Axes, Theme], None], *, width: float, bottom: float = 0.5
 ) -> Drawing:
-    """Return a drawing with space for all variants' names in the right margin."""
+    """Return a drawing whose right margin fits all variants' names."""
     margin = 0.36 + 0.076 * max((len(shorten(variant.name, NAME_WIDTH)) for variant in result.variants), default=0)
     height = max(3.3, 0.95 + len(result.variants) * LINE_HEIGHT / 72)
     return Drawing(name=name, alt=alt, draw=draw, width=width + margin, height=height, right=margin, bottom=bottom)
@@ -247,7 +250,7 @@ def _label_points(
     *,
     leader: str | tuple[float, tuple[float, ...]] = "-",
 ) -> None:
-    """Write the names of points in the right margin, each connected to its point by a thin line in its color."""
+    """Write the points' names in the right margin, connected to their points by thin lines."""
     axes.set_ylim(axes.get_ylim())
     width, height = size_in_points(axes)
     to_axes = axes.transData + axes.transAxes.inverted()

@@ -1,4 +1,4 @@
-"""Differences of the metrics other than the primary one, for the page and the terminal."""
+"""Differences in metrics other than the primary metric, for the page and the terminal."""
 
 from typing import Any
 
@@ -16,16 +16,16 @@ NOT_CORRECTED = (
     "Better and worse are defined as for the primary metric: both 95% intervals exclude zero. There is no correction for "
     "the number of metrics: among many, some differ by chance. The outcome is based on the primary metric alone."
 )
-_COLUMNS = 4  #: largest number of metrics on the terminal
+_COLUMNS = 4  #: maximum number of metrics on the terminal
 
 
 def other_metrics(result: StudyResult) -> list[str]:
-    """Return the metrics with differences in addition to the primary one."""
+    """Return the names of the non-primary metrics that have differences."""
     return list(dict.fromkeys(name for variant in result.variants for name in variant.other_differences))
 
 
 def metric_views(result: StudyResult) -> list[dict[str, Any]]:
-    """Return the rows of the page's table: the other metrics of each compared variant."""
+    """Return the rows of the page's table: one per compared variant and non-primary metric."""
     styles = {name: metric_format(result, name) for name in other_metrics(result)}
     rows = []
     for index, variant in enumerate(result.variants):
@@ -49,9 +49,9 @@ def metric_views(result: StudyResult) -> list[dict[str, Any]]:
 
 
 def other_metrics_table(result: StudyResult) -> Table | None:
-    """Return a terminal table of variants by other metrics, at most 80 characters wide; None if there are none.
+    """Return a terminal table of variants by non-primary metrics; None if no metric has differences.
 
-    Only the first four metrics are shown.
+    The table is at most 80 characters wide, and only the first four metrics are shown.
     """
     names = other_metrics(result)
     if not names:

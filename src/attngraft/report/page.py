@@ -28,7 +28,7 @@ from attngraft.results.wording import MetricFormat, metric_format, shown, stoppe
 
 
 def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) -> str:
-    """Return the report page of a study, with the analyses of its models."""
+    """Return the HTML report of a study, including the analyses of its models."""
     style, one_seed = metric_format(result), len(result.seeds) == 1
     styles = variant_styles(result)
     rows = [_row(variant, look, result, style) for variant, look in zip(result.variants, styles, strict=True)]
@@ -66,7 +66,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         reason=wording.reason,
         notes=[
             note for note in result.notes if not (one_seed and note.startswith("One seed:"))
-        ],  # the template has its own warning about a single seed
+        ],  # the template already warns about a single seed
         p_sources=sorted({difference.p_source for difference in differences if difference.p_value is not None}),
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),
@@ -78,7 +78,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         environment=facts(result.environment),
         coverage=measured_coverage(),
         coverage_note=coverage_note(measured_coverage()),
-        # via JSON, which converts values that YAML cannot represent to strings
+        # via JSON, to convert values that YAML cannot represent to strings
         recipe=yaml.safe_dump(
             json.loads(json.dumps(result.recipe, default=str)), sort_keys=False, allow_unicode=True, width=100
         ),
@@ -91,15 +91,15 @@ class VariantRow:
 
     variant: VariantResult
     look: VariantStyle
-    value: str  #: primary metric at the last epoch
-    epochs: str  #: epochs to the baseline's best, by seed
+    value: str  #: primary metric, as compared by the study
+    epochs: str  #: epochs until each seed reaches the baseline's best mean
     last_epoch: int
-    recipe: list[tuple[str, str, str]]  #: recipe fields that it changes, with its value and the study's
+    recipe: list[tuple[str, str, str]]  #: changed recipe fields: (name, the variant's value, the study's value)
     bar: IntervalBar | None
     verdict: str  #: "baseline", the verdict, "stopped early", or "not compared"
     sign: str
-    stopped: str  #: when it was stopped early, or empty
-    details: str  #: specification, host and changed recipe, or empty if the name contains them
+    stopped: str  #: epoch at which successive halving stopped the variant, or empty
+    details: str  #: specification, host and changed recipe fields; empty if equal to the name
 
 
 def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style: MetricFormat) -> VariantRow:
@@ -122,9 +122,9 @@ def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style:
 
 
 def halving_rows(result: StudyResult) -> list[dict[str, Any]]:
-    """Return a row per variant for the table of successive halving, the variants trained longest first.
+    """Return one row per variant for the table of successive halving, longest-trained variants first.
 
-    A row has the variant's `index`, its `rungs` (formatted score, rank, promoted; None if not reached), and the `outcome`.
+    A row is a dict of the variant's `index`, its `rungs` (score, rank, promoted; None if not reached) and its `outcome`.
     """
     halving, style = result.halving, metric_format(result)
     rows = []
@@ -151,7 +151,7 @@ def halving_rows(result: StudyResult) -> list[dict[str, Any]]:
 
 
 def _date(created: str) -> str:
-    """Format an ISO 8601 time in UTC; return other text unchanged."""
+    """Format an ISO 8601 time in UTC; return any other text unchanged."""
     try:
         moment = datetime.fromisoformat(created)
     except ValueError:

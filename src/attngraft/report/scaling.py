@@ -1,4 +1,4 @@
-"""Time and memory by number of tokens: a table for the terminal, and curves on logarithmic axes."""
+"""Time and memory against the number of tokens: a terminal table, and plots with logarithmic axes."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +16,7 @@ from attngraft.drawing.theme import MARKERS, Theme
 
 
 def scaling_table(result: ScalingResult) -> Table:
-    """Return a table of each layer's time and memory by number of tokens, and where and why its curve ends."""
+    """Return a table of time and memory by layer and number of tokens, with the reason a curve ends."""
     environment, limits = result.environment, result.limits
     caption = (
         str(environment.get("device_name")),
@@ -45,7 +45,10 @@ def scaling_table(result: ScalingResult) -> Table:
 
 
 def exponent_lines(result: ScalingResult) -> Iterator[tuple[str, bool | None]]:
-    """Yield a sentence for each curve with a fit or a target (`bar`), and whether it meets the target (None if unknown)."""
+    """Yield a sentence for each fitted exponent, or for a missing fit that has a target (`bar`).
+
+    Each sentence is paired with whether the exponent meets its target; None without a target or a fit.
+    """
     for curve in result.curves:
         if curve.layer in result.bars and curve.time is None:
             yield f"{curve.title}: no exponent; it needs three sizes of at least {FIT_FROM:,} tokens", None
@@ -86,7 +89,7 @@ def memory_text(size: float) -> str:
 
 
 def scaling_plots(result: ScalingResult, *, stem: str) -> dict[str, bytes]:
-    """Draw time and memory side by side as PNG and SVG, light and dark (`-dark`), and return the contents by file name."""
+    """Return plots of time and memory by file name: PNG and SVG, light and dark (`-dark`)."""
     return figure_files(stem, scaling_drawings(result))
 
 
@@ -133,7 +136,7 @@ def _draw(
             linewidth=1.7,
             label=curve.title if fit is None else f"{curve.title}, ~ N^{fit.value:.2f}",
         )
-        if curve.end is not None:  # draw a cross, and the outcome at the next size
+        if curve.end is not None:  # mark the end of the curve with a cross and its reason at the next size
             axes.plot(*points[-1], marker="x", color=color, markersize=11, markeredgewidth=2)
             axes.annotate(
                 f"{curve.end.tokens:,}: {curve.end.reason}",

@@ -1,7 +1,7 @@
 """Task-specific results of all variants side by side, prepared for the page.
 
-A study may have a hundred variants and a thousand classes, so tables show at most `ROWS` rows, those that differ most from
-the baseline. All rows are in results.json.
+A study may have a hundred variants and a thousand classes, so tables show at most `ROWS` rows: those that differ most from
+the baseline. results.json contains all rows.
 """
 
 import math
@@ -17,14 +17,14 @@ from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.results.study import StudyResult
 from attngraft.results.wording import ABSENT, minus, shown, signed
 
-ROWS = 100  #: largest number of rows of a table
-NUMBERED = 12  #: largest number of rows and columns of a matrix to show as a table of numbers
-PAIRS = 8  #: number of largest off-diagonal entries to list for larger matrices
+ROWS = 100  #: maximum number of rows of a table
+NUMBERED = 12  #: maximum number of rows or columns of a matrix that is shown as a table of numbers
+PAIRS = 8  #: number of off-diagonal entries to list for a larger matrix, largest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableView:
-    """A table of formatted text; the first column contains row headings, and `numeric` marks columns of numbers."""
+    """A table of formatted text. The first column has row headings; `numeric` marks number columns."""
 
     head: list[str]
     numeric: list[bool]
@@ -34,19 +34,19 @@ class TableView:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All variants side by side: `fixed` columns, then one column per variant for each compared column (`groups`)."""
+    """All variants side by side: `fixed` columns, then per compared column a group of variant columns."""
 
     fixed: list[str]
     groups: list[str]
     variants: list[int]  #: indices of the variants in each group
-    baseline: int | None  #: index of the variant whose values are shown instead of differences; None: values of all
+    baseline: int | None  #: index of the variant shown with values, others with differences; None: values for all
     rows: list[list[str]]
     caption: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixView:
-    """A matrix as a table of counts with shades from 0 to 1, or, if large, as a drawing with its largest entries."""
+    """A matrix as a table of shaded counts or, if large, as a drawing and a list of its largest entries."""
 
     rows: list[str]
     columns: list[str]
@@ -58,7 +58,7 @@ class MatrixView:
 
     @property
     def upright(self) -> bool:
-        """Whether to rotate column names, because side by side they would not fit in a card."""
+        """Whether to rotate the column names, because they would not fit in a card side by side."""
         return sum(min(len(name), 14) for name in self.columns) > 24
 
 
@@ -75,7 +75,7 @@ class VariantPart:
 
 @dataclass(frozen=True, kw_only=True)
 class SectionView:
-    """All sections with the same name."""
+    """The sections with the same name, of all variants."""
 
     anchor: str
     title: str
@@ -85,7 +85,7 @@ class SectionView:
 
     @property
     def drawn(self) -> bool:
-        """Whether the section contains anything other than tables."""
+        """Whether the section contains anything besides tables."""
         return any(part.matrix or part.reliability or (part.numbers and not part.table) for part in self.parts)
 
 
@@ -125,7 +125,7 @@ def section_views(result: StudyResult) -> list[SectionView]:
 
 
 def matrix_view(matrix: Matrix, *, name: str) -> MatrixView:
-    """Prepare a matrix with each cell's share of its row, and square roots as shades, so that rare cells are visible."""
+    """Prepare a matrix. Shades are square roots of row shares, to make rare cells visible."""
     small = max(len(matrix.rows), len(matrix.columns)) <= NUMBERED
     pairs = [
         (shown(row), shown(column), count)
@@ -166,7 +166,7 @@ def _numbers(section: Section, base: Section | None) -> list[tuple[str, str]]:
 
 
 def table_view(table: Table, *, file: str) -> TableView:
-    """Return the first `ROWS` rows of a table that does not belong to a variant; `file` contains all rows."""
+    """Return the first `ROWS` rows of a table; the caption refers to `file` for all rows."""
     more = len(table.rows) > ROWS
     return TableView(
         head=[_heading(column) for column in table.columns],
@@ -177,7 +177,7 @@ def table_view(table: Table, *, file: str) -> TableView:
 
 
 def _own_table(table: Table, base: Table | None) -> TableView:
-    """Return a variant's own table, with the difference to the baseline next to each compared column."""
+    """Return a table of one variant, with the difference to the baseline next to each compared column."""
     rows, caption = _selected(table, [table], base)
     head, numeric, columns = [], [], []
     for place, column in enumerate(table.columns):
@@ -224,10 +224,10 @@ def _comparison(sections: dict[int, Section], baseline: int | None) -> Compariso
 
 
 def _selected(table: Table, others: Sequence[Table], base: Table | None) -> tuple[list[int], str]:
-    """Return the indices of the rows to show, in order, and a caption if some are omitted.
+    """Return the indices of at most `ROWS` rows to show, in order, and a caption if rows are omitted.
 
-    If there are too many, they are the rows where `others` differ most from `base` in the first compared column; without
-    `base`, those with the lowest values; without a compared column, the first rows.
+    Rows are chosen by the first compared column: those where `others` differ most from `base` or, without `base`, those
+    with the lowest values. Without a compared column, the first rows are chosen.
     """
     rows = list(range(len(table.rows)))
     if len(rows) <= ROWS:

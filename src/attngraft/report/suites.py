@@ -1,4 +1,4 @@
-"""Tables of suite results: for a study, on page and terminal, and for one run, on the terminal."""
+"""Tables of suite results: of a study (page and terminal) and of a single run (terminal)."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ NOT_CORRECTED = (
     "over seeds and examples and the t-interval over seeds, exclude zero. There is no correction for the number of "
     "conditions: among many, some differ by chance."
 )
-#: metrics of suites, in addition to those of tasks
+#: metrics defined by suites rather than by tasks
 METRICS = {
     "real": Metric(label="accuracy by any label of ReaL", column="ReaL", share=True),
     "ece": Metric(label="expected calibration error", column="ECE", share=True),
     "images_per_second": Metric(label="images per second", column="images/s"),
     "peak_memory_bytes": Metric(label="peak memory", column="peak memory"),
 }
-_COLUMNS = 4  #: largest number of metrics in one table
+_COLUMNS = 4  #: maximum number of metrics in one table
 
 
 # --- all variants of a study ------------------------------------------------------------------------------------------
 
 
 def suite_views(result: StudyResult) -> list[dict[str, Any]]:
-    """Return the table of each suite for the page template, with a row per condition and a cell per variant."""
+    """Return one table per suite for the page template, with a row per condition and a cell per variant."""
     views = []
     for suite in result.suites:
         style = suite_format(result, suite)
@@ -70,7 +70,7 @@ def suite_format(result: StudyResult, suite: SuiteResult) -> MetricFormat:
 
 
 def about(suite: SuiteResult, style: MetricFormat) -> str:
-    """Describe the numbers of a suite: metric, data and number of examples."""
+    """Describe a suite's numbers: metric, number of examples, and data."""
     better = "" if suite.higher_is_better else "; lower is better"
     return f"{style.title} of {wording.plural(suite.examples, 'example')}, {shown(suite.data)}{better}"
 
@@ -92,7 +92,7 @@ def _cell(each: ConditionVariant, style: MetricFormat) -> dict[str, str]:
 
 
 def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
-    """Return a terminal table of conditions by variants: means over seeds, differences, and both intervals."""
+    """Return a terminal table of conditions by variants: means over seeds, differences, intervals."""
     style = suite_format(result, suite)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("condition", max_width=28, overflow="fold")
@@ -113,7 +113,7 @@ def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
 
 
 def summary_conditions(suite: SuiteResult) -> list[ConditionResult]:
-    """Return the conditions, without the single severities if there is a mean over severities."""
+    """Return the suite's conditions, omitting single severities where their mean is present."""
     means = {condition.kind for condition in suite.conditions if condition.kind and condition.severity is None}
     return [each for each in suite.conditions if each.severity is None or each.kind not in means]
 
@@ -128,7 +128,7 @@ def suite_heading(run: SuiteRun) -> str:
 
 
 def suite_table(run: SuiteRun, of_task: Mapping[str, Metric]) -> Table:
-    """Return a terminal table with a row per group of conditions and the mean of each metric over noise seeds.
+    """Return a terminal table: a row per group of conditions, with metrics averaged over noise seeds.
 
     The primary metric is followed by its 95% interval. User text is never parsed as markup.
 

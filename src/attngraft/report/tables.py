@@ -13,7 +13,7 @@ VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise
 
 
 def study_table(result: StudyResult) -> Table:
-    """Return a table with a block of lines per variant, at most 80 characters wide.
+    """Return a table with one block of lines per variant, at most 80 characters wide.
 
     Costs are absolute for the baseline and ratios for other variants. Cells contain only Latin-1 characters, and user
     text is never parsed as markup.
@@ -45,7 +45,7 @@ def study_table(result: StudyResult) -> Table:
 
 
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
-    """Return the difference and verdict, followed by both intervals."""
+    """Return the difference and verdict, followed by one line for each interval."""
     text = Text(f"{style.change(difference.mean)} ")
     text.append(difference.verdict, style=VERDICT_STYLES[difference.verdict])
     text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")

@@ -10,7 +10,7 @@ from attngraft.results import wording
 
 
 def environment() -> Environment:
-    """Return the Jinja environment with this package's templates and filters that format numbers."""
+    """Return the Jinja environment with this package's templates and number-formatting filters."""
     templates = Environment(
         loader=PackageLoader("attngraft.report"),
         autoescape=True,
@@ -34,5 +34,5 @@ def environment() -> Environment:
 
 
 def render(template: str, **context: Any) -> str:
-    """Render a page from `template`, adding the color themes to its variables."""
+    """Render a page from `template`, with the color themes as additional variables."""
     return environment().get_template(template).render(themes=css_themes(), **context)

@@ -1,1 +1,1 @@
-"""Results of studies and analyses as plain data, their statistics and their wording."""
+"""Results of studies and analyses as plain data, with their statistics and their wording."""

@@ -1,6 +1,6 @@
-"""The result of one analysis as plain data, which is written to a JSON file and drawn by the report.
+"""The result of an analysis as plain data, written to a JSON file and drawn by the report.
 
-Results consist of curves, pictures, matrices, distributions and a table, so a new analysis requires no new drawing code.
+Every result is composed of curves, pictures, matrices, distributions and a table, so a new analysis needs no drawing code.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A curve, None where a value is missing; `low` and `high` are the bounds of a band around it."""
+    """A curve (None: missing value); `low` and `high` bound a band around it."""
 
     name: str
     subject: int | None = None  #: index of the model; None: a reference line (bound or chance level), drawn dotted
@@ -22,12 +22,12 @@ class Line:
     y: list[float | None]
     low: list[float | None] | None = None
     high: list[float | None] | None = None
-    dashed: bool = False  #: whether this is a second curve of the same model
+    dashed: bool = False  #: whether this is another curve of the same model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Curves over one axis, often the layers."""
+    """Curves over a common axis, often the layers."""
 
     title: str
     lines: list[Line]
@@ -56,7 +56,7 @@ class PictureRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Rows of pictures; colors of maps range from `low` to `high` (None: minimum and maximum of each map)."""
+    """Rows of pictures. Map colors range from `low` to `high` (None: each map's minimum and maximum)."""
 
     title: str
     rows: list[PictureRow]
@@ -68,7 +68,7 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A matrix with names of rows and columns; None, drawn empty, where a number is missing."""
+    """A matrix with named rows and columns; missing numbers (None) are drawn as empty cells."""
 
     title: str
     rows: list[str]
@@ -88,13 +88,13 @@ class Box:
 
     at: int  #: index into `Boxes.ticks`
     subject: int  #: index of the model
-    quantiles: tuple[float, float, float, float, float]  #: 5, 25, 50, 75 and 95 percent
+    quantiles: tuple[float, float, float, float, float]  #: percentiles 5, 25, 50, 75 and 95
     mean: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boxes:
-    """Distributions over one axis."""
+    """Distributions over a common axis."""
 
     title: str
     boxes: list[Box]
@@ -113,13 +113,13 @@ class AnalysisResult:
 
     name: str  #: name of the analysis on the command line
     title: str
-    note: str  #: how to read the result, and choices that the paper leaves open
+    note: str  #: how to read the result, and our choices where the paper leaves details open
     source: str  #: papers: "CB, Figs. 3a and 5a"
     subjects: list[str]  #: names of the models
-    baseline: int | None = None  #: index of the model that others are compared with, if any
+    baseline: int | None = None  #: index of the model that the others are compared with, if any
     panels: list[Panel]
-    table: Table  #: all numbers, the contents of the .csv file
+    table: Table  #: all numbers, written to the .csv file
     numbers: dict[str, float] = field(default_factory=dict)  #: a few summary numbers by label
-    left_out: dict[str, str] = field(default_factory=dict)  #: model or layer that is not shown -> reason
-    made: Mapping[str, Any] = field(default_factory=dict)  #: command, data, images, weights, version, date
+    left_out: dict[str, str] = field(default_factory=dict)  #: model or layer that is not shown -> the reason
+    made: Mapping[str, Any] = field(default_factory=dict)  #: origin: command, data, images, weights, version, date
     format: int = FORMAT

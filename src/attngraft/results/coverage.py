@@ -1,4 +1,4 @@
-"""Measured coverage of the confidence intervals, shipped in coverage.json, and the report's note on it."""
+"""Measured coverage of the confidence intervals (coverage.json), and the report's note on it."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ FILE = Path(__file__).with_name("coverage.json")
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsCoverage:
-    """Fractions of simulated studies with a number of seeds whose 95% intervals contain the true difference."""
+    """For one number of seeds, the share of simulated studies whose intervals contain the difference."""
 
     seeds: int
     studies: int
@@ -25,16 +25,16 @@ class Coverage:
     """The measured coverage, and the command that repeats the measurement."""
 
     command: str
-    kinds: int  #: number of kinds of simulated studies, each with the same number of studies
+    kinds: int  #: number of kinds of simulated studies, equally frequent
     measured: tuple[SeedsCoverage, ...]
 
 
 @cache
 def measured_coverage() -> Coverage:
-    """Load the shipped measurement.
+    """Load the packaged measurement.
 
     Raises:
-        ConfigError: the file was modified and cannot be read.
+        ConfigError: the file was modified and is invalid.
     """
     return read(Coverage, json.loads(FILE.read_text(encoding="utf-8")), where=FILE.name)
 
@@ -43,7 +43,7 @@ def coverage_note(coverage: Coverage) -> str:
     """Return the report's footnote: the coverage of both intervals for each measured number of seeds."""
 
     def percent(share: float) -> str:
-        return f"{int(share * 1000 + 1e-9) / 10:.1f}%"  # rounded down, so as not to overstate the coverage
+        return f"{int(share * 1000 + 1e-9) / 10:.1f}%"  # round down, to avoid overstating the coverage
 
     cells = [f"{percent(row.bootstrap)} and {percent(row.t)} with {row.seeds} seeds" for row in coverage.measured]
     return (

@@ -1,4 +1,4 @@
-"""Nested plain data (facts about data, a host's arguments, an environment) prepared for display on a page."""
+"""Display of nested plain data on a page: facts about data, a host's arguments, an environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIST_WIDTH = 12  #: lists with more items are truncated
 class Count:
     label: str
     counts: list[int]  #: one count per column
-    share: float  #: first count in percent of the largest first count
+    share: float  #: length of the bar: the first count in percent of the first column's maximum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Fact:
 def facts(data: Mapping[str, Any], *, counts: bool = False) -> list[Fact]:
     """Return one `Fact` per entry; nested mappings become children.
 
-    With `counts`, mappings from names to integers, such as class counts, become tables; several mappings with the same
-    names, such as the counts of each split, become columns of one table.
+    With `counts`, a mapping from names to integers, such as class counts, becomes a table. Several mappings with the same
+    names, such as the class counts of each split, become columns of one table.
     """
     return [_fact(shown(label).replace("_", " "), value, tables=counts) for label, value in data.items()]
 

@@ -1,4 +1,4 @@
-"""Outcome of successive halving: reading halving.json, ranks, and notes for the report."""
+"""Outcome of successive halving: the decisions in halving.json, ranks, and notes for the report."""
 
 import json
 from collections.abc import Collection
@@ -35,11 +35,11 @@ def read_halving(out: Path) -> HalvingResult | None:
 
 
 def halving_outcome(out: Path, unfinished: Collection[str]) -> HalvingResult | None:
-    """Return the decisions and the variants that were stopped.
+    """Return the decisions, including the variants that were stopped; None if there is no halving.json.
 
     Args:
         out: folder of the study.
-        unfinished: variants with an unfinished run.
+        unfinished: names of the variants with an unfinished run.
     """
     halving = read_halving(out)
     if halving is None:
@@ -52,7 +52,7 @@ def halving_outcome(out: Path, unfinished: Collection[str]) -> HalvingResult | N
 
 
 def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
-    """Return the rank of a variant at the rung at `epoch`, and the number of variants that reached this rung."""
+    """Return a variant's rank at the rung of `epoch`, and the number of variants that reached this rung."""
     scores = {each.variant: each.score for each in halving.standings if each.epoch == epoch}
     score, numbers = scores[name], [score for score in scores.values() if score is not None]
     if score is None:
@@ -61,7 +61,7 @@ def rank_at(halving: HalvingResult, name: str, epoch: int) -> tuple[int, int]:
 
 
 def halving_notes(halving: HalvingResult, *, judged_split: str = "val") -> list[str]:
-    """Return the notes on halving for the report of runs that are evaluated on this split."""
+    """Return the report's notes on halving; `judged_split` is the split on which variants are compared."""
     notes = [
         f"Asynchronous successive halving was used: after epoch {listed([str(rung) for rung in halving.rungs])} of "
         f"{halving.epochs}, only about one in {halving.eta} variants was continued, by the mean of {halving.metric} over "

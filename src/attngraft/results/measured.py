@@ -1,9 +1,9 @@
-"""Metrics as functions of how often each example is counted, so that any metric can be resampled.
+"""Metrics as functions of the examples' counts, so that any metric can be resampled.
 
-A bootstrap resample of N examples is a vector of N counts. A `Statistic` stores the numbers needed from each example and
-returns the metric for many such vectors at once: a mean of scores, a closed formula of sums (macro F1, mIoU, BLEU,
-perplexity), or a ranking that is evaluated again with the counts as weights (average precision, Spearman's correlation).
-The plain metric is its value with all counts 1.
+A bootstrap resample of N examples is a vector of N counts. A `Statistic` stores the required numbers of each example and
+computes the metric for many such vectors at once: as a mean of scores, as a formula of sums (macro F1, mIoU, BLEU,
+perplexity), or from a ranking with the counts as weights (average precision, Spearman's correlation). With all counts 1,
+it returns the usual metric.
 """
 
 from abc import ABC, abstractmethod
@@ -15,46 +15,46 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-Sums = Callable[[np.ndarray], np.ndarray]  #: sums over examples (R, K) -> values (R,), or of each class (R, C)
+Sums = Callable[[np.ndarray], np.ndarray]  #: sums over examples (R, K) -> values (R,), or values of each class (R, C)
 
-_FEW_POSITIVES = 128  #: positives of a class up to which a matrix product is faster than cumulative sums
-_MATRIX_LIMIT = 2**28  #: total number of elements of the matrices of these products
-_ROWS_IN_CACHE = 2**18  #: counts that fit into the CPU's cache
-_LEFT_OUT_AT_ONCE = 2**22  #: counts in memory at a time, for `leave_one_out`
+_FEW_POSITIVES = 128  #: maximum positives of a class for which a matrix product is faster than cumulative sums
+_MATRIX_LIMIT = 2**28  #: maximum number of elements of these products' matrices in total
+_ROWS_IN_CACHE = 2**18  #: number of counts that fit into the CPU's cache
+_LEFT_OUT_AT_ONCE = 2**22  #: number of counts in memory at a time in `leave_one_out`
 
 
 class Statistic(ABC):
-    """One metric of one run on N examples, under any counts of the examples."""
+    """One metric of one run on N examples, for any counts of the examples."""
 
-    #: each example's score is 0 or 1 and the metric is their mean, so that McNemar's test applies
+    #: whether the metric is the mean of scores of 0 or 1, so that McNemar's test applies
     binary: bool = False
-    #: what a resample does not compute anew, for the report ("the weight of each class"); empty: nothing
+    #: quantities not recomputed for each resample, for the report ("the weight of each class"); may be empty
     held_fixed: str = ""
 
     @property
     @abstractmethod
     def examples(self) -> int:
-        """N."""
+        """Number of examples, N."""
 
     @abstractmethod
     def parts(self, counts: np.ndarray) -> np.ndarray:
-        """Return the values (R, C) whose mean is the metric, for counts (R, N); NaN where a part is undefined.
+        """Return the parts (R, C) whose mean is the metric, for counts (R, N); NaN where undefined.
 
-        Most metrics have one part. A mean over classes has one per class: a class that a resample leaves out is undefined,
-        and is left out of the mean, for both runs of a pair.
+        Most metrics have one part. A mean over classes has one part per class: a class that is missing from a resample is
+        undefined, and is omitted from the means of both runs of a pair.
         """
 
     @abstractmethod
     def take(self, order: np.ndarray) -> "Statistic":
-        """Return the statistic of the examples at `order`, (M,)."""
+        """Return the statistic of the examples with the indices `order`, (M,)."""
 
     @property
     def cost(self) -> float:
-        """Rough time of one resample on one CPU core in nanoseconds, from which the number of resamples is chosen."""
+        """Approximate nanoseconds per resample on one CPU core, used to choose the number of resamples."""
         return self.examples
 
     def value(self, counts: np.ndarray) -> np.ndarray:
-        """Return the metric (R,) with example n counted `counts[r, n]` times, (R, N); NaN where it is undefined."""
+        """Return the metric (R,) for counts (R, N) of the examples; NaN where it is undefined."""
         return mean_of_defined(self.parts(counts))
 
     @cached_property
@@ -86,7 +86,7 @@ def mean_of_defined(parts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class MeanScore(Statistic):
-    """The mean of a score per example: accuracy, a loss, an image's average precision."""
+    """The mean of one score per example, such as accuracy, loss, or an image's average precision."""
 
     score: np.ndarray  #: (N,)
     binary: bool = False
@@ -113,7 +113,7 @@ class ClosedForm(Statistic):
 
         value(c) = formula(sum_n c_n s_n)
 
-    with a row of summands s_n per example: counts of n-grams and lengths (BLEU), intersections and margins by class (mIoU),
+    where s_n are the summands of example n: counts of n-grams and lengths (BLEU), intersections and totals per class (mIoU),
     squared errors (RMSE). A formula may return one value per class.
     """
 
@@ -136,7 +136,7 @@ class ClosedForm(Statistic):
         return replace(self, summands=self.summands[order])
 
     def leave_one_out(self) -> np.ndarray:
-        """As in `Statistic`; from the sums, so that N may be large."""
+        """Return the metric without each example in turn, (N,), computed from the sums for large N."""
         total = np.asarray(np.ones(self.examples) @ self.summands, dtype=float)
         rows = max(1, _LEFT_OUT_AT_ONCE // max(len(total), 1))
         parts = []
@@ -158,7 +158,7 @@ class MeanAveragePrecision(Statistic):
 
         AP = sum over positives i of c_i precision(i) / sum over positives of c_i
 
-    where precision(i) is the share of positives among the examples with at least the score of i, all weighted by their
+    where precision(i) is the share of positives among the examples that score at least as high as i, all weighted by their
     counts c. Equal scores form one threshold. A class without positives is undefined.
     """
 
@@ -208,8 +208,8 @@ class MeanAveragePrecision(Statistic):
     def _ranking(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]]:
         """Ranking of each class: (order by score, positives in that order, last ranks, above).
 
-        A last rank is that of the last example with the same score as the positive. `above` is the matrix (N, P) of
-        examples with at least each positive's score, or None for more than `_few` positives.
+        `last ranks` contains, for each positive, the rank of the last example with the same score. `above` is the (N, P)
+        matrix of whether an example scores at least as high as a positive; None for more than `_few` positives.
         """
         result = []
         for score, truth in zip(self.scores.T, self.truth.T.astype(bool), strict=True):
@@ -225,7 +225,7 @@ class MeanAveragePrecision(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class SpearmanCorrelation(Statistic):
-    """The correlation of ranks; equal values share the mean of their ranks in the resample. Undefined if one is constant."""
+    """Spearman's rank correlation, with mean ranks for ties. Undefined if either input is constant."""
 
     predicted: np.ndarray  #: (N,)
     target: np.ndarray  #: (N,)
@@ -252,7 +252,7 @@ class SpearmanCorrelation(Statistic):
 
 @dataclass(frozen=True, eq=False)
 class MeanOfStatistics(Statistic):
-    """The mean of several statistics of the same examples, such as one for each predicted number."""
+    """The mean of several statistics of the same examples, such as one per predicted number."""
 
     statistics: Sequence[Statistic]
 
@@ -275,7 +275,7 @@ class MeanOfStatistics(Statistic):
 
 
 def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the ranks (R, N) of `values` in each resample; equal values share their mean rank."""
+    """Return the ranks (R, N) of `values` in each resample; ties get their mean rank."""
     _distinct, group = np.unique(values, return_inverse=True)
     by_group = np.asarray(counts @ sparse.csr_array((np.ones(len(values)), (np.arange(len(values)), group))))
     ranks = np.cumsum(by_group, axis=1) - by_group + (by_group + 1) / 2
@@ -301,9 +301,9 @@ def root_mean_squared_error(predicted: np.ndarray, target: np.ndarray) -> Closed
 
 
 def r_squared(predicted: np.ndarray, target: np.ndarray) -> ClosedForm:
-    """Return 1 - residual sum of squares / total sum of squares; the mean is that of the resample."""
+    """Return 1 - residual / total sum of squares; the targets' mean is computed for each resample."""
     predicted, target = predicted.astype(float), target.astype(float)
-    center = float(target.mean())  # a constant shift of the target, against cancellation
+    center = float(target.mean())  # shift the target by a constant, to avoid cancellation
     shifted = target - center
     summands = np.stack([(predicted - target) ** 2, shifted, shifted**2, np.ones(len(target))], axis=1)
 
@@ -338,13 +338,13 @@ def macro_f1_of_labels(predicted: np.ndarray, target: np.ndarray) -> ClosedForm:
 
 
 def micro_f1_of_labels(predicted: np.ndarray, target: np.ndarray) -> ClosedForm:
-    """Return the F1 of all decisions together; decisions and truth are bool (N, C)."""
+    """Return the micro F1, over the decisions for all labels; decisions and truth are bool (N, C)."""
     summands = np.stack([predicted.sum(1) + target.sum(1), (predicted & target).sum(1)], axis=1).astype(float)
     return ClosedForm(summands, lambda sums: 2 * sums[:, 1] / sums[:, 0])
 
 
 def f1_by_class(sums: np.ndarray) -> np.ndarray:
-    """Return F1 (R, C) from predicted, actual and correct counts (R, 3 C); NaN for classes that do not occur."""
+    """Return F1 (R, C) from predicted, actual and correct counts (R, 3 C); NaN for missing classes."""
     predicted, actual, correct = np.split(sums, 3, axis=1)
     return np.where(actual > 0, 2 * correct / (predicted + actual), np.nan)
 
@@ -353,7 +353,7 @@ def calibration_error(gaps: np.ndarray) -> ClosedForm:
     """Return the expected calibration error, sum over bins |mean gap|.
 
     Args:
-        gaps: (N, bins): each example's predicted probability minus outcome, in the bin of the probability.
+        gaps: (N, bins): each example's predicted probability minus its outcome, in the probability's bin, else 0.
     """
     summands = np.concatenate([gaps, np.ones((len(gaps), 1))], axis=1)
     return ClosedForm(summands, lambda sums: np.abs(sums[:, :-1]).sum(axis=1) / sums[:, -1])
@@ -366,15 +366,15 @@ def calibration_error(gaps: np.ndarray) -> ClosedForm:
 class Measured:
     """Metrics of one run on one split, as returned by `Task.measure`.
 
-    Two runs' values of a metric can be compared only if their `comparable` entries are equal: that of a perplexity per
-    token, for example, names the tokenizer. A metric without an entry can always be compared.
+    Two runs can be compared by a metric only if their `comparable` entries for it are equal. For perplexity per token, for
+    example, the entry names the tokenizer. A metric without an entry can always be compared.
     """
 
-    values: Mapping[str, float]  #: every metric, the primary one first
-    statistics: Mapping[str, Statistic]  #: of the metrics that can be resampled
+    values: Mapping[str, float]  #: all metrics, the primary metric first
+    statistics: Mapping[str, Statistic]  #: statistics of the metrics that can be resampled
     comparable: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         unknown = self.statistics.keys() - self.values.keys()
         if unknown:
-            raise ValueError(f"statistics without a value: {', '.join(sorted(unknown))}")
+            raise ValueError(f"statistics without a value: {', '.join(sorted(unknown))}; add them to `values`")

@@ -1,14 +1,14 @@
-"""Records of an evaluation: one row per example, in columns of any shape, and their .npz files.
+"""Records of an evaluation, with one row per example and columns of any shape, and their .npz files.
 
-A column is a stacked array (N, ...) or, where examples differ in size (tokens, boxes, masks), a list of N arrays of one
-dtype and number of axes. Metrics are computed from the columns in `statistics`; those in `outputs` are for users. In a
-file, a column of equal shapes is one array; a ragged one is three:
+A column is a stacked array (N, ...) or, where examples differ in size (tokens, boxes, masks), a list of N arrays with the
+same dtype and number of axes. Metrics are computed from the columns in `statistics`; the columns in `outputs` are for
+users. A file stores a stacked column as one array, and a ragged column as three:
 
     boxes            the values of all examples, flat
-    boxes.offsets    (N + 1,): where each example's values begin and end
+    boxes.offsets    (N + 1,): start and end of each example's values
     boxes.shapes     (N, axes)
 
-`np.load` reads the members of a file one by one, so a column is read without the others.
+`np.load` reads the arrays of a file on access, so a single column can be read without the rest.
 """
 
 import zipfile
@@ -24,20 +24,20 @@ import numpy as np
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file
 
-Column = np.ndarray | list[np.ndarray]  #: (N, ...), or an array per example
+Column = np.ndarray | list[np.ndarray]  #: (N, ...), or one array per example
 
-NAME, OUTPUTS = "name", "output_columns"  #: arrays of a file: names of the examples, and of the output columns
-EXTRA = ("score", "binary")  #: further arrays of a file, if the primary metric is a mean of scores: see `RecordTable`
+NAME, OUTPUTS = "name", "output_columns"  #: keys in a file: names of the examples, and of the output columns
+EXTRA = ("score", "binary")  #: keys of further arrays, if the primary metric is a mean of scores (see `RecordTable`)
 _OFFSETS, _SHAPES = ".offsets", ".shapes"
-_EXAMPLES = "examples.of_part"  #: column of a process's file: indices of its examples
+_EXAMPLES = "examples.of_part"  #: key in a process's file: indices of its examples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Rows of a batch, on the CPU, as returned by `Task.infer`."""
+    """The rows of one batch, on the CPU, as returned by `Task.infer`."""
 
     statistics: Mapping[str, Column]  #: input of `Task.measure`, computed from predictions and labels
-    outputs: Mapping[str, Column] = field(default_factory=dict)  #: for users: captions, boxes, masks, translations
+    outputs: Mapping[str, Column] = field(default_factory=dict)  #: for users, such as captions, boxes or masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class RecordTable(Mapping[str, Column]):
     names: np.ndarray  #: (N,), one per example
     columns: Mapping[str, Column]
     outputs: frozenset[str] = frozenset()  #: names of the columns that are outputs, not statistics
-    score: np.ndarray | None = None  #: (N,), each example's part of the primary metric, where that is a mean of scores
-    binary: bool = False  #: scores are 0 or 1
+    score: np.ndarray | None = None  #: (N,), each example's score, if the primary metric is a mean of scores
+    binary: bool = False  #: whether the scores are 0 or 1
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
@@ -60,14 +60,14 @@ class RecordTable(Mapping[str, Column]):
         return len(self.columns)
 
     def array(self, name: str) -> np.ndarray:
-        """Return a column of equal shapes.
+        """Return a column whose rows all have the same shape.
 
         Raises:
             TrainingError: the column is ragged.
         """
         column = self[name]
         if isinstance(column, list):
-            raise TrainingError(f"records: the rows of {name} have different shapes")
+            raise TrainingError(f"records: the rows of {name} have different shapes; Task.infer must pad them")
         return column
 
 
@@ -81,7 +81,7 @@ class RecordCollector:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
         self._seen = np.zeros(len(names), dtype=bool)
-        self._batches: list[tuple[np.ndarray, dict[str, Column]]] = []  # examples, and their rows of each column
+        self._batches: list[tuple[np.ndarray, dict[str, Column]]] = []  # indices and rows of each batch
         self._outputs: set[str] = set()
 
     def add(self, indices: np.ndarray, records: Records) -> None:
@@ -125,7 +125,7 @@ class RecordCollector:
         """Return all rows in the order of the split.
 
         Raises:
-            TrainingError: some examples were not evaluated, or a column lacks some of their rows.
+            TrainingError: some examples were not evaluated, or a column does not have one row per example.
         """
         if not self._seen.all():
             missing = np.flatnonzero(~self._seen)
@@ -135,7 +135,7 @@ class RecordCollector:
         return RecordTable(names=every, columns=self._joined()[1], outputs=frozenset(self._outputs))
 
     def _joined(self) -> tuple[np.ndarray, dict[str, Column]]:
-        """Return the collected examples, sorted, and their rows of each column."""
+        """Return the sorted indices of the collected examples, and their rows of each column."""
         examples = np.concatenate([np.zeros(0, dtype=np.int64), *(examples for examples, _ in self._batches)])
         order = np.argsort(examples, kind="stable")
         columns: dict[str, Column] = {}
@@ -143,7 +143,9 @@ class RecordCollector:
             batches = [of_batch[name] for _, of_batch in self._batches if name in of_batch]
             rows = sum(map(len, batches))
             if rows != len(order):
-                raise TrainingError(f"evaluation: column {name} has {rows} rows for {len(order)} examples")
+                raise TrainingError(
+                    f"evaluation: column {name} has {rows} rows for {len(order)} examples; fix Task.infer"
+                )
             columns[name] = _at(_concatenated(batches), order)
         return examples[order], columns
 
@@ -153,7 +155,7 @@ def _at(column: Column, rows: np.ndarray) -> Column:
 
 
 def _concatenated(batches: Sequence[Column]) -> Column:
-    """Concatenate a column of all batches; the result is ragged if any of them is."""
+    """Concatenate the parts of a column from all batches; the result is ragged if any part is."""
     stacks = [batch for batch in batches if not isinstance(batch, list)]
     return np.concatenate(stacks) if len(stacks) == len(batches) else [row for batch in batches for row in batch]
 
@@ -182,7 +184,7 @@ def write_records(path: Path, table: RecordTable, *, compress: bool = True) -> N
 
 @contextmanager
 def open_records(path: Path) -> Iterator[RecordTable]:
-    """Open a table whose columns are read on access, within the block.
+    """Context manager that opens a table; its columns are read from the file on access.
 
     Raises:
         TrainingError: the file is missing or damaged, here or on access.
@@ -229,5 +231,5 @@ def _damage_explained(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise TrainingError(
-            f"{path}: the run's predictions cannot be read ({error}); delete this run's folder and train it again"
+            f"{path}: the run's predictions cannot be read ({error}); delete this run's folder to train it again"
         ) from None

@@ -1,37 +1,38 @@
-"""Task-specific results of one variant: metric labels, tables, confusion matrices and reliability diagrams.
+"""Task-specific results of one variant: metric labels, tables, matrices and reliability diagrams.
 
-A task creates sections from saved predictions (`Task.sections`), the study's result stores them, and the report draws them.
+Sections are created from saved predictions by a task (`Task.sections`), stored in the study's result, and drawn by the
+report.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-Cell = int | float | str | None  #: None if there is no value
+Cell = int | float | str | None  #: None: no value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """Label and unit of a metric."""
 
-    label: str  #: label in text: "top-1 accuracy"
-    column: str = ""  #: column heading; empty: the label
+    label: str  #: label in running text: "top-1 accuracy"
+    column: str = ""  #: column heading; empty: use the label
     share: bool = False  #: whether it is a fraction, displayed in percent
     higher_is_better: bool = True  #: whether a higher value is better
 
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A table column and the format of its numbers: counts, fractions displayed in percent, or plain numbers."""
+    """A table column and its format: text, counts, fractions displayed in percent, or numbers."""
 
     name: str
     kind: Literal["text", "count", "share", "number"] = "number"
-    #: `own`: shown for each variant separately; `common`: the same for all variants; `compared`: side by side for all
+    #: `own`: shown for each variant separately; `common`: equal for all variants; `compared`: shown side by side
     role: Literal["own", "common", "compared"] = "own"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Rows of cells; with `compared` columns, the first column contains the row names, the same for all variants."""
+    """Rows of cells. With `compared` columns, the first column matches rows across variants."""
 
     columns: list[Column]
     rows: list[list[Cell]]
@@ -39,7 +40,10 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds; drawn as fractions of each row."""
+    """Counts of (row, column) pairs, such as a confusion matrix, summed over seeds.
+
+    Cells are drawn as fractions of their row.
+    """
 
     rows: list[str]
     columns: list[str]
@@ -50,7 +54,7 @@ class Matrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Reliability:
-    """Confidence and accuracy in bins of equal width from 0 to 1, with the predictions of all seeds pooled."""
+    """Confidence and accuracy in equal-width bins from 0 to 1, with the predictions of all seeds pooled."""
 
     counts: list[int]  #: number of predictions per bin
     stated: list[float | None]  #: mean confidence per bin; None for empty bins
@@ -62,9 +66,9 @@ class Reliability:
 class Section:
     """One part of a task's results for one variant; sections with the same `name` are shown together."""
 
-    name: str  #: the same for all variants; lower case, used in anchors
+    name: str  #: equal for all variants; lower case, used in anchors
     title: str
-    note: str = ""  #: how to read the section; the same for all variants
+    note: str = ""  #: how to read the section; equal for all variants
     numbers: dict[str, float] = field(default_factory=dict)  #: fractions by label, displayed in percent
     table: Table | None = None
     matrix: Matrix | None = None

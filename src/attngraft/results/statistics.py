@@ -1,4 +1,4 @@
-"""Statistics of paired comparisons on plain arrays, and epochs to the baseline's best.
+"""Statistics of paired comparisons on plain arrays, and epochs to the baseline's best mean.
 
 Notation: `differences` (S, N) is the variant's score minus the baseline's for S seeds and N examples. Both runs of a seed
 share initialization, batches and examples, so all comparisons are paired by seed and by example.
@@ -21,12 +21,12 @@ from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 CONFIDENCE = 0.95
 RESAMPLES, FEWEST = 2000, 200
-_KEPT = 2**26  #: number of counts kept for the next comparison
+_KEPT = 2**26  #: maximum number of counts kept in memory for the next comparison
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
 def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, random_state: int = 0) -> Interval:
-    """Return the 95% bootstrap interval of the mean difference, resampling seeds and examples independently.
+    """Return the 95% bootstrap interval of the mean difference, resampling both seeds and examples.
 
     Each resample draws S seeds and N examples with replacement. With their counts a (S,) and b (N,), its mean is
     a' D b / (S N) (Owen 2007, "The pigeonhole bootstrap", section 3; conservative for noise specific to one seed and one
@@ -37,7 +37,7 @@ def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, ra
         sqrt(l^2 + V (t^2 - z^2 (S - 1) / S)).
 
     If only seeds vary, this is close to the t-interval; for many seeds, it is the plain percentile interval. With one seed,
-    only examples are resampled, and noise between seeds is not included.
+    only examples are resampled, so the interval does not include the noise between seeds.
 
     Args:
         differences: finite differences, (S, N).
@@ -63,15 +63,14 @@ def crossed_bootstrap_of(
     resamples: int = RESAMPLES,
     random_state: int = 0,
 ) -> Interval:
-    """Bootstrap interval of the difference of any metric, resampling seeds and examples as in `crossed_bootstrap`.
+    """Return the bootstrap interval of the difference in any metric, resampled as in `crossed_bootstrap`.
 
-    The metric is recomputed on every resample, for both runs of a pair. A part of the metric that is undefined for one
-    of them (such as the recall of a class that the resample lacks) is left out of both. Resamples without any defined
-    part are dropped.
+    For every resample, the metric is recomputed from the examples' counts for both runs of a pair. A part that is undefined
+    for either run (a class missing from the resample) is omitted for both. Resamples without any defined part are dropped.
 
     Args:
-        baseline: the baseline's metric by seed.
-        variant: the variant's, on the same examples in the same order.
+        baseline: the baseline's statistic for each seed.
+        variant: the variant's statistics, for the same seeds and the same examples in the same order.
         resamples: number of resamples.
         random_state: seed of the resampling.
 
@@ -89,7 +88,7 @@ def crossed_bootstrap_of(
     else:
         generator = np.random.default_rng(random_state)
         counts = _counts(examples, resamples, generator)
-    columns = (np.asfortranarray(each, dtype=float) for each in counts)  # the order that scipy.sparse uses
+    columns = (np.asfortranarray(each, dtype=float) for each in counts)  # the memory order that scipy.sparse expects
     drawn = np.concatenate([paired_differences(baseline, variant, each) for each in columns])
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(1) / seeds
@@ -97,21 +96,21 @@ def crossed_bootstrap_of(
 
 
 def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield the count of each example in each resample, (R, N), in parts."""
+    """Yield the counts of the examples, (R, N), for successive chunks of resamples."""
     rows = max(1, _CHUNK // examples)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
         yield generator.multinomial(examples, np.full(examples, 1 / examples), size=size)
 
 
-@functools.lru_cache(maxsize=1)  # drawing is slower than most metrics, and all variants share the resamples
+@functools.lru_cache(maxsize=1)  # drawing takes longer than most metrics, and all variants use the same resamples
 def _kept_counts(examples: int, resamples: int, random_state: int) -> tuple[list[np.ndarray], np.random.Generator]:
     generator = np.random.default_rng(random_state)
     return [each.astype(np.uint8) for each in _counts(examples, resamples, generator)], generator
 
 
 def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statistic], counts: np.ndarray) -> np.ndarray:
-    """Return the variant's metric minus the baseline's, (R, S), over the parts that are defined for both runs of a seed."""
+    """Return variant minus baseline, (R, S), over the parts defined for both runs of a seed."""
     result = np.empty((len(counts), len(baseline)))
     for seed, (first, second) in enumerate(zip(baseline, variant, strict=True)):
         before, after = first.parts(counts), second.parts(counts)
@@ -122,9 +121,9 @@ def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statisti
 
 
 def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statistic], *, seconds: float = 60.0) -> int:
-    """Return the number of resamples that takes about `seconds`, at most `RESAMPLES` and at least `FEWEST`.
+    """Return the number of resamples, from `FEWEST` to `RESAMPLES`, that take about `seconds` to compute.
 
-    The estimate is for one CPU core (`bench/resampling.py` compares it with the time taken).
+    The estimate assumes one CPU core (`bench/resampling.py` compares it with measured times).
     """
     every = [*baseline, *variant]
     nanoseconds = 40 * every[0].examples + sum(statistic.cost for statistic in every)
@@ -132,7 +131,7 @@ def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statis
 
 
 def interval_of(means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None) -> Interval:
-    """Return the 95% percentile interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
+    """Return the 95% interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
 
     Args:
         means: resampled values of any statistic, with seeds and examples resampled.
@@ -156,8 +155,8 @@ def interval_of(means: np.ndarray, by_seed: np.ndarray, *, point: float | None =
 def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
     """Return Student's 95% t interval of the mean difference over seeds, given one difference per seed.
 
-    It is None for one seed, and if all seeds have exactly the same nonzero difference: this happens by chance (few examples
-    have few possible values) and has no information on the noise between seeds. It is [0, 0] if all differences are zero.
+    Returns None for one seed, and if all seeds have exactly the same nonzero difference: this happens by chance if there are
+    few examples, and is no estimate of the noise between seeds. Returns [0, 0] if all differences are zero.
     """
     values = np.asarray(by_seed, dtype=float)
     mean, count = float(values.mean()), len(values)
@@ -170,7 +169,10 @@ def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
 
 
 def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Return the two-sided p-value of the paired t-test over seeds; None as in `t_interval`, 1 if all differences are 0."""
+    """Return the p-value of the two-sided paired t-test over seeds (1 if all differences are 0).
+
+    Returns None in the same cases as `t_interval`.
+    """
     values = np.asarray(by_seed, dtype=float)
     if len(values) < 2:
         return None
@@ -183,7 +185,7 @@ def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
     """Apply the exact (binomial) McNemar test to two runs of one seed, with scores (N,) of 0 or 1.
 
     Under the null hypothesis of equal accuracy, an example that only one run classifies correctly is equally likely to be
-    either run's.
+    classified correctly by either run.
     """
     only_variant = int(np.sum((variant > 0.5) & (baseline <= 0.5)))
     only_baseline = int(np.sum((baseline > 0.5) & (variant <= 0.5)))
@@ -193,9 +195,10 @@ def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Apply Holm's step-down correction: the k-th smallest of m is multiplied by m - k + 1, made monotone, at most 1.
+    """Apply Holm's step-down correction to m p-values.
 
-    A missing p-value stays missing, but counts as a comparison.
+    The k-th smallest is multiplied by m - k + 1; the results are made monotone and capped at 1. A missing p-value stays
+    None, but is included in m.
     """
     known = [(p, index) for index, p in enumerate(p_values) if p is not None]
     corrected: list[float | None] = [None] * len(p_values)
@@ -209,8 +212,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 def _resampled_means(differences: np.ndarray, resamples: int, generator: np.random.Generator) -> np.ndarray:
     """Return the mean of each resample, (resamples,).
 
-    Examples with a difference of zero in all seeds contribute nothing. So we first draw the number of other examples in a
-    resample (binomial), and then these examples. As they are few, this is many times faster.
+    Examples with a difference of zero in all seeds contribute nothing, so only the number of nonzero examples in a resample
+    (binomial) and these examples are drawn. Most examples are zero, which makes this many times faster.
     """
     seeds, examples = differences.shape
     informative = differences[:, differences.any(axis=0)]
@@ -234,32 +237,32 @@ def _all_equal(values: np.ndarray) -> bool:
 
 
 class RunCurves(Protocol):
-    """Interface of a finished run with its curves, such as `RunSummary`."""
+    """Interface of a finished run's curves, implemented by `RunSummary`."""
 
     @property
     def seed(self) -> int: ...
 
     @property
     def curve(self) -> Mapping[str, Sequence[float]]:
-        """Values after each epoch by key."""
+        """Key ("val/top1") -> one value per evaluation."""
 
 
 def epochs_to_baseline(
     runs: Sequence[RunCurves], baseline: Sequence[RunCurves], *, key: str, higher_is_better: bool
 ) -> EpochsToBaseline | None:
-    """Return the epochs at which each seed of a variant, and its mean over seeds, first reach the baseline's best mean.
+    """Return the epochs at which each seed and the mean over seeds first reach the baseline's best mean.
 
     The ratio, as in BiSA's Fig. 3 but for means over seeds, is the first epoch at which the variant's mean curve reaches the
     best value of the baseline's mean curve, divided by the epoch at which the baseline itself reaches it.
 
     Args:
-        runs: the variant's finished runs; for the baseline's runs the ratio is 1.
+        runs: the variant's finished runs; if they are the baseline's, the ratio is 1.
         baseline: the baseline's finished runs.
         key: key of the curve ("val/top1"); values that are not finite never reach the target.
         higher_is_better: direction of the metric.
 
     Returns:
-        None if either has no run, or the baseline has no finite value.
+        The epochs; None if the variant or the baseline has no run, or the baseline has no finite value.
     """
     sign = 1 if higher_is_better else -1
     means = enumerate(_mean_curve(baseline, key), start=1)

@@ -1,7 +1,7 @@
 """Saving and loading of a study's result: results.json, results.csv, metrics.csv and suites.csv.
 
-results.csv has a row per variant, metrics.csv a row per metric and variant, and suites.csv a row per suite, condition and
-variant, all without rounding.
+results.csv has one row per variant, metrics.csv one row per metric and variant, and suites.csv one row per suite, condition
+and variant. Numbers are not rounded.
 """
 
 import csv
@@ -38,7 +38,7 @@ def save_result(result: StudyResult, folder: Path) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json; empty `suites`, and empty `recipe` of variants, are omitted."""
+    """Return the contents of results.json, omitting empty `suites` and the empty `recipe` of variants."""
     plain = dataclasses.asdict(result)
     for variant in plain["variants"]:
         if not variant["recipe"]:
@@ -49,7 +49,7 @@ def result_to_dict(result: StudyResult) -> dict[str, Any]:
 
 
 def load_result(path: Path | str) -> StudyResult:
-    """Load a result from `path`, a results.json file or a study folder.
+    """Load a result from `path`, which is a results.json file or a study's folder.
 
     Raises:
         ConfigError: the file is missing or damaged, or was written by a newer version.
@@ -58,7 +58,7 @@ def load_result(path: Path | str) -> StudyResult:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as a study's result: {error}") from None
+        raise ConfigError(f"{path}: not a valid study result: {error}; run attngraft compare --report-only") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
         raise ConfigError(
             f"{path}: has format {content['format']}, but this version reads formats up to {FORMAT}; update attngraft"
@@ -74,7 +74,7 @@ def load_result(path: Path | str) -> StudyResult:
 
 
 def csv_rows(result: StudyResult) -> list[dict[str, CsvValue]]:
-    """Return a flat row per variant, all with the same columns; None if there is no number."""
+    """Return one flat row per variant, all with the same columns; missing numbers are None."""
     return [dict(_csv_cells(variant, result)) for variant in result.variants]
 
 
@@ -100,7 +100,7 @@ def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
 
 
 def metrics_csv(result: StudyResult) -> str:
-    """Return the text of metrics.csv: a row per metric and variant, with empty cells if there is no number."""
+    """Return the text of metrics.csv: one row per metric and variant; missing numbers are empty cells."""
     header = ["metric", "primary", "higher_is_better", "variant", "mean", "deviation", "difference", "bootstrap_low"]
     header += ["bootstrap_high", "t_low", "t_high", "p_value", "p_holm", "p_source", "verdict", "resamples"]
     rows: list[list[CsvValue]] = []
@@ -117,7 +117,7 @@ def metrics_csv(result: StudyResult) -> str:
 
 
 def suites_csv(result: StudyResult) -> str:
-    """Return the text of suites.csv: a row per suite, condition and variant, with empty cells if there is no number."""
+    """Return the text of suites.csv: one row per suite, condition and variant; empty if missing."""
     header = ["suite", "condition", "label", "noise_seeds", "examples", "metric", "variant", "mean", "deviation"]
     header += ["difference", "bootstrap_low", "bootstrap_high", "t_low", "t_high", "p_value", "verdict", "reason"]
     rows: list[list[CsvValue]] = []

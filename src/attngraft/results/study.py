@@ -1,4 +1,4 @@
-"""The result of a study as plain data, which is written to results.json and shown by the report."""
+"""The result of a study as plain data, written to results.json and shown by the report."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,8 +7,8 @@ from attngraft.results.sections import Metric, Section
 
 FORMAT = 1
 
-Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise": no significant difference
-Curve = dict[str, list[float]]  #: "epoch", "step" if updates are counted, "train/loss", "val/top1", ...: by evaluation
+Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise" means no significant difference
+Curve = dict[str, list[float]]  #: "epoch", "train/loss", "val/top1", ... (and "step") -> one value per evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,7 @@ class RunSummary:
 
     seed: int
     folder: str  #: relative to the study's folder
-    last: dict[
-        str, float
-    ]  #: metrics that are compared: at the last epoch, unless `StudyResult` names other weights or data
+    last: dict[str, float]  #: compared metrics: of `judged_weights` on `judged_split`, as set in `StudyResult`
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
     curve: Curve
@@ -45,7 +43,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class McNemar:
-    """Exact McNemar test for one seed, with the numbers of examples that only one of the models classifies correctly."""
+    """Exact McNemar test for one seed, with the counts of examples that only one model gets right."""
 
     seed: int
     only_variant: int
@@ -55,24 +53,24 @@ class McNemar:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A variant's metric minus the baseline's, paired by seed and example, at the last epoch."""
+    """Difference in a metric, variant minus baseline, paired by seed and example."""
 
     mean: float
     bootstrap: Interval  #: crossed bootstrap over seeds and examples
-    t: Interval | None  #: over seeds; None for one seed, and if all seeds have the same nonzero difference
-    p_value: float | None  #: of the paired t-test over seeds (None if `t` is), or, for one seed, of McNemar's test
-    p_holm: float | None  #: corrected for the number of variants in the study
+    t: Interval | None  #: t-interval over seeds; None for one seed, or if all seeds have the same nonzero difference
+    p_value: float | None  #: of the paired t-test over seeds (None if `t` is None) or, for one seed, of McNemar's test
+    p_holm: float | None  #: after Holm's correction over the study's variants
     p_source: Literal["paired t over seeds", "exact McNemar"]
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
-    resamples: int = 2000  #: of the bootstrap; fewer if 2,000 would take over a minute for this metric
+    resamples: int = 2000  #: number of bootstrap resamples; below 2,000 if these would take over a minute
     held_fixed: str = ""  #: quantities that are not recomputed for each resample (`Statistic.held_fixed`)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Costs of a variant; ratios are to the baseline, measured side by side in one run, None if not measured."""
+    """Costs of a variant, and ratios to the baseline, timed alternately. None: not measured."""
 
     parameters: int
     macs: int | None
@@ -88,9 +86,9 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochsToBaseline:
-    """Epochs (1-based) until the baseline's best mean over seeds is reached; None if it never is.
+    """Epochs (1-based) until the baseline's best mean over seeds is reached; None if never reached.
 
-    `ratio` and `speed_up` refer to mean curves; they are None in results of older versions, which did not compute them.
+    `ratio` and `speed_up` refer to the mean curves. They are None in results of older versions.
     """
 
     target: float  #: the best value of the baseline's mean curve
@@ -119,12 +117,12 @@ class VariantResult:
     cost: Cost | None
     difference: Difference | None  #: None for the baseline
     epochs_to_baseline: EpochsToBaseline | None
-    not_compared: str = ""  #: why there is no difference, although both have runs with the same seed
-    sections: list[Section] = field(default_factory=list)  #: the task's results in addition to metrics
-    #: differences of the other metrics that can be resampled; p_holm is corrected for the variants, not for the metrics
+    not_compared: str = ""  #: why there is no difference, although variant and baseline have runs with the same seed
+    sections: list[Section] = field(default_factory=list)  #: the task's results besides metrics
+    #: differences in the non-primary metrics that can be resampled; p_holm is corrected over variants, not over metrics
     other_differences: dict[str, Difference] = field(default_factory=dict)
-    host: dict[str, Any] | None = None  #: name, args, ... of the host, if it is not the study's
-    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted fields that differ from the study's recipe
+    host: dict[str, Any] | None = None  #: name, args, ... of the host; None: the study's host
+    recipe: dict[str, Any] = field(default_factory=dict)  #: dotted field -> value, if not the study's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,12 +132,12 @@ class Standing:
     variant: str
     epoch: int  #: epoch of the rung
     score: float | None  #: mean over seeds of the primary metric after this epoch; None if it is NaN
-    promoted: bool  #: whether training was continued
+    promoted: bool  #: whether training continued past the rung
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """A variant with a failed run, without which successive halving continued."""
+    """A variant with a failed run, which successive halving excluded from then on."""
 
     variant: str
     arrivals: int  #: number of standings at the time of the failure
@@ -147,7 +145,7 @@ class Lost:
 
 @dataclass(frozen=True, kw_only=True)
 class HalvingResult:
-    """Decisions of successive halving, and the underlying scores."""
+    """Decisions of successive halving, and the scores that they are based on."""
 
     eta: int
     rungs: list[int]  #: epochs after which variants are compared
@@ -156,14 +154,14 @@ class HalvingResult:
     higher_is_better: bool
     standings: list[Standing] = field(default_factory=list)  #: in the order of arrival at the rungs
     lost: list[Lost] = field(default_factory=list)
-    stopped: dict[str, int] = field(default_factory=dict)  #: variants that were stopped -> epoch of the rung
+    stopped: dict[str, int] = field(default_factory=dict)  #: stopped variant -> epoch of its last rung
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionVariant:
     """Result of a variant under a condition."""
 
-    value: Spread | None  #: the suite's metric over seeds, averaged over noise seeds; None: no run was evaluated
+    value: Spread | None  #: the suite's metric over seeds, after averaging over noise seeds; None: no run was evaluated
     difference: Difference | None  #: None for the baseline or without a common seed; not corrected for conditions
     reason: str = ""  #: reason why there are no numbers
 
@@ -175,7 +173,7 @@ class ConditionResult:
     name: str
     label: str
     variants: list[ConditionVariant]  #: in the study's order
-    noise_seeds: int = 0  #: number of noise seeds that scores are averaged over; 0: not random
+    noise_seeds: int = 0  #: number of noise seeds over which scores are averaged; 0: not random
     kind: str = ""
     severity: int | None = None
 
@@ -205,19 +203,19 @@ class StudyResult:
     task: str
     metric: str  #: the primary metric
     higher_is_better: bool
-    host: dict[str, Any]  #: name, args, pretrained; used by the baseline and by all variants without their own host
+    host: dict[str, Any]  #: name, args, pretrained; the host of the baseline and of all variants without `host`
     data: dict[str, Any]  #: the task's facts
-    recipe: dict[str, Any]  #: resolved recipe, before the changes of single variants
+    recipe: dict[str, Any]  #: resolved recipe, without the changes of individual variants
     environment: dict[str, Any]
     seeds: list[int]
     epochs: int
     variants: list[VariantResult]
     notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
-    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels of metrics; the default is their name
+    metrics: dict[str, Metric] = field(default_factory=dict)  #: labels and units; default label: the name
     halving: HalvingResult | None = None  #: None: halving was not used
-    steps: int | None = None  #: updates of a run, where the recipe counts them instead of epochs
-    judged_weights: Literal["last", "best"] = "last"  #: weights that are compared, of the last or the best epoch
-    judged_split: Literal["val", "test"] = "val"  #: split that they are compared on
-    light_curves: bool = False  #: whether the curves are from a cheaper inference than the compared metrics
-    suites: list[SuiteResult] = field(default_factory=list)  #: evaluations of the finished runs under suites
+    steps: int | None = None  #: number of updates of a run, if the recipe counts updates instead of epochs
+    judged_weights: Literal["last", "best"] = "last"  #: epoch whose weights are compared
+    judged_split: Literal["val", "test"] = "val"  #: split on which variants are compared
+    light_curves: bool = False  #: whether curves use cheaper inference than the compared metrics
+    suites: list[SuiteResult] = field(default_factory=list)  #: results under the study's suites
     format: int = FORMAT

@@ -1,6 +1,6 @@
 """Formatting of numbers and sentences for the terminal, plots and pages.
 
-All text is Latin-1, which any terminal can print; plots and pages insert minus signs with `minus`.
+All text is Latin-1, which any terminal can print; for plots and pages, `minus` inserts minus signs.
 """
 
 import math
@@ -16,7 +16,7 @@ from attngraft.yaml_config import dump_line
 ABSENT = "n/a"
 _MINUS = re.compile(r"(?<![\w.)-])-(?=[\d.])")
 
-EMA = "ema/"  #: prefix of metrics of the moving average
+EMA = "ema/"  #: prefix of the moving average's metrics
 
 
 # --- metrics and numbers ----------------------------------------------------------------------------------------------
@@ -24,13 +24,13 @@ EMA = "ema/"  #: prefix of metrics of the moving average
 
 @dataclass(frozen=True, kw_only=True)
 class MetricFormat:
-    """Format of a metric of a study: its label in text, its unit, and the number of decimals for its magnitude."""
+    """Format of a metric: label, unit, and a number of decimals that suits its magnitude in the study."""
 
     name: str
     label: str
     column: str  #: column heading
     unit: str  #: "%" or empty
-    scale: float  #: factor from stored to displayed values: 100 for fractions
+    scale: float  #: factor that converts stored values to displayed values: 100 for fractions
     decimals: int
 
     def value(self, number: float | None) -> str:
@@ -39,7 +39,7 @@ class MetricFormat:
         return f"{self.scale * number:.{self.decimals}f}"
 
     def change(self, number: float | None) -> str:
-        """Format a difference with its sign, or without one if it rounds to zero."""
+        """Format a difference with its sign, or without a sign if it rounds to zero."""
         if number is None or not math.isfinite(number):
             return ABSENT
         text = f"{self.scale * number:+.{self.decimals}f}"
@@ -57,7 +57,7 @@ class MetricFormat:
 
     @property
     def points(self) -> str:
-        """Unit of differences: points for percentages."""
+        """Unit of differences: "points" for percentages."""
         return "points" if self.unit == "%" else ""
 
 
@@ -82,7 +82,7 @@ def metric_format(result: StudyResult, name: str | None = None) -> MetricFormat:
 
 
 def judged_text(result: StudyResult) -> str:
-    """Describe the weights and the data of the comparison: `at the last epoch (30)`."""
+    """Describe which weights are compared, and on which data: `at the last epoch (30)`."""
     if result.judged_weights == "last" and stopped_early(result):
         text = f"at the last epoch of each run (at most {result.epochs})"
     elif result.judged_weights == "last" and result.steps is not None:
@@ -107,7 +107,10 @@ def judged_column(result: StudyResult) -> str:
 
 
 def held_fixed_text(result: StudyResult, *, other: bool = False) -> str:
-    """Return what the bootstrap intervals hold fixed, of the primary metric or of the others; empty if nothing."""
+    """Return sentences on quantities that the bootstrap does not recompute; empty if there are none.
+
+    With `other`, they cover the non-primary metrics instead of the primary metric.
+    """
     fixed: dict[str, str] = {}
     for variant in result.variants:
         primary = {} if variant.difference is None else {result.metric: variant.difference}
@@ -118,12 +121,12 @@ def held_fixed_text(result: StudyResult, *, other: bool = False) -> str:
 
 
 def metric_names(result: StudyResult) -> list[str]:
-    """Return all metrics reported at the last epoch, the primary one first."""
+    """Return the names of all compared metrics, the primary metric first."""
     return list(dict.fromkeys([result.metric, *(name for variant in result.variants for name in variant.last)]))
 
 
 def is_higher_better(result: StudyResult, name: str) -> bool:
-    """Return whether higher values of a metric are better; also accepts metrics of the moving average."""
+    """Return whether higher values of a metric are better; `name` may be a moving average's metric."""
     base = name.removeprefix(EMA)
     if base == result.metric:
         return result.higher_is_better
@@ -131,12 +134,12 @@ def is_higher_better(result: StudyResult, name: str) -> bool:
 
 
 def shown(text: object) -> str:
-    """Return `text` on one line and without control characters, which would break terminals and XML parsers."""
+    """Return `text` as one line without control characters, which would break terminals and XML parsers."""
     return "".join(c if c.isprintable() else " " if c in "\t\n\r" else "�" for c in str(text))
 
 
 def shorten(text: object, width: int) -> str:
-    """Shorten `text` to at most `width` characters by cutting the middle, as specifications differ at both ends."""
+    """Shorten `text` to `width` characters by cutting the middle (specifications differ at both ends)."""
     line = shown(text)
     if len(line) <= width:
         return line
@@ -156,7 +159,7 @@ def signed(number: float, decimals: int) -> str:
 
 
 def ratio(number: float | None, *, exact: bool = False) -> str:
-    """Format a ratio to the baseline; an `exact` one (of counts) has all digits needed to show a difference from 1."""
+    """Format a ratio to the baseline; with `exact`, with enough digits to show any difference from 1."""
     if number is None or not math.isfinite(number):
         return ABSENT
     return f"{number:.{4 if exact and 0 < abs(number - 1) < 0.005 else 2}f}×"
@@ -204,7 +207,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def spread_text(mean: float | None, deviation: float | None, style: MetricFormat) -> str:
-    """Format mean ± deviation over seeds, or only the mean."""
+    """Format mean ± deviation over seeds, or only the mean if the deviation is None."""
     if mean is None or not math.isfinite(mean):
         return ABSENT
     return style.value(mean) if deviation is None else f"{style.value(mean)} ± {style.value(deviation)}"
@@ -233,12 +236,12 @@ def compared_things(result: StudyResult) -> str:
 
 
 def recipe_text(changed: Mapping[str, Any]) -> str:
-    """Return fields of a recipe on one line, from `VariantResult.recipe`: "schedule.epochs=60, train.drop_path=0.2"."""
+    """Return `VariantResult.recipe` on one line: "schedule.epochs=60, train.drop_path=0.2"."""
     return ", ".join(f"{name}={_plain(value)}" for name, value in changed.items())
 
 
 def recipe_rows(result: StudyResult, variant: VariantResult) -> list[tuple[str, str, str]]:
-    """Return the fields of the recipe that the variant changes, with its value and that of the study's recipe."""
+    """Return (name, variant's value, study's value) for each recipe field that the variant changes."""
     rows = []
     for name, value in variant.recipe.items():
         common: Any = result.recipe
@@ -249,12 +252,12 @@ def recipe_rows(result: StudyResult, variant: VariantResult) -> list[tuple[str, 
 
 
 def _plain(value: Any) -> str:
-    """Return a value as YAML on one line; whole numbers without their decimal point."""
+    """Return a value as YAML on one line, with whole floats formatted as integers."""
     return dump_line([int(value) if isinstance(value, float) and value.is_integer() else value])[1:-1]
 
 
 def epochs_of(variant: VariantResult, result: StudyResult) -> int:
-    """Return the epochs of the variant's runs."""
+    """Return the number of epochs of the variant's runs."""
     return int(variant.recipe.get("schedule.epochs", result.epochs))
 
 
@@ -264,7 +267,7 @@ def is_untrained(result: StudyResult) -> bool:
 
 
 def last_epoch(result: StudyResult) -> str:
-    """Return "epoch 30", "update 1000", "no training", or "last epoch" if runs have different ones."""
+    """Return "epoch 30", "update 1000", "no training", or "last epoch" if runs differ."""
     if is_untrained(result):
         return "no training"
     if result.steps is not None:
@@ -277,7 +280,7 @@ def last_epoch(result: StudyResult) -> str:
 
 
 def stopped_early(result: StudyResult) -> bool:
-    """Return whether the patience of a stage ended a run before its last epoch."""
+    """Return whether a stage's patience ended any run before its last epoch."""
     return result.steps is None and any(
         run.curve.get("step") and run.curve["epoch"][-1] < epochs_of(variant, result)
         for variant in result.variants
@@ -290,7 +293,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def host_label(host: Mapping[str, Any]) -> str:
-    """Return a host (`StudyHost.plain`) on one line, such as `deit_tiny_patch16_224: {depth: 4}`; unique per host."""
+    """Return a unique label of a host (`StudyHost.plain`): `deit_tiny_patch16_224: {depth: 4}`."""
     text = f"{host['name']}: {dump_line(host['args'])}" if host.get("args") else str(host["name"])
     if "weights" in host:
         return f"{text}, weights {host['weights']}"
@@ -298,7 +301,7 @@ def host_label(host: Mapping[str, Any]) -> str:
 
 
 def variant_details(variant: VariantResult) -> str:
-    """Return the specification, with host and recipe if they are not the study's; empty if the name is the same."""
+    """Return a variant's specification, host and recipe changes on one line; empty if equal to its name."""
     model = variant.spec
     if variant.host is not None:
         host = host_label(variant.host)
@@ -309,7 +312,7 @@ def variant_details(variant: VariantResult) -> str:
 
 
 def stopped_text(result: StudyResult, name: str) -> str:
-    """Return `stopped after epoch 3` for a variant that successive halving stopped, or else an empty string."""
+    """Return `stopped after epoch 3` for a variant stopped by halving, otherwise an empty string."""
     stopped = {} if result.halving is None else result.halving.stopped
     return f"stopped after epoch {stopped[name]}" if name in stopped else ""
 
@@ -351,7 +354,7 @@ _NO_DIFFERENCE = "inside the noise (no significant difference)"
 
 
 def difference_sentence(difference: Difference, style: MetricFormat) -> str:
-    """Return the difference with its intervals, to follow a variant's name."""
+    """Return the difference with its intervals, worded to follow a variant's name."""
     intervals = [f"bootstrap {style.interval(difference.bootstrap)}"]
     if difference.t is not None:
         intervals.append(f"t {style.interval(difference.t)}")
@@ -360,7 +363,7 @@ def difference_sentence(difference: Difference, style: MetricFormat) -> str:
 
 
 def reason(difference: Difference, *, seeds: int) -> str:
-    """Return the reason for the verdict without numbers, which `Difference.why` gives as fractions, not percentages."""
+    """Return the reason for the verdict, without the numbers (fractions) in `Difference.why`."""
     bootstrap, t = difference.bootstrap, difference.t
     if identical(difference):
         return "No difference at all: all examples have the same score in all seeds."
@@ -379,7 +382,7 @@ def reason(difference: Difference, *, seeds: int) -> str:
 
 
 def identical(difference: Difference) -> bool:
-    """Return whether all scores of all seeds are equal, the only case with a bootstrap interval of [0, 0]."""
+    """Return whether all scores are equal in all seeds; only then is the bootstrap interval [0, 0]."""
     bootstrap = difference.bootstrap
     return bootstrap.point == bootstrap.low == bootstrap.high == 0
 
@@ -388,7 +391,7 @@ def identical(difference: Difference) -> bool:
 
 
 def epochs_text(variant: VariantResult, epochs: int) -> str:
-    """Return the epochs until each seed reaches the baseline's best mean: "5, 6, >12" (not within 12)."""
+    """Return the epoch at which each seed reaches the baseline's best mean: "5, 6, >12" (not within 12)."""
     by_seed = variant.epochs_to_baseline.by_seed if variant.epochs_to_baseline else {}
     if not by_seed:
         return ABSENT
@@ -396,7 +399,7 @@ def epochs_text(variant: VariantResult, epochs: int) -> str:
 
 
 def epochs_compared(result: StudyResult) -> list[tuple[int, VariantResult, EpochsToBaseline]]:
-    """Return index and epochs of each variant that has a ratio of epochs to the baseline's."""
+    """Return (index, variant, epochs) for each variant whose epochs can be compared with the baseline's."""
     return [
         (index, variant, variant.epochs_to_baseline)
         for index, variant in enumerate(result.variants)
@@ -413,7 +416,7 @@ def epochs_ratio_text(reached: EpochsToBaseline, epochs: int) -> str:
 
 
 def added_parameters(variant: VariantResult) -> str:
-    """Return the parameters added in percent of the baseline's ("+0.37%"); empty if costs were not measured."""
+    """Return the added parameters in percent of the baseline's ("+0.37%"); empty if not measured."""
     if variant.cost is None:
         return ""
     text = f"{100 * (variant.cost.parameters_ratio - 1):+.2f}"
@@ -421,7 +424,7 @@ def added_parameters(variant: VariantResult) -> str:
 
 
 def epochs_sentence(variant: VariantResult, reached: EpochsToBaseline, epochs: int) -> str:
-    """Describe a variant: "cb_s: 0.75, 1.33x as fast; seeds 0.67, 0.83, never; parameters +0.01%"."""
+    """Describe how fast a variant is: "cb_s: 0.75, 1.33x as fast; seeds 0.67, never; parameters +0.01%"."""
     ratios = [reached.ratio_of(seed) for seed in sorted(reached.by_seed)]
     seeds = ", ".join("never" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
     more = added_parameters(variant)

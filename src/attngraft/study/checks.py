@@ -1,8 +1,8 @@
-"""Checks before anything is trained: variants fit their hosts, hosts fit the study, and existing runs belong to it.
+"""Checks of a study's variants, hosts and existing runs before training.
 
-Hosts other than the study's are trained on the same images in the same order, under the same recipe, except for what a
-variant's `set` changes. Preprocessing (mean, standard deviation, interpolation, crop) is the host's own, as in timm; a note
-in the report lists the differences.
+All hosts are trained on the same images in the same order, under the same recipe except for the fields in a variant's
+`set`. Preprocessing (mean, standard deviation, interpolation, crop) is each host's default, as in timm; a note in the
+report lists the differences.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def refuse_unsupported(config: StudyConfig) -> None:
     """Check the task sections of all runs, and that the tasks have the capabilities that the study needs.
 
     Raises:
-        ConfigError: a task lacks one, or has another field, value or metric.
+        ConfigError: a capability is missing, a task section is invalid, or the task does not have the metric.
     """
     choices = parse_suites(config.suites)
     needs = ["halving"] if config.halving is not None else []
@@ -58,7 +58,7 @@ def refuse_unsupported(config: StudyConfig) -> None:
 
 
 def refuse_counted_updates(study: Study) -> None:
-    """Refuse halving and time budgets, which count epochs, for recipes that count updates.
+    """Reject halving and time budgets, which count epochs, for recipes that count updates.
 
     Raises:
         UsageError: the study has halving or a time budget, and its recipe counts updates.
@@ -74,13 +74,14 @@ def refuse_counted_updates(study: Study) -> None:
 
 
 def check_variants(study: Study) -> None:
-    """Plan every variant on its host, and check its initial weights.
+    """Plan every variant's graft on its host, and check the initial weights of new runs.
 
     Raises:
-        UsageError: a variant does not fit the host (a GraftSpecError if its text is wrong), or another host does not fit
-            the study, or a variant's own recipe cannot be trained; the message names the variant.
+        UsageError: a variant does not fit its host, its host does not fit the study, or its recipe is invalid; the message
+            names the variant.
+        GraftSpecError: a graft specification is invalid.
         ConfigError: the host is unknown or does not accept its arguments.
-        HostError: the initial weights, or a teacher's, cannot be found or do not fit.
+        HostError: the initial weights or a teacher's weights cannot be found or do not fit.
     """
     host = _on_meta(study.baseline_recipe)
     check_task_host(study.baseline_recipe, host)
@@ -95,7 +96,7 @@ def check_variants(study: Study) -> None:
             own_host = _check_own_recipe(study, variant, teacher=variant.name in new)
         if variant.host is not None:
             own_host = _check_other_host(study, variant, fetch=variant.name in new)
-        if variant.spec == "none":  # the plain host needs no adapter
+        if variant.spec == "none":  # a host without graft needs no plan
             continue
         try:
             plan(own_host, variant.spec)
@@ -104,16 +105,16 @@ def check_variants(study: Study) -> None:
         except AttngraftError as error:
             whose = "the host" if variant.host is None else "its host"
             raise UsageError(f"the variant {variant.name} does not fit {whose}: {error}") from error
-    if new:  # the others have a checkpoint, and their initial weights may have been deleted
+    if new:  # started runs have a checkpoint, and their initial weights may have been deleted
         check_start(study.baseline_recipe)
         check_teacher(study.baseline_recipe)
 
 
 def check_untrained(study: Study, data: TaskData) -> None:
-    """Check that models that are compared without training have weights for the data's classes.
+    """Check that models compared without training have trained weights for the data's classes.
 
     Raises:
-        UsageError: a model has a new head, or random weights; the message names the variant.
+        UsageError: a model has a new head or random weights; the message names the variant.
     """
     for variant in study.variants:
         recipe = study.recipe_of(variant)
@@ -143,16 +144,16 @@ def _refuse_same_model(study: Study, variant: Variant) -> None:
 
 
 def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Module:
-    """Check the recipe that a variant's `set` changes, and return its host on the meta device.
+    """Check the recipe of a variant with `set`, and return its host on the meta device.
 
-    With `teacher`, a teacher other than the study's is checked as well.
+    With `teacher`, also check a teacher that differs from the study's.
     """
     recipe, common = study.recipe_of(variant), study.baseline_recipe
     try:
         if recipe.task != common.task:
             task = build_task(recipe)
             if task.primary == "loss" and variant.sets("task.loss.name"):
-                raise UsageError("task.loss.name: variants are compared by the loss, so it must be the same for all")
+                raise UsageError("task.loss.name: variants are compared by the loss; set the same for all")
         if teacher and recipe.distill != common.distill:
             check_teacher(recipe)
         return _on_meta(recipe)
@@ -161,7 +162,7 @@ def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Mo
 
 
 def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Module:
-    """Build a variant's own host on the meta device; with `fetch`, fetch and load its initial weights to check them."""
+    """Build a variant's host on the meta device; with `fetch`, also load and check its initial weights."""
     recipe = study.recipe_of(variant)
     try:
         host = _on_meta(recipe)
@@ -174,7 +175,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
             check_start(recipe)
         except AttngraftError as error:
             raise UsageError(
-                f"the variant {variant.name}: {error}. Give the initial weights of another host next to its name: "
+                f"the variant {variant.name}: {error}. Set the initial weights of this host next to its name: "
                 "{name: ..., weights: FILE}, or pretrained: false for random values"
             ) from error
     shared = model_data_config(study.baseline_recipe)
@@ -182,7 +183,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     if kind != wanted:
         raise UsageError(
             f"the variant {variant.name} takes {kind}, but the study's host "
-            f"{study.baseline_recipe.host.name} takes {wanted}; all variants use the same data"
+            f"{study.baseline_recipe.host.name} takes {wanted}, and all variants use the same data; remove it"
         )
     if kind != "images":
         return host
@@ -208,10 +209,10 @@ def _other_input(variant: Variant, host: str, size: tuple[int, ...], expected: t
 
 
 def refuse_other_recipes(study: Study) -> None:
-    """Check that every run that was started has this study's recipe.
+    """Check that every started run has the recipe that this study assigns to it.
 
     Raises:
-        TrainingError: a run has another recipe; the message names the fields that differ and the remedies.
+        TrainingError: a run has a different recipe; the message lists the differing fields and the remedies.
     """
     problems = []
     for run in study.runs:
@@ -223,18 +224,18 @@ def refuse_other_recipes(study: Study) -> None:
     if problems:
         others = f"\n({len(problems) - 1} more runs of this study differ as well)" if len(problems) > 1 else ""
         raise TrainingError(
-            f"{problems[0]}{others}\nFor a study: use another --out, use the settings in study.yaml again, or delete the "
-            "runs that should be trained again"
+            f"{problems[0]}{others}\nFor a study: use another --out, restore the settings in study.yaml, or delete the "
+            "runs to retrain them"
         )
 
 
 def refuse_other_variants(config: StudyConfig) -> None:
-    """Check that existing runs have the graft, the host and the `set` of the variant with their name.
+    """Check that existing runs match the graft, host and `set` of their variant.
 
-    Unlike `refuse_other_recipes` this does not need the study's recipe, whose file may no longer exist.
+    Unlike `refuse_other_recipes`, this does not read the study's recipe, whose file may no longer exist.
 
     Raises:
-        TrainingError: a run has another graft, host or value of a field; the message names them and the run.
+        TrainingError: a run has a different graft, host or recipe field; the message names the run and the difference.
     """
     for variant in config.variants:
         for seed in config.seeds:
@@ -247,7 +248,7 @@ def refuse_other_variants(config: StudyConfig) -> None:
             changed = recipe_to_dict(recipe_from_dict(apply_overrides(plain, variant.overrides)))
             if different := differing_fields(plain, changed):
                 raise TrainingError(
-                    f"{folder}: this run has another recipe than {variant.where}.set: {'; '.join(different)}; report on the "
+                    f"{folder}: this run's recipe differs from {variant.where}.set: {'; '.join(different)}; report on the "
                     f"study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
                 )
             if str(parse(recipe.graft)) != variant.spec or not _has_host(recipe, variant.host):
@@ -260,10 +261,10 @@ def refuse_other_variants(config: StudyConfig) -> None:
 
 
 def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:
-    """Return whether a run has this host; True for the study's own host (None), which only the recipe defines."""
+    """Return whether a run's host is `host`; always True for None, the study's host."""
     if host is None:
         return True
     kept, given = dict(recipe.host.args), dict(host.args)
-    if host.weights is not None or recipe.host.name.startswith("hf:"):  # a transformers folder also sets arguments
+    if host.weights is not None or recipe.host.name.startswith("hf:"):  # a transformers folder adds arguments
         kept = {name: value for name, value in kept.items() if name in given}
     return recipe.host.name in (host.name, f"hf:{host.name}") and kept == given

@@ -1,4 +1,4 @@
-"""The result of a study, from its run folders."""
+"""Collection of a study's result from its run folders."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,19 +38,21 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
 
     Args:
         config: the study.
-        costs: by `Variant.key`; None if nothing was measured.
-        notes: further notes (why a run failed, ...).
+        costs: costs for each `Variant.key`; None if nothing was measured.
+        notes: additional notes (why a run failed, ...).
 
     Raises:
         TrainingError: no run is finished yet, or a run folder is damaged.
         DataError: runs were evaluated on different examples.
     """
     records = finished_runs(config)
-    # runs of the study's own host and recipe first
+    # prefer a run with the study's host and recipe
     order = sorted(config.variants, key=lambda variant: (variant.host is not None, bool(variant.overrides)))
     first = next((record for variant in order for record in records[variant.name].values()), None)
     if first is None:
-        raise TrainingError(f"{config.out}: no run of this study is finished yet, so there is nothing to report")
+        raise TrainingError(
+            f"{config.out}: no run is finished, so there is nothing to report; rerun without --report-only"
+        )
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
     runs = {
         name: [_summary(record, seed, task, config) for seed, record in of_variant.items()]
@@ -133,7 +135,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
 
 
 def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
-    """Return the recipe fields that the variant's runs changed; without a run, those of its `set`."""
+    """Return the recipe fields that the variant changes, from its first run or, without runs, its `set`."""
     if records:
         return changed_settings(records[0].recipe, study)
     return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
@@ -142,7 +144,7 @@ def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Rec
 def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> RunSummary:
     rows, key = record.epochs, f"val/{task.primary}"
     if key not in rows[-1]:
-        raise TrainingError(f"{record.folder}: its metrics have no {key}; delete this run and train it again")
+        raise TrainingError(f"{record.folder}: its metrics do not contain {key}; delete this run to train it again")
     values = [row.get(key, math.nan) for row in rows]
     signed = [-math.inf if math.isnan(v) else v if task.higher_is_better else -v for v in values]
     best = signed.index(max(signed))
@@ -163,12 +165,12 @@ def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> R
 
 
 def _validation(row: Mapping[str, float]) -> dict[str, float]:
-    """Return the validation metrics: `top1`, and `ema/top1` of the moving average."""
+    """Return the validation metrics (`top1`), including the moving average's (`ema/top1`)."""
     return {name.removeprefix("val/"): float(row[name]) for name in row if name.startswith(("val/", "ema/"))}
 
 
 def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Return mean and sample deviation over seeds of every metric that all runs have."""
+    """Return mean and sample deviation over seeds for every metric that all runs have."""
     names = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
     return {name: spread(np.array([each[name] for each in metrics])) for name in names}
 
@@ -176,10 +178,10 @@ def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
 def _differences(
     config: StudyConfig, task: Task, statistics: Mapping[str, Mapping[int, RunStatistics]], *, stopped: int
 ) -> tuple[list[dict[str, Difference]], list[dict[str, str]]]:
-    """Return the differences of each variant by metric, empty for the baseline and without common seeds; and the reasons
-    why others are missing.
+    """Return each variant's differences and, for missing differences, the reasons, by metric.
 
-    Holm's correction is applied per metric over all variants, including those that were `stopped` early.
+    Both are empty for the baseline and for variants without a common seed. Holm's correction is applied per metric over all
+    variants, including `stopped` variants that were stopped early.
     """
     found: list[dict[str, Difference]] = []
     missing: list[dict[str, str]] = []
@@ -222,7 +224,7 @@ def _differences(
 
 
 def _resample_notes(differences: Sequence[Mapping[str, Difference]]) -> list[str]:
-    """Return notes on metrics with fewer resamples than usual."""
+    """Return notes on metrics with fewer than `RESAMPLES` resamples."""
     notes = []
     for metric in dict.fromkeys(name for each in differences for name in each):
         resamples = min(each[metric].resamples for each in differences if metric in each)

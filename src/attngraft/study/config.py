@@ -5,19 +5,19 @@
     grafts:                                 # the plain host (none) is always included
       - cb_s@blocks.6-11
       - {name: both directions, graft: horizontal + vertical}
-      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}    # another recipe for this variant, stated next to its result
+      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}    # other recipe fields for this variant, shown with its result
       - {name: DeiT, host: {name: deit_tiny_patch16_224, args: {img_size: 64, depth: 6}}}   # another host
     data: ./flowers                         # or a section: {source: ./flowers, val_fraction: 0.2}
-    recipe: deit                            # packaged or a file; set: changes single fields of it, for all variants
+    recipe: deit                            # a packaged recipe or a file; `set` changes its fields for all variants
     set: [optimizer.lr=5e-4]
-    seeds: 3                                # 0, 1, 2; or a list of seeds
+    seeds: 3                                # seeds 0, 1, 2; or a list of seeds
     epochs: 30
-    time_budget: 10m                        # instead of epochs, or with them as the maximum
-    suites: [robustness, calibration]       # optional: also evaluate finished runs under these (attngraft list suites)
-    halving: 3                              # optional, for many grafts: the best third continues at each rung of epochs
+    time_budget: 10m                        # instead of epochs; with both, epochs is the maximum
+    suites: [robustness, calibration]       # optional: also evaluate finished runs under suites (attngraft list suites)
+    halving: 3                              # optional, for many grafts: the best third continues at each rung
     out: runs/flowers
 
-Fields that are left out come from the recipe.
+Omitted fields are taken from the recipe.
 """
 
 import re
@@ -35,7 +35,7 @@ from attngraft.yaml_config import apply_overrides, merge, read_yaml
 
 STUDY_FILE = "study.yaml"
 
-#: recipe fields that a study sets itself, and the option for each
+#: recipe fields set by the study -> the option to use instead
 _RESERVED = {"seed": "--seeds", "graft": "--graft"}
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d+(?:\.\d+)?)s)?")
@@ -43,12 +43,10 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d
 
 @dataclass(frozen=True)
 class Halving:
-    """Asynchronous successive halving: at each rung of epochs the best 1 / `eta` of the variants continue."""
+    """Asynchronous successive halving: at each rung, the best 1 / `eta` of the variants continue."""
 
     eta: int = 3
-    first: int | None = (
-        None  #: epoch of the first rung; each later rung is `eta` times as far; None: counted back from the end
-    )
+    first: int | None = None  #: epoch of the first rung; later rungs multiply it by `eta`; None: total // eta^k
 
     def __str__(self) -> str:
         return str(self.eta) if self.first is None else f"{self.eta},{self.first}"
@@ -56,19 +54,19 @@ class Halving:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """Configuration of a study, with variants parsed and values checked; see `read_study` and `study_from_dict`."""
+    """Parsed and checked configuration of a study; see `read_study` and `study_from_dict`."""
 
     out: Path
     variants: tuple[Variant, ...]
     host: StudyHost | None = None  #: None: the recipe's
     data: str | Mapping[str, Any] | None = None  #: None: the recipe's
-    recipe: str | None = None  #: None: the recipe dataclasses' defaults
+    recipe: str | None = None  #: None: the defaults of the recipe dataclasses
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     epochs: int | None = None  #: None: the recipe's
-    time_budget: float | None = None  #: seconds for the whole study; `epochs` is then the maximum
-    fitted_epochs: int | None = None  #: epochs that fit the budget, kept so that a resumed study does not change them
-    suites: tuple[str, ...] = ()  #: further evaluations of finished runs
+    time_budget: float | None = None  #: seconds for the whole study, with `epochs` as the maximum
+    fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
+    suites: tuple[str, ...] = ()  #: suites to evaluate finished runs under
     halving: Halving | None = None  #: asynchronous successive halving; None: all runs train to the end
     title: str = ""
     command: str = ""  #: the command line, for the report
@@ -80,12 +78,12 @@ class StudyConfig:
     def recipes(self) -> Callable[[Variant, int], Recipe]:
         """Return a function that maps a variant and a seed to the recipe of that run.
 
-        The study's recipe is read once, and changed by host, data and epochs, then by overrides, then by the variant's
-        own overrides, host, graft and seed.
+        The study's recipe is read once. It is changed by the study's host, data and epochs, then by the study's overrides,
+        then by the variant's overrides, host, graft and seed.
 
         Raises:
             ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
-                it if the initial weights of a host other than the study's are not given.
+                it if a variant's host differs from the study's and its initial weights are missing.
         """
         shared = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
         if self.host is not None:
@@ -119,7 +117,9 @@ class StudyConfig:
         return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
-        """Return the resolved recipe of one run. For several runs use `plan.resolve_runs`, which reads the recipe once.
+        """Return the resolved recipe of one run.
+
+        For several runs, use `plan.resolve_runs`, which reads the recipe only once.
 
         Raises:
             ConfigError: see `recipes`.
@@ -127,7 +127,7 @@ class StudyConfig:
         return self.recipes()(variant, seed)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that `study_from_dict` reads."""
+        """Return the configuration as plain values, in the format of `study_from_dict`."""
         plain: dict[str, Any] = {
             "title": self.title or None,
             "host": (None if self.host is None else self.host.plain()) or None,
@@ -168,7 +168,7 @@ class _StudyFile:
 
 
 def read_study(path: Path) -> dict[str, Any]:
-    """Return the mapping in a study file, its keys checked, for `study_from_dict`.
+    """Return the contents of a study file, with checked keys, for `study_from_dict`.
 
     Raises:
         ConfigError: the file cannot be read, or has an unknown key or a value of the wrong type.
@@ -182,12 +182,12 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     """Return the study configuration from plain values; error messages start with `source`.
 
     Raises:
-        ConfigError, UsageError: an unknown key, an invalid value, no folder for the results, or a repeated variant.
+        ConfigError, UsageError: an unknown key, an invalid value, a missing output folder, or a repeated variant.
         GraftSpecError: a graft specification cannot be parsed.
     """
     file = _read_file(mapping, source)
     if not file.out:
-        raise UsageError(f"{source}: no folder for the results: give --out FOLDER, or `out:` in the study file")
+        raise UsageError(f"{source}: missing output folder; use --out FOLDER, or set `out:` in the study file")
     if file.epochs is not None and file.epochs < 0:
         raise ConfigError(f"{source}.epochs: must not be negative; got {file.epochs}")
     if file.epochs == 0 and (given := [name for name in ("time_budget", "halving") if getattr(file, name) is not None]):
@@ -199,7 +199,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     for override in file.set:
         name = override.partition("=")[0].strip()
         if name in _RESERVED:
-            raise UsageError(f"--set {override}: a study sets {name} itself; use {_RESERVED[name]}")
+            raise UsageError(f"--set {override}: {name} is set by the study; use {_RESERVED[name]} instead")
     parse_suites(file.suites)
     halving = None if file.halving is None else parse_halving(file.halving)
     variants = read_variants(file.grafts, where=f"{source}.grafts")
@@ -207,7 +207,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         if variant.sets("schedule.epochs"):
             raise UsageError(
                 f"{variant.where}.set.schedule.epochs: halving compares all variants after the same epochs; remove this "
-                "field, or train without halving (--halving off)"
+                "field, or use --halving off"
             )
     return StudyConfig(
         out=Path(file.out),
@@ -234,10 +234,10 @@ def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:
 
 
 def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
-    """Parse seeds: `3` means 0, 1, 2; `5,7` means 5 and 7; `5,` means only 5. A list contains the seeds themselves.
+    """Parse seeds: `3` means 0, 1, 2; `5,7` means 5 and 7; `5,` means only 5. A list is used as given.
 
     Raises:
-        UsageError: no seed, a repeated seed, or anything but whole numbers of at least 0.
+        UsageError: no seed, a repeated seed, or a value that is not a non-negative integer.
     """
     refusal = UsageError(f"seeds: expected a number of seeds (3) or comma-separated seeds (5,7), found {value!r}")
     if isinstance(value, str):
@@ -258,7 +258,7 @@ def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
     if not seeds or min(seeds) < 0:
         raise refusal
     if len(set(seeds)) < len(seeds):
-        raise UsageError(f"seeds: repeated seed in {value!r}")
+        raise UsageError(f"seeds: repeated seed in {value!r}; remove it")
     return seeds
 
 
@@ -266,7 +266,7 @@ def parse_halving(value: str | int) -> Halving | None:
     """Parse `3` (the best third continues), `3,2` (with the first rung after epoch 2), or `off`.
 
     Raises:
-        UsageError: anything else.
+        UsageError: the text has a different form.
     """
     if value == "off":
         return None
@@ -280,10 +280,10 @@ def parse_halving(value: str | int) -> Halving | None:
 
 
 def parse_duration(value: str) -> float:
-    """Return the seconds of `90s`, `10m`, `1.5h`, `1h30m`.
+    """Convert a duration such as `90s`, `10m`, `1.5h` or `1h30m` to seconds.
 
     Raises:
-        UsageError: anything else, or zero.
+        UsageError: the text has a different form, or the duration is zero.
     """
     found = _DURATION.fullmatch(value.strip().replace(" ", ""))
     hours, minutes, seconds = (float(part or 0) for part in found.groups()) if found else (0.0, 0.0, 0.0)

@@ -1,8 +1,8 @@
 """Costs of each variant: parameters, multiply-adds, time and memory, as ratios to the baseline.
 
-Times are measured in interleaved rounds, as in `attngraft.timing.paired`: every variant once per round, a ratio per round,
-the median with its bootstrap interval. The costs are saved in the study's folder, so that the report can be rewritten
-without measuring again.
+Times are measured in interleaved rounds, as in `attngraft.timing.paired`: each round runs every variant once and yields a
+ratio, and the result is the median ratio with its bootstrap interval. Costs are saved in the study's folder, so that the
+report can be rewritten without measuring again.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from attngraft.training.setup import cpu_threads
 
 COST_FILE = "cost.json"
 PAIRS = 30
-FEWEST_PAIRS = 5  #: with fewer pairs an interval is meaningless, and times are left out
+FEWEST_PAIRS = 5  #: below this number of pairs, an interval would be meaningless, and times are omitted
 
 Costs = dict[str, Cost]  #: by `Variant.key`
 
@@ -41,9 +41,9 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
 
     Args:
         study: the study.
-        benchmark: the opened data, prepared as in the runs.
-        limit: seconds for timing, which may reduce the number of rounds below `PAIRS`. If there is not enough time for
-            `FEWEST_PAIRS` rounds, there are no time ratios.
+        benchmark: the opened data, preprocessed as in the runs.
+        limit: seconds for timing, which may reduce the number of rounds below `PAIRS`. Below `FEWEST_PAIRS` rounds, time
+            ratios are omitted.
     """
     profilers, parameters, macs, memory = {}, {}, {}, {}
     with cpu_threads(study.baseline_recipe.train.threads):
@@ -79,7 +79,7 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
 def _macs_of_one_example(profiler: Profiler) -> int | None:
     """Return the multiply-adds for one example; None if the task does not describe how to run the model.
 
-    They are those of a forward pass or, for tasks whose codec has several programs, the sum over the programs.
+    Counts one forward pass or, if the task's codec has several programs, the sum over all programs.
     """
     benchmark, task = profiler.benchmark, profiler.benchmark.task
     if type(task).to_model is not Task.to_model:
@@ -93,7 +93,7 @@ def _macs_of_one_example(profiler: Profiler) -> int | None:
             return None
         programs = list(codec.programs(profiler.model).values())
     macs = 0
-    with torch.compiler.set_stance("force_eager"):  # a compiled model hides its operations from the counter
+    with torch.compiler.set_stance("force_eager"):  # the counter cannot count operations inside compiled code
         for each in programs:
             args, kwargs = send_to_device((each.args, dict(each.kwargs)), profiler.device)
             macs += count_macs(each.module, *args, **kwargs)
@@ -103,7 +103,10 @@ def _macs_of_one_example(profiler: Profiler) -> int | None:
 def _ratios(
     works: Mapping[str, Callable[[], None]], wait: Callable[[], object] | None, *, limit: float
 ) -> dict[str, PairedRatio]:
-    """Time each function against the first, which is included in the result; empty if there is not enough time."""
+    """Return each function's time ratio to the first (including the first itself, with ratio 1).
+
+    The result is empty if there is only one function, or if `limit` does not allow `FEWEST_PAIRS` rounds.
+    """
     base, *others = works
     start = time.perf_counter()
     for work in works.values():
@@ -137,9 +140,9 @@ def save_costs(folder: Path, recipe: Recipe, costs: Mapping[str, Cost]) -> None:
 
 
 def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = None) -> Costs | None:
-    """Read the costs in `folder`.
+    """Read the costs in `folder`; None if they lack a variant of `config`, or are missing or damaged.
 
-    Returns None unless they include all variants of `config`, and were measured under `recipe` if that is given.
+    If `recipe` is given, also returns None if the costs were measured under a different recipe.
     """
     try:
         content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
@@ -154,9 +157,9 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
 
 
 def _measured_for(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of a recipe that costs depend on, which exclude seeds, epochs and schedules.
+    """Return the recipe fields that costs depend on, which do not include seed, epochs and schedule.
 
-    Fields missing from a recipe that an older release stored have their defaults.
+    Fields that are missing because an older release stored the recipe are set to their defaults.
     """
     defaults = recipe_to_dict(Recipe())
     kept = {name: {**defaults[name], **recipe[name]} for name in ("host", "optimizer", "train")}

@@ -1,10 +1,10 @@
-"""Order of training under asynchronous successive halving, for large sets of variants.
+"""Training order under asynchronous successive halving, for large sets of variants.
 
 Every variant is trained with all seeds up to the first rung; after that, `Rungs` decides which variants continue. The
 learning rate always follows the full schedule, so a stopped run is only paused. The baseline is always trained to the end.
 
-The order in which runs end decides which variants are promoted early, so with concurrent runs two studies may stop
-different variants; their training is the same. halving.json stores order, scores and decisions.
+Early promotions depend on the order in which runs end, so with concurrent runs, repetitions of a study may stop different
+variants; the training of each run is the same. halving.json stores order, scores and decisions.
 """
 
 import dataclasses
@@ -85,18 +85,18 @@ class HalvingQueue:
         if key in self._active or key in self._failed or (key[0] != self._baseline and self._has_failed(key[0])):
             return False
         run = self._runs[key]
-        complete = run.epochs_done == self._rungs.total  # all epochs are done, but finished.json is missing
+        complete = run.epochs_done == self._rungs.total  # trained to the last epoch, but finished.json is missing
         return run.state != "finished" and (run.epochs_done < self._limit(key[0]) or complete)
 
     def _has_failed(self, name: str) -> bool:
-        """Return whether a run of this variant failed, so that it has no mean over the seeds."""
+        """Return whether a run of this variant failed, so that its mean over seeds cannot be computed."""
         return any((name, seed) in self._failed for seed in self._seeds)
 
     def _limit(self, name: str) -> int:
         return self._rungs.total if name == self._baseline else self._rungs.limit(name)
 
     def _update(self) -> None:
-        """Add the scores of variants that reached a rung, and write the decisions."""
+        """Add the scores of variants that reached a rung, and write halving.json."""
         for name in self._names:
             done = min(self._runs[name, seed].epochs_done for seed in self._seeds)
             for rung in self._rungs.epochs:

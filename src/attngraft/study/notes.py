@@ -1,4 +1,4 @@
-"""Notes on a study's result: facts about its runs that are needed to interpret the numbers."""
+"""Notes on a study's result: facts about the runs that matter when interpreting the numbers."""
 
 import json
 import math
@@ -22,7 +22,7 @@ _TRAINED = {
 def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]:
     """Return notes on initial weights, scores before training, teachers, and trained parameters.
 
-    The weights of variants on other hosts are covered by `other_host_notes`.
+    `other_host_notes` covers the initial weights of other hosts.
     """
     every = _all_runs(records)
     own = {variant.name: records[variant.name] for variant in config.variants if variant.host is None}
@@ -63,7 +63,7 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
 
 
 def judged_notes(records: Records, metric: str) -> list[str]:
-    """Return notes on the compared weights and split, where they are not the last epoch and validation split."""
+    """Return notes on the compared weights and split if they differ from the defaults."""
     judged = [(record.recipe.train.judge, record.judged) for record in _all_runs(records)]
     weights = {each for each, _ in judged}
     splits = {"val" if each is None else each.split for _, each in judged}
@@ -97,12 +97,12 @@ def _all_runs(records: Mapping[str, Mapping[int, RunRecord]]) -> list[RunRecord]
 
 
 def _same_weights(runs: Iterable[RunRecord]) -> bool:
-    """Return whether the runs, all of one host, start from the same file, or all without one."""
+    """Return whether all runs (of one host) start from the same weights file, or all without one."""
     return len({(run.start.get("from") is not None, run.start.get("sha256")) for run in runs}) <= 1
 
 
 def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
-    """Return notes on variants whose host differs from the study's."""
+    """Return notes on variants whose host differs from the study's host."""
     names = [variant.name for variant in config.variants if variant.host is not None]
     if not names:
         return []
@@ -137,11 +137,11 @@ def other_host_notes(config: StudyConfig, records: Records) -> list[str]:
 
 
 def other_recipe_notes(config: StudyConfig, changed: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return notes on variants with a recipe of their own.
+    """Return notes on variants that change the study's recipe.
 
     Args:
         config: the study.
-        changed: by variant name: the fields that differ from the study's recipe.
+        changed: for each variant's name, the fields that differ from the study's recipe.
     """
     notes = []
     plain = {v.name: changed[v.name] for v in config.variants if v.spec == "none" and v.host is None}

@@ -1,4 +1,4 @@
-"""The resolved study: recipe, folder and state of every run, in an order that gives results early."""
+"""The resolved study: recipe, folder and state of every run, ordered to give results early."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -40,9 +40,9 @@ class PlannedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Study(StudyConfig):
-    """A study configuration with all its runs, resolved by `resolve`.
+    """A study configuration with all its runs, created by `resolve_runs`.
 
-    Runs are ordered by seed, and within a seed the baseline comes first, so that each finished seed is a small study.
+    Runs are ordered by seed, with the baseline first within each seed, so that each finished seed is a small study.
     """
 
     runs: tuple[PlannedRun, ...]
@@ -53,11 +53,11 @@ class Study(StudyConfig):
 
     @property
     def baseline_recipe(self) -> Recipe:
-        """Recipe of the baseline with the first seed; other runs share its data and all fields that they do not change."""
+        """Recipe of the baseline with the first seed; other runs share its data and all unchanged fields."""
         return self.runs[0].recipe
 
     def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
-        """Return the resolved recipe of one run; by default with the first seed."""
+        """Return the resolved recipe of a variant's run with `seed` (default: the first seed)."""
         seed = self.seeds[0] if seed is None else seed
         return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
 
@@ -67,15 +67,14 @@ class Study(StudyConfig):
         return [self.recipe_of(variant).schedule for variant in self.variants]
 
     def data_folder(self) -> Path | None:
-        """Return the folder of the study's random split and fitted files; None until a run has saved anything."""
-        # until then the data's settings may change
+        """Return the folder of the study's split and fitted files; None if no run has saved anything yet."""
+        # until a run has saved, the data settings may change
         return self.out if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 
     def save_split(self, task: Task) -> None:
-        """Write the random split of `task`, if any, for all runs that have saved nothing yet.
+        """Write the random split of `task`, if any, for all runs that have not saved anything yet.
 
-        Otherwise a run that starts after images were added would be trained and evaluated on different images from
-        earlier runs.
+        Without this, a run that starts after images were added would use a different split from earlier runs.
 
         Raises:
             StorageError: the file cannot be written.
@@ -89,7 +88,7 @@ class Study(StudyConfig):
                 share(path, folder.split)
 
     def keep_judged_split(self) -> None:
-        """Evaluate new runs of a study that began without a test split on validation, like its earlier runs."""
+        """Judge new runs on the validation split if earlier runs were, even if there is a test split now."""
         folders = [RunFolder(run.folder) for run in self.runs]
         if any(folder.has_saved and folder.judged_on_val for folder in folders):
             for folder in folders:
@@ -97,7 +96,7 @@ class Study(StudyConfig):
                     folder.write_data(model_args={}, facts={}, judged_split="val")
 
     def save_files(self, task: Task) -> None:
-        """Write the files that `task` fitted to the training data, for all runs whose host has the baseline's input.
+        """Write the files that `task` fitted to the training data, for runs with the baseline's input.
 
         Raises:
             StorageError: a file cannot be written.
@@ -116,7 +115,7 @@ class Study(StudyConfig):
 
 
 def resolve_runs(config: StudyConfig) -> Study:
-    """Return the study with every run's recipe and state. The study's recipe is read once.
+    """Return the study with the recipe and state of every run, reading the study's recipe only once.
 
     Raises:
         ConfigError: an invalid recipe.
@@ -158,12 +157,12 @@ def existing_run(folder: Path) -> RunRecord | None:
     return read_run(folder) if RunFolder(folder).recipe.is_file() else None
 
 
-#: finished runs, by variant name and seed
+#: variant name -> seed -> finished run
 Records = dict[str, dict[int, RunRecord]]
 
 
 def finished_runs(config: StudyConfig) -> Records:
-    """Read the finished runs of the study, without its recipe, whose file may no longer exist.
+    """Read the study's finished runs, without reading its recipe, whose file may no longer exist.
 
     Raises:
         TrainingError: a run folder is damaged.

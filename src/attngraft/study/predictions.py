@@ -1,4 +1,4 @@
-"""Saved predictions of runs: statistics aligned by example, and the report's sections."""
+"""Saved predictions of runs: statistics with aligned examples, and the report's sections."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,10 +17,10 @@ from attngraft.training.run_folder import RunRecord
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatistics:
-    """The part of a run's predictions that a study compares."""
+    """The statistics of a run that a study compares."""
 
     folder: Path  #: folder of the run, for messages
-    names: np.ndarray  #: (N,), names of the examples
+    names: np.ndarray  #: names of the examples, (N,)
     statistics: Mapping[str, Statistic]  #: by metric
     comparable: Mapping[str, str] = field(default_factory=dict)  #: see `Measured.comparable`
 
@@ -37,7 +37,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         if type(task).measure is not Task.measure and table.columns:
             measured = task.measure(table, record.facts)
             statistics, comparable = dict(measured.statistics), measured.comparable
-        if table.score is not None:  # saved for all tasks, also those without other statistics
+        if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
             statistics[task.primary] = MeanScore(table.score.astype(float), table.binary, fixed)
         return RunStatistics(folder=record.folder, names=table.names, statistics=statistics, comparable=comparable)
@@ -46,7 +46,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
 def paired(
     baseline: Mapping[int, RunStatistics], variant: Mapping[int, RunStatistics]
 ) -> tuple[dict[int, RunStatistics], dict[int, RunStatistics]]:
-    """Return the runs of the seeds that both have, by seed, with all examples in the same order.
+    """Return the runs of the seeds common to both variants, with all examples in the same order.
 
     Raises:
         DataError: see `aligned`.
@@ -73,7 +73,7 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
         if not np.array_equal(run.names[own], first[order]):
             raise DataError(
                 f"{run.folder} and {runs[0].folder} were evaluated on different examples: the data changed "
-                "between these runs; delete those with the old data, and repeat the study"
+                "between these runs; delete the runs on the old data and rerun the study"
             )
         index = np.empty(len(first), dtype=np.int64)
         index[order] = own
@@ -83,7 +83,7 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
 
 
 def variant_sections(task: Task, records: Sequence[RunRecord]) -> list[Section]:
-    """Return the task's sections for a variant with these finished runs; empty if a run saved no columns for them.
+    """Return the task's sections for a variant's finished runs; empty if a run saved no columns for them.
 
     Raises:
         TrainingError: predictions cannot be read.

@@ -27,10 +27,10 @@ Ending = Literal["finished", "paused", "failed", "stopped", "lost"]
 
 
 class StudyProgress:
-    """Callbacks of a study; those of this base class do nothing."""
+    """Progress callbacks of a study; this base class does nothing."""
 
     def on_stage(self, text: str) -> None:
-        """Called when a stage other than training begins: checking, timing, measuring, reporting."""
+        """Called when a stage other than training begins, such as checking, timing, measuring or reporting."""
 
     def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
         """Called when the runs are planned.
@@ -38,23 +38,23 @@ class StudyProgress:
         Args:
             runs: all runs of the study.
             seconds: estimated time of the remaining runs; None: no estimate.
-            epochs: number of remaining epochs.
-            extra: remark to append to the description of the plan.
+            epochs: number of remaining epochs; NaN if unknown.
+            extra: text to append to the description of the plan.
         """
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """Called when a run starts or resumes, possibly alongside others; returns the callbacks of the run."""
+        """Called when a run starts or resumes; returns its callbacks. Several runs may be active."""
         return Progress()
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
-        """Called when a run ends or successive halving pauses it; `message` is its result, or the reason for its failure."""
+        """Called when a run ends or is paused by halving, with its result or the reason of its failure."""
 
     def on_end(self) -> None:
         """Called when the study ends."""
 
 
 class StudyLog(StudyProgress):
-    """Plain log lines."""
+    """Log progress as plain lines."""
 
     def __init__(self) -> None:
         self._number: dict[str, int] = {}
@@ -77,7 +77,7 @@ class StudyLog(StudyProgress):
 
 
 class LiveStudy(StudyProgress):
-    """Live table of variants and seeds, with a progress bar for each active run; use it in a `with` block."""
+    """Live table of variants and seeds, with progress bars for active runs. Use it in a `with` block."""
 
     def __init__(self, console: Console) -> None:
         self._bars = Bars(
@@ -125,7 +125,7 @@ class LiveStudy(StudyProgress):
         style = {"finished": "green", "paused": "dim", "failed": "bold red", "stopped": "yellow"}[outcome]
         if run.label in self._active:
             self._bars.remove_task(self._active.pop(run.label))
-        if outcome != "paused":  # a paused run's cell keeps showing the epoch
+        if outcome != "paused":  # the cell of a paused run still shows its epoch
             self._cells[run.label] = Text(message if outcome == "finished" and message else outcome, style=style)
         self._cells[run.label].style = style
         if outcome == "failed":
@@ -209,7 +209,7 @@ class _RunRow(Progress):
 
 
 class _Clock:
-    """Remaining time, computed from the plan's estimate at first, then from the time of the epochs so far."""
+    """Remaining time, from the plan's estimate until an epoch is done, then from the mean time per epoch."""
 
     def __init__(self, *, epochs: float = 0.0, estimate: float | None = None) -> None:
         self._epochs, self._estimate = epochs, estimate
@@ -229,12 +229,12 @@ class _Clock:
 
 
 def first_metric(metrics: Mapping[str, float]) -> str:
-    """Return the first validation metric of an epoch's row, which is the task's first metric: `top1 0.812`."""
+    """Format the first validation metric of an epoch, which is the task's first metric: `top1 0.812`."""
     return next((f"{n.removeprefix('val/')} {value:.4g}" for n, value in metrics.items() if n.startswith("val/")), "")
 
 
 def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: str = "") -> str:
-    """Describe the plan: `15 runs of 12 epochs (5 variants, 3 seeds); 4 finished before; about 12 min for the rest`."""
+    """Describe the plan: `15 runs of 12 epochs (5 variants, 3 seeds); 4 finished before; ...`."""
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})

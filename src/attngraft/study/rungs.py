@@ -1,9 +1,9 @@
-"""The rule of asynchronous successive halving (Li et al., 2020): which variants continue past each rung of epochs.
+"""The promotion rule of asynchronous successive halving (Li et al., 2020).
 
-Whenever a variant reaches a rung, the best 1 / eta of those that reached it so far are promoted to the next rung, and
-those of the last rung to the end. No variant waits for others; once no other can arrive, at least one is promoted. A
-promotion is final, even if better variants arrive later. So all decisions follow from the order of arrivals and the
-scores, and `Rungs.replay` repeats the decisions of a stored result.
+Whenever a variant reaches a rung, the best 1 / eta of the variants at this rung so far are promoted to the next rung (from
+the last rung, to the end of training). Promotions do not wait for all variants to arrive; once no more can arrive, at least
+one variant is promoted. A promotion is final, even if better variants arrive later. All decisions thus follow from the
+scores and their order of arrival, and `Rungs.replay` repeats the decisions of a stored result.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from attngraft.training.recipe import ScheduleConfig
 
 
 def rung_epochs(halving: Halving, *schedules: ScheduleConfig) -> list[int]:
-    """Return the epochs after which variants with these schedules, all of the same length, are compared.
+    """Return the epochs of the rungs for variants with these schedules, which have the same length.
 
-    With `first` they are first, first * eta, ...; without it ..., epochs // eta^2, epochs // eta. None of them is within
-    the longest warm-up, where losses are not yet meaningful.
+    With `first`, the rungs are first, first * eta, ...; without it, they are ..., epochs // eta^2, epochs // eta, except
+    for rungs within the longest warm-up, where losses are not yet meaningful.
 
     Raises:
         UsageError: there are too few epochs for a rung.
@@ -37,13 +37,13 @@ def rung_epochs(halving: Halving, *schedules: ScheduleConfig) -> list[int]:
     if not found:
         raise UsageError(
             f"halving by {halving}: {epochs} epochs are too few for a rung; use more epochs or a smaller factor, or set "
-            "the epoch of the first rung (--halving 2,1)"
+            "the first rung's epoch (--halving 2,1)"
         )
     return found
 
 
 def expected_share(halving: Halving, *schedules: ScheduleConfig, variants: int) -> float:
-    """Return the fraction of all epochs of `variants` variants that is trained if no variant is promoted early.
+    """Return the expected fraction of all variants' epochs that is trained, assuming no early promotions.
 
     Raises:
         UsageError: see `rung_epochs`.
@@ -56,15 +56,15 @@ def expected_share(halving: Halving, *schedules: ScheduleConfig, variants: int) 
 
 
 class Rungs:
-    """Scores of the variants at each rung, and the promotions that follow from them.
+    """Scores of the variants at each rung, and the resulting promotions.
 
     Args:
         names: names of the variants, in the study's order.
         epochs: epoch of each rung.
         total: epochs of a complete run.
-        eta: one in `eta` variants is promoted.
+        eta: the best 1 / `eta` of the variants at a rung are promoted.
         metric: primary metric, stored in the result.
-        higher_is_better: whether a higher metric is better.
+        higher_is_better: direction of the metric.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Rungs:
         self._names = list(names)
         self._higher_is_better = higher_is_better
         self._scores: dict[int, dict[str, float | None]] = {rung: {} for rung in self.epochs}
-        self._order: list[tuple[str, int]] = []  # (variant, rung) by arrival
+        self._order: list[tuple[str, int]] = []  # (variant, rung) in order of arrival
         self._promoted: set[tuple[str, int]] = set()
-        self._passed = dict.fromkeys(self._names, 0)  # number of rungs that each variant was promoted from
+        self._passed = dict.fromkeys(self._names, 0)  # variant -> number of rungs passed
         self._lost: set[str] = set()
         self._losses: list[Lost] = []
 
     @classmethod
     def replay(cls, result: HalvingResult, names: Sequence[str]) -> Rungs:
-        """Repeat the decisions of a stored result."""
+        """Create the rungs from a stored result by repeating its decisions."""
         rungs = cls(
             names,
             result.rungs,
@@ -101,7 +101,7 @@ class Rungs:
         return rungs
 
     def keep_promotions(self, standings: Sequence[Standing]) -> None:
-        """Repeat earlier promotions, which may have been decided among other variants."""
+        """Restore earlier promotions, which may have been decided among a different set of variants."""
         for each in standings:
             if each.promoted:
                 self._promote(each.variant, each.epoch)
@@ -110,7 +110,7 @@ class Rungs:
         return name in self._scores[rung]
 
     def add(self, name: str, rung: int, score: float | None) -> None:
-        """Record that a variant reached a rung with this mean score (None for NaN)."""
+        """Record that a variant reached a rung with this mean score (None: NaN)."""
         if name in self._passed and name not in self._scores[rung]:
             self._scores[rung][name] = score
             self._order.append((name, rung))
@@ -118,19 +118,19 @@ class Rungs:
             self._decide()
 
     def lose(self, name: str) -> None:
-        """Record that a run of this variant failed, so that no promotion waits for it."""
+        """Record that a run of this variant failed, so that the variant is no longer expected at any rung."""
         if name in self._passed and name not in self._lost:
             self._lost.add(name)
             self._losses.append(Lost(variant=name, arrivals=len(self._order)))
             self._decide()
 
     def limit(self, name: str) -> int:
-        """Return the last epoch to which a variant may currently be trained."""
+        """Return the epoch up to which a variant may currently be trained."""
         passed = self._passed[name]
         return self.epochs[passed] if passed < len(self.epochs) else self.total
 
     def result(self) -> HalvingResult:
-        """Return all events in order, for halving.json."""
+        """Return the scores, promotions and failures in order, for halving.json."""
         standings = [
             Standing(variant=name, epoch=rung, score=self._scores[rung][name], promoted=(name, rung) in self._promoted)
             for name, rung in self._order
@@ -146,8 +146,8 @@ class Rungs:
         )
 
     def _decide(self) -> None:
-        """Promote the variants that may continue, from the first rung up."""
-        complete = True  # no other variant can still reach this rung
+        """Promote all variants that qualify, from the first rung to the last."""
+        complete = True  # whether no more variants can reach this rung
         for rung in self.epochs:
             scores = self._scores[rung]
             coming = [n for n in self._names if n not in self._lost and n not in scores and self.limit(n) >= rung]

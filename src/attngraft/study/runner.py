@@ -1,11 +1,12 @@
-"""The study itself: plan, estimate, train the remaining runs, report.
+"""Running a study: plan, estimate, train the remaining runs, and report.
 
 All state of a study is in its folder, so it can be stopped at any moment and resumed with the same command:
 
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
 
-and halving.json, if runs are stopped early, split.csv, if the validation split was drawn at random, and suites.csv, if
-runs are evaluated under suites. The executor decides where runs are trained and how many at a time; the files are the same.
+The folder also contains halving.json with successive halving, split.csv with a random validation split, and suites.csv if
+runs are evaluated under suites. The executor decides where and how many runs are trained at a time; the files do not depend
+on it.
 """
 
 import dataclasses
@@ -57,18 +58,18 @@ from attngraft.yaml_config import dump_yaml
 
 log = logging.getLogger(__name__)
 
-COST_SHARE = 0.1  #: of a time budget, for measuring costs
-COST_SECONDS = 120.0  #: maximum for measuring costs
+COST_SHARE = 0.1  #: fraction of a time budget for measuring costs
+COST_SECONDS = 120.0  #: maximum seconds for measuring costs
 
 
 def open_data(study: Study) -> BenchmarkBatch:
-    """Open the data with the split of earlier runs, if any."""
+    """Open the data, with the split of earlier runs, if any."""
     return BenchmarkBatch(study.baseline_recipe, folder=study.data_folder())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """Functions that a study calls; replace them to use another trainer, skip measurements, ..."""
+    """Functions called by a study; replace them to use another trainer or skip measurements, for example."""
 
     train: TrainRun = train
     open_data: Callable[[Study], BenchmarkBatch] = open_data
@@ -87,29 +88,29 @@ def compare(
     tools: Tools | None = None,
     trust_code: bool = False,
 ) -> StudyResult:
-    """Train every variant with every seed, except for finished runs, and compare the variants.
+    """Train every variant with every seed, and compare the variants.
 
-    Finished runs are kept, unfinished ones resumed. A failed run is noted, and the others are still trained; `incomplete`
-    then returns True. Ctrl-C loses nothing; the same call resumes.
+    Finished runs are skipped, and unfinished runs are resumed. If a run fails, a note is added, the other runs are still
+    trained, and `incomplete` returns True for the result. After Ctrl-C, repeat the call to resume.
 
     Args:
         config: from `study_from_dict`.
-        executor: where runs are trained; None: in this process, one after the other. `Processes(jobs=2)` trains several
-            at a time, `Ray()` uses a cluster.
-        progress: callbacks; None logs plain lines.
-        costs: measure time, memory and multiply-adds of the variants on this machine.
-        tools: another trainer or report.
-        trust_code: import a `module:` host named in a teacher's folder; those of `config` are trusted.
+        executor: where runs are trained; None: sequentially in this process. `Processes(jobs=2)` trains several at a time,
+            `Ray()` uses a cluster.
+        progress: callbacks; None: log plain lines.
+        costs: whether to measure time, memory and multiply-adds of the variants on this machine.
+        tools: replacements for the trainer, the report, ...
+        trust_code: import a `module:` host named in a teacher's folder; hosts named in `config` are trusted.
 
     Returns:
-        The result, which is also written into the study's folder, with its report.
+        The result, which is also written to the study's folder together with a report.
 
     Raises:
         UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained or
             written.
         DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained or written.
-        TrainingError: the folder holds runs of another recipe, another process uses it, or all runs failed.
-        StorageError: the study's folder, or a file in it, cannot be written.
+        TrainingError: the folder contains runs of another recipe or is in use by another process, or all runs failed.
+        StorageError: the study's folder or a file in it cannot be written.
         KeyboardInterrupt: the study was interrupted.
     """
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
@@ -142,10 +143,10 @@ def compare(
 
 
 def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResult:
-    """Rewrite results and report from the finished runs, without training or measuring.
+    """Rewrite the results and the report from finished runs, without training or measuring.
 
     Raises:
-        TrainingError: no run is finished, or a run's graft or host is not that of the variant with its name.
+        TrainingError: no run is finished, or a run's graft or host differs from its variant's.
     """
     refuse_other_variants(config)
     costs = load_costs(config.out, _without_stopped(config))
@@ -162,10 +163,10 @@ def prepare(
 ) -> Study:
     """Check the study, open its data, estimate its time, and fit its epochs to the time budget.
 
-    Trains and writes nothing. The arguments are those of `compare`.
+    Does not train or write anything. For the arguments, see `compare`.
 
     Raises:
-        As `compare`, before anything is trained.
+        See `compare`.
     """
     refuse_unsupported(config)
     with trusting(*config.host_names(), every=trust_code):
@@ -195,8 +196,8 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            estimate = None  # the run itself will report the error
-            log.warning("the time cannot be estimated: a variant does not fit into memory")
+            estimate = None  # the run will report the error
+            log.warning("the time cannot be estimated, because a variant does not fit into memory")
         concurrency = executor.concurrency(study.baseline_recipe)
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
@@ -212,7 +213,7 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
 
 
 def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
-    """Return `config` with the epochs fitted when this study was started, if it had the same time budget."""
+    """Return `config` with the epochs fitted when this study started with the same time budget, if any."""
     path = config.out / STUDY_FILE
     if config.time_budget is None or config.fitted_epochs is not None or not path.is_file():
         return config
@@ -223,21 +224,21 @@ def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
 
 
 def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Study:
-    """Return the study with as many epochs as its time budget allows; with halving, stopped runs leave time for more."""
+    """Return the study with as many epochs as its time budget allows, given the time that halving saves."""
     if estimate is None or study.time_budget is None:
-        raise UsageError("--time-budget needs an estimate of the time, which failed; give --epochs instead")
+        raise UsageError("--time-budget requires a time estimate, which failed; use --epochs instead")
     budget = (study.time_budget - _cost_seconds(study)) * concurrency
     epochs = fit_epochs(estimate, study.runs, budget=budget, most=study.epochs, share=trained_share(study))
     return resolve_runs(dataclasses.replace(study, fitted_epochs=epochs))
 
 
 def write_study(config: StudyConfig) -> None:
-    """Write study.yaml, which can be used to repeat or resume the study."""
+    """Write study.yaml, from which the study can be repeated or resumed."""
     write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
 
 
 def incomplete(result: StudyResult) -> bool:
-    """Return whether any run is missing from the study's result, not counting runs that halving stopped."""
+    """Return whether any run is missing from the study's result, ignoring variants stopped by halving."""
     stopped = {} if result.halving is None else result.halving.stopped
     return any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped)
 
@@ -253,14 +254,14 @@ class RunQueue:
         self._active: list[PlannedRun] = []
 
     def next(self) -> RunTask | None:
-        """Return the next task to start; None if there is none at the moment."""
+        """Return the next task to start; None if no task is ready."""
         if not self._waiting:
             return None
         self._active.append(self._waiting.pop(0))
         return RunTask(run=self._active[-1])
 
     def done(self, task: RunTask, outcome: Outcome) -> None:
-        """Handle the outcome of a task of this queue."""
+        """Update the queue with the outcome of one of its tasks."""
         self._active.remove(task.run)
 
     def seed_is_open(self, seed: int) -> bool:
@@ -272,7 +273,7 @@ def train_runs(study: Study, *, executor: Executor, train_run: TrainRun, progres
     """Train all remaining runs, and return notes on runs that failed and on processes that died.
 
     Raises:
-        Interrupted: Ctrl-C or SIGTERM; all runs are saved.
+        Interrupted: Ctrl-C or SIGTERM was received; all runs are saved.
     """
     queue = RunQueue(study) if study.halving is None else HalvingQueue(study, study.halving)
     first = queue.next()
@@ -283,25 +284,25 @@ def train_runs(study: Study, *, executor: Executor, train_run: TrainRun, progres
             return _Scheduler(study, queue, pool, progress, retries=executor.retries).run(first)
     except KeyboardInterrupt as stop:
         raise Interrupted(
-            f"the study in {study.out} was stopped and everything is kept: rerun the same command to resume; "
-            f"`attngraft compare --report-only --out {study.out}` reports on finished runs"
+            f"the study in {study.out} was stopped and everything is kept: rerun the same command to resume, or run "
+            f"`attngraft compare --report-only --out {study.out}` to report on finished runs"
         ) from stop
 
 
 class _Scheduler:
-    """Scheduler that submits the tasks of a queue to a pool of workers, and resumes runs whose process died."""
+    """Submit the tasks of a queue to a pool of workers, and resume runs whose process died."""
 
     def __init__(
         self, config: StudyConfig, queue: RunQueue | HalvingQueue, pool: Pool, progress: StudyProgress, *, retries: int
     ) -> None:
         self._queue, self._pool, self._progress, self._retries = queue, pool, progress, retries
         self._active: dict[str, tuple[RunTask, Progress]] = {}  # by label
-        self._deaths: dict[str, list[str]] = {}  # by label: how each process of an active run ended
+        self._deaths: dict[str, list[str]] = {}  # label of an active run -> how each of its processes ended
         self._notes: list[str] = []
         self._interim = _InterimResults(config, queue, self._notes)
 
     def run(self, first: RunTask) -> list[str]:
-        """Run all tasks of the queue, from `first` on, and return the notes."""
+        """Run all tasks of the queue, starting with `first`, and return the notes."""
         task: RunTask | None = first
         try:
             while True:
@@ -327,7 +328,7 @@ class _Scheduler:
     def _handle(self, task: RunTask, outcome: Outcome) -> None:
         label, notes = task.run.label, self._notes
         deaths = self._deaths[label]
-        if outcome.kind == "stopped":  # an interrupted run interrupts the study
+        if outcome.kind == "stopped":  # an interrupted run stops the study
             raise KeyboardInterrupt
         if outcome.kind == "lost":
             deaths.append(outcome.message)
@@ -349,7 +350,7 @@ class _Scheduler:
 
 
 class _InterimResults:
-    """Writer of results.json after each seed, for readers while the study runs; takes at most 1/20 of its time."""
+    """Write interim results after each finished seed, using at most about 1/20 of the study's time."""
 
     def __init__(self, config: StudyConfig, queue: RunQueue | HalvingQueue, notes: list[str]) -> None:
         self._config, self._queue, self._notes = config, queue, notes
@@ -365,7 +366,7 @@ class _InterimResults:
         try:
             save_result(collect(self._config, notes=self._notes), self._config.out)
         except AttngraftError as error:
-            log.warning("no results yet: %s", error)
+            log.warning("interim results were not written: %s", error)
         end = time.monotonic()
         self._not_before = end + 20 * (end - begin)
 
@@ -378,7 +379,7 @@ def _cost_seconds(config: StudyConfig) -> float:
 
 
 def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
-    """Load the costs, or measure them. A failure to measure becomes a note."""
+    """Load or measure the costs. If measuring fails, add a note and return None."""
     try:
         measured = resolve_runs(_with_chosen_batches(_without_stopped(study), study))
         costs = load_costs(study.out, measured, recipe=measured.baseline_recipe)
@@ -397,7 +398,7 @@ def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools
 
 
 def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
-    """Return `config` with the smallest micro-batches that its runs chose after out-of-memory errors, if any."""
+    """Return `config` with the smallest micro-batches that `auto_batch` chose in finished runs."""
     train = study.baseline_recipe.train
     if not train.auto_batch:
         return config
@@ -410,7 +411,7 @@ def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
 
 
 def _without_stopped(config: StudyConfig) -> StudyConfig:
-    """Return the study without variants that were stopped early, whose costs are not needed."""
+    """With halving, drop variants without finished runs, whose costs are not needed."""
     if config.halving is None:
         return config
     finished = finished_runs(config)

@@ -1,8 +1,8 @@
-"""Evaluation of a study's finished runs under suites, and the comparison of its variants under them.
+"""Evaluation of a study's finished runs under suites, and comparison of its variants.
 
-Every run is evaluated with the weights that are compared (`train.judge`); existing evaluations are kept. If a condition
-has several noise seeds, an example's score is first averaged over them, so that noise seeds do not count as examples.
-Severities are averaged in the same way.
+Every run is evaluated with the weights that the study compares (`train.judge`); existing evaluations are reused. If a
+condition has several noise seeds, each example's score is first averaged over them, so that noise seeds do not count as
+examples. Severities are averaged in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ from attngraft.training.evaluate import EVALUATIONS, Weights, checkpoint_digest,
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.run_folder import RunRecord
 
-_METRIC = "metric"  # name of the only statistic of a condition
+_METRIC = "metric"  # name of a condition's only statistic
 
 
 def _choices(config: StudyConfig) -> tuple[SuiteChoice, ...]:
-    """Return the study's suites except `throughput`, because every study measures costs side by side (`suite_notes`).
+    """Return the study's suites except `throughput`, which its cost measurement already covers.
 
     Raises:
-        UsageError: unknown suite.
+        UsageError: a suite is unknown.
     """
     return tuple(choice for choice in parse_suites(config.suites) if choice.suite.kind != "throughput")
 
@@ -51,7 +51,7 @@ def suite_notes(config: StudyConfig) -> list[str]:
 
 
 def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
-    """Check before training that the suites can be evaluated.
+    """Check, before training, that the suites can be evaluated.
 
     Raises:
         DataError: images are missing, must be downloaded first, or have an unexpected layout or different classes.
@@ -64,7 +64,7 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
     for choice in choices:
         if choice.data is not None and is_missing(choice.data):
             raise DataError(
-                f"suite {choice.text}: {choice.data}: no such folder or file; give the folder or file of the images"
+                f"suite {choice.text}: {choice.data}: no such folder or file; specify the path of the images"
             )
         if choice.suite.check is not None:
             if choice.data is None:
@@ -76,16 +76,18 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
 
 
 def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[str]:
-    """Evaluate every finished run under the study's suites, unless done before; return notes on failures.
+    """Evaluate every finished run under the study's suites, and return notes on failures.
+
+    Finished conditions are reused.
 
     Raises:
-        KeyboardInterrupt: the study was interrupted; the same command resumes.
+        KeyboardInterrupt: the study was interrupted; rerun the same command to resume.
     """
     choices, failed = _choices(config), []
     for name, by_seed in finished_runs(config).items():
         for seed, record in by_seed.items():
             label, weights = f"{name} seed {seed}", record.recipe.train.judge
-            for choice in choices:  # one at a time, because one may fail
+            for choice in choices:  # separately, because a suite may fail
                 try:
                     evaluate_suites(record.folder, [choice], weights=weights, progress=_Stages(label, progress))
                 except FAILURES as error:
@@ -94,7 +96,7 @@ def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[s
 
 
 class _Stages(SuiteProgress):
-    """Callbacks of a run's evaluation, shown as stages of the study."""
+    """Progress callbacks of a run's evaluation that report each condition as a stage of the study."""
 
     def __init__(self, label: str, progress: StudyProgress) -> None:
         self._label, self._progress, self._suite, self._shown = label, progress, "", ""
@@ -104,13 +106,13 @@ class _Stages(SuiteProgress):
 
     def on_condition(self, label: str) -> None:
         text = f"{self._label}: {self._suite}: {label}"
-        if text != self._shown:  # once for several noise seeds
+        if text != self._shown:  # only once for all noise seeds
             self._shown = text
             self._progress.on_stage(text)
 
 
 class _EvaluatedRun:
-    """A run's evaluation under a suite; files are read once."""
+    """A run's evaluation under a suite; each file is read only once."""
 
     def __init__(self, record: RunRecord, result: SuiteRun) -> None:
         self.record, self.result = record, result
@@ -118,13 +120,13 @@ class _EvaluatedRun:
         self._read: dict[str, tuple[np.ndarray, Statistic]] = {}
 
     def stale_because(self, digest: str, checkpoints: dict[Path, str]) -> str:
-        """Return the reason why the results cannot be compared with the others; empty if they can.
+        """Return why the results cannot be compared with the other runs' results; empty if they can.
 
-        Missing information is ignored: weights that were deleted, and results of versions without a digest.
+        Missing information is ignored: deleted weights, and results of older versions without a digest.
 
         Args:
             digest: digest of the examples that most runs were evaluated on.
-            checkpoints: digests of the runs' weights, by file; filled by this method.
+            checkpoints: cache of run folder -> digest of the weights; filled by this method.
         """
         folder, result = self.record.folder, self.result
         if folder not in checkpoints:
@@ -143,7 +145,7 @@ class _EvaluatedRun:
         return ""
 
     def primary(self, name: str, task: Task) -> RunStatistics:
-        """Return the primary metric: the mean over severities of the mean over noise seeds."""
+        """Return the primary metric, averaged over noise seeds and, for a kind's mean, over severities."""
         group = self.groups[name]
         members = (
             [group]
@@ -161,7 +163,7 @@ class _EvaluatedRun:
             names = read_columns(paths[0], only=("name",))["name"]
             before = next((read for read, _ in self._read.values()), names)
             self._read[group.name] = (
-                before if np.array_equal(before, names) else names,  # one copy for all conditions
+                before if np.array_equal(before, names) else names,  # share one copy of the names
                 _mean([self._of_file(path, task) for path in paths]),
             )
         return self._read[group.name]
@@ -185,18 +187,18 @@ class _EvaluatedRun:
 
 
 def _mean(statistics: Sequence[Statistic]) -> Statistic:
-    """Return the mean of statistics of the same examples; mean scores are averaged example by example."""
+    """Return the mean of statistics of the same examples, averaging mean scores example by example."""
     scores = [each.score for each in statistics if isinstance(each, MeanScore)]
     if len(statistics) == 1:
         return statistics[0]
     return MeanScore(np.mean(scores, axis=0)) if len(scores) == len(statistics) else MeanOfStatistics(statistics)
 
 
-_Evaluations = Mapping[str, Mapping[int, _EvaluatedRun]]  # by variant name and seed
+_Evaluations = Mapping[str, Mapping[int, _EvaluatedRun]]  # variant name -> seed -> evaluated run
 
 
 def suite_results(config: StudyConfig, records: Records, task: Task) -> list[SuiteResult]:
-    """Return the results of the study's suites; suites without evaluated runs are left out.
+    """Return the results of the study's suites, omitting suites without evaluated runs.
 
     Raises:
         DataError: runs were evaluated on different examples.
@@ -219,9 +221,7 @@ def suite_results(config: StudyConfig, records: Records, task: Task) -> list[Sui
         for (name, seed), run in list(evaluated.items()):
             if reason := run.stale_because(most_common, checkpoints):
                 del evaluated[name, seed]
-                notes.append(
-                    f"{name} seed {seed} is left out: {reason}; the command without --report-only evaluates it."
-                )
+                notes.append(f"{name} seed {seed} is left out: {reason}; rerun without --report-only to evaluate it.")
         runs = {name: {seed: run for (of, seed), run in evaluated.items() if of == name} for name in records}
         first = next((run.result for run in evaluated.values()), first)
         results.append(_suite_result(config, choice, runs, first, task, notes))

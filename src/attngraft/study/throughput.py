@@ -1,4 +1,4 @@
-"""Estimates of a study's time from a few real steps of every variant, and the epochs that fit a time budget."""
+"""Estimates of a study's time from a few real steps, and of the epochs that fit a time budget."""
 
 import dataclasses
 import time
@@ -15,15 +15,15 @@ from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
 from attngraft.training.setup import cpu_threads
 
 ROUNDS = 3  #: timed steps per variant
-MARGIN = 1.1  #: factor for everything besides steps and batches: checkpoints, metrics, events
+MARGIN = 1.1  #: factor that accounts for checkpoints, metrics and events
 
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """Seconds that one variant takes."""
+    """Estimated seconds for runs of one variant."""
 
-    start_seconds: float  #: building the model, and one-time work of the first step
-    epoch_seconds: float  #: training and evaluating one epoch, loading included
+    start_seconds: float  #: building the model, and the slower first step and evaluation batch
+    epoch_seconds: float  #: training and evaluation of one epoch, including data loading
 
     def run_seconds(self, epochs: int) -> float:
         return self.start_seconds + epochs * self.epoch_seconds if epochs else 0.0
@@ -31,19 +31,19 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Throughput of every variant, by name."""
+    """Throughput of every variant, by the variant's name."""
 
     throughputs: Mapping[str, Throughput]
 
     def seconds(self, runs: Sequence[PlannedRun]) -> float:
-        """Return the seconds that the rest of `runs` takes, one after the other."""
+        """Return the seconds that the remaining epochs of `runs` take sequentially."""
         return sum(self.throughputs[run.variant.name].run_seconds(run.epochs_left) for run in runs)
 
     def epochs_within(self, runs: Sequence[PlannedRun], budget: float, *, share: float = 1.0) -> int:
-        """Return the largest number of epochs per run with which all `runs` take at most `budget` seconds.
+        """Return the largest number of epochs per run such that all `runs` take at most `budget` seconds.
 
-        The baseline is assumed to be trained for all epochs, and the other variants for the fraction `share` of them on
-        average. A variant that sets its own number of epochs is trained for that number.
+        The baseline is assumed to be trained for all epochs, and other variants for the fraction `share` of the epochs on
+        average. Variants that set `schedule.epochs` are trained for that number.
         """
         parts = [
             (self.throughputs[run.variant.name], 1.0 if run.variant.is_baseline else share)
@@ -56,7 +56,7 @@ class Estimate:
         return max(int((budget - fixed) / per_epoch), 0)
 
     def full_seconds(self, runs: Sequence[PlannedRun], *, epochs: int) -> float:
-        """Return the seconds of complete `runs` of `epochs` epochs, or of the number that their variant sets."""
+        """Return the seconds of complete `runs` of `epochs` epochs, unless a variant sets `schedule.epochs`."""
         return sum(
             self.throughputs[run.variant.name].run_seconds(
                 run.recipe.schedule.epochs if run.variant.sets("schedule.epochs") else epochs
@@ -66,15 +66,15 @@ class Estimate:
 
 
 def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
-    """Time real training steps and evaluation batches of all variants; the CPU's random state is not changed."""
+    """Time real training steps and evaluation batches of all variants."""
     found = {}
     with cpu_threads(study.baseline_recipe.train.threads):
-        for variant in study.variants:  # one at a time, because many may not fit into memory together
+        for variant in study.variants:  # separately, because the models may not fit into memory together
             recipe = study.recipe_of(variant)
             train, own = recipe.train, benchmark.for_recipe(recipe)
             begin = time.perf_counter()
             profiler = Profiler(recipe, own)
-            profiler.train_step()  # the first steps are slower
+            profiler.train_step()  # the first step is slower
             profiler.evaluate_batch()
             start = time.perf_counter() - begin
             wait = synchronizer(profiler.device)
@@ -82,7 +82,7 @@ def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
             batch = float(np.median([_seconds(profiler.evaluate_batch, wait) for _ in range(ROUNDS)]))
             load = own.load_seconds
             load_eval = load * train.accumulate / train.batch_size * len(own.data.val) / own.eval_batches
-            if train.workers:  # loading processes read ahead
+            if train.workers:  # loading processes load batches in advance
                 step, batch = max(step, load / train.workers), max(batch, load_eval / train.workers)
             else:
                 step, batch = step + load, batch + load_eval
@@ -107,18 +107,18 @@ def fit_epochs(
     most: int | None,
     share: Callable[[int], float] = lambda epochs: 1.0,
 ) -> int:
-    """Return the number of epochs for a study of `runs` in `budget` seconds, at most `most`.
+    """Return the largest number of epochs, up to `most`, at which all `runs` fit into `budget` seconds.
 
     Args:
         estimate: throughput of all variants.
         runs: all runs of the study.
         budget: available seconds.
         most: maximum number of epochs; None: no maximum.
-        share: maps a number of epochs to the fraction of them that variants are trained for on average; 1 if none is
-            stopped early.
+        share: maps a number of epochs to the fraction for which variants are trained on average (1: no variant is stopped
+            early).
 
     Raises:
-        UsageError: not even one epoch fits; the message gives the time of one.
+        UsageError: not even one epoch fits; the message contains the time that one epoch takes.
     """
     epochs = estimate.epochs_within(runs, budget)
     if epochs < 1:
@@ -135,7 +135,7 @@ def fit_epochs(
 
 
 def trained_share(study: Study) -> Callable[[int], float]:
-    """Return a function that maps a number of epochs to the fraction that a variant is trained for on average."""
+    """Return a function from a number of epochs to the fraction that variants train for on average."""
     schedules, halving = study.schedules, study.halving
 
     def share(epochs: int) -> float:
@@ -144,14 +144,14 @@ def trained_share(study: Study) -> Callable[[int], float]:
         try:
             shorter = [dataclasses.replace(schedule, epochs=epochs) for schedule in schedules]
             return expected_share(halving, *shorter, variants=len(study.variants) - 1)
-        except (UsageError, ValueError):  # too few epochs for a rung or the warm-up: nothing is saved
+        except (UsageError, ValueError):  # too few epochs for a rung or the warm-up, so halving saves no time
             return 1.0
 
     return share
 
 
 def expected_runs(study: Study) -> list[PlannedRun]:
-    """Return the runs, counting the epochs that halving is expected to save as done, evenly over the variants."""
+    """Return the runs, with the epochs that halving is expected to save counted as done."""
     epochs = study.baseline_recipe.schedule.epochs
     saved = round(epochs * (1 - trained_share(study)(epochs)))
     return [
@@ -161,7 +161,7 @@ def expected_runs(study: Study) -> list[PlannedRun]:
 
 
 def halving_plan(study: Study) -> str:
-    """Describe the study's halving for the plan; empty if the study uses none.
+    """Describe the study's halving for the plan; empty if halving is not used.
 
     Raises:
         UsageError: there are too few epochs for a rung.

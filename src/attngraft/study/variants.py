@@ -1,14 +1,14 @@
-"""Variants of a study: named graft specifications and other hosts; the plain host is always the first, the baseline.
+"""Variants of a study: grafts, hosts and recipe changes. The baseline, the plain host, is first.
 
     grafts:
       - cb_s                                                           # on the study's host
       - {host: {name: deit_tiny_patch16_224, args: {img_size: 32}}}    # another host, without graft
       - {name: ViT with cb_s, host: deit_tiny_patch16_224, graft: cb_s}
-      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}               # other fields of the recipe, after the study's `set`
-      - {set: [schedule.warmup_epochs=10]}                             # the plain host under that recipe
+      - {graft: cb_s, set: {schedule.warmup_epochs: 10}}               # changes the recipe, after the study's `set`
+      - {set: [schedule.warmup_epochs=10]}                             # the plain host under the changed recipe
 
-On the command line `--against` takes a name, `NAME: {argument: value}`, or such an entry, and `--graft` a specification or
-such an entry. `spec` is the same as `graft`.
+On the command line, `--against` accepts a host's name, `NAME: {argument: value}`, or an entry as above; `--graft` accepts a
+specification or an entry. The key `spec` is an alias of `graft`.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ BASELINE = "baseline"
 ENTRY = "{name: ..., host: {name: ..., args: {...}}, graft: ...}"
 
 _MACHINE = "does not change what is trained; set it for all variants (`set:` of the study, or --set)"
-#: recipe fields that a variant's `set` may not change, and the reason
+#: recipe fields that a variant's `set` must not change -> the reason
 _COMMON = {
     "seed": "a study trains every variant with the same seeds; use `seeds:` of the study (--seeds)",
     "graft": "write the graft next to `set:`, as in {graft: cb_s, set: {...}}",
@@ -45,31 +45,31 @@ _WINDOWS_DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com
 
 @dataclass(frozen=True, kw_only=True)
 class StudyHost:
-    """Host of a study or a variant. Without a name it is the recipe's host, with `args` added to its arguments."""
+    """Host of a study or a variant. Without a name, it is the recipe's host with additional `args`."""
 
     name: str | None = None
     args: Mapping[str, Any] = field(default_factory=dict)
     pretrained: bool | None = None
-    weights: str | None = None  #: file of weights that all variants start from
+    weights: str | None = None  #: file of initial weights
 
     def over(self, host: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's `host` section changed by the given fields."""
+        """Return the recipe's `host` section, updated with the fields that are set."""
         section = dict(host)
         if self.name is not None:
-            section |= {"name": self.name, "args": {}, "weights": None}  # the old ones belong to the other host
-        if self.pretrained or self.weights is not None:  # one replaces the other; the recipe rejects both together
+            section |= {"name": self.name, "args": {}, "weights": None}  # drop the values of the recipe's host
+        if self.pretrained or self.weights is not None:  # a recipe must not set both
             section |= {"pretrained": bool(self.pretrained), "weights": self.weights}
         elif self.pretrained is not None:
             section["pretrained"] = False
         return {**section, "args": {**section["args"], **self.args}}
 
     def beside(self, host: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's `host` section for this host, given the section of the study's own host.
+        """Return the recipe's `host` section for a variant's host, given the section of the study's host.
 
-        `pretrained: true` is inherited; arguments and a file of weights are not.
+        `pretrained: true` is inherited from the study's host; arguments and a weights file are not.
 
         Raises:
-            ConfigError: the study's host starts from a file, and the initial weights of this host are not given.
+            ConfigError: the study's host starts from a file, and this host sets neither `weights` nor `pretrained`.
         """
         if host.get("weights") is not None and self.weights is None and self.pretrained is None:
             raise ConfigError(
@@ -79,20 +79,20 @@ class StudyHost:
         return self.over(host)
 
     def plain(self) -> dict[str, Any]:
-        """Return the given fields, as in a study file."""
+        """Return the fields that are set, in the format of a study file."""
         given = {"name": self.name, "args": dict(self.args), "pretrained": self.pretrained, "weights": self.weights}
         return {key: value for key, value in given.items() if value not in (None, {})}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A graft specification with its name in tables and plots."""
+    """A named combination of a graft specification, a host and recipe changes."""
 
     name: str
-    spec: str  #: canonical; "none" for the plain host
-    host: StudyHost | None = None  #: a host other than the study's
+    spec: str  #: canonical graft specification; "none" for the plain host
+    host: StudyHost | None = None  #: the variant's host; None: the study's host
     overrides: tuple[str, ...] = ()  #: `field=value` texts that change the study's recipe
-    where: str = field(default="", compare=False)  #: place in the study file, for messages
+    where: str = field(default="", compare=False)  #: location in the study file, for messages
 
     @property
     def is_baseline(self) -> bool:
@@ -100,11 +100,11 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """Host (if not the study's), specification and changes of the recipe in one line, unique within the study."""
+        """Host (if not the study's), specification and recipe changes on one line; unique within a study."""
         return _label(None if self.host is None else host_label(self.host.plain()), self.spec, self.overrides)
 
     def sets(self, name: str) -> bool:
-        """Return whether the variant has its own value of the recipe field `name`."""
+        """Return whether the variant overrides the recipe field `name`, or a part of it."""
         return any(_overlap(text.partition("=")[0], name) for text in self.overrides)
 
     @property
@@ -124,20 +124,20 @@ def _label(host: str | None, spec: str, overrides: tuple[str, ...]) -> str:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether two dotted fields are the same, or one contains the other."""
+    """Return whether two dotted fields are equal, or either contains the other."""
     return f"{one}.".startswith(f"{other}.") or f"{other}.".startswith(f"{one}.")
 
 
 def read_variants(entries: Iterable[Any], *, where: str = "grafts") -> tuple[Variant, ...]:
-    """Parse variants: a specification (text or list of mappings), or a mapping with any of `name`, `host`, `graft`, `set`.
+    """Parse variants: graft specifications, or mappings with any of `name`, `host`, `graft`, `set`.
 
-    The baseline, `none`, is added if missing and put first; the others keep their order. The default name of a variant is
-    its host, if not the study's, its specification, and what it changes in the recipe. Messages start with `where`.
+    The baseline, `none`, is added if missing and moved to the front; other variants keep their order. By default, a variant
+    is named after its host (if not the study's), its specification, and its recipe changes. Messages start with `where`.
 
     Raises:
         GraftSpecError: a specification cannot be parsed.
-        ConfigError: an entry in a different form, or a `set` that makes results incomparable.
-        UsageError: two variants with the same specification, host and `set`, or with the same name.
+        ConfigError: an entry has a different form, or a `set` makes results incomparable.
+        UsageError: two variants have the same specification, host and `set`, or the same name.
     """
     variants = [_read_entry(entry, f"{where}[{number}]") for number, entry in enumerate(entries)]
     if not any(variant.is_baseline for variant in variants):
@@ -171,9 +171,9 @@ def _read_entry(entry: Any, where: str) -> Variant:
         host = None if entry.get("host") is None else _read_host(entry["host"], f"{where}.host")
         overrides = _read_overrides(entry.get("set"), f"{where}.set")
     if name is not None and (not isinstance(name, str) or not name.strip()):
-        raise ConfigError(f"{where}.name: expected a non-empty text, found {name!r}")
+        raise ConfigError(f"{where}.name: expected non-empty text, found {name!r}")
     if given is not None and not isinstance(given, str | list | tuple):
-        raise ConfigError(f"{where}: expected a specification as text or list, found {given!r}")
+        raise ConfigError(f"{where}: expected a graft specification (text or list), found {given!r}")
     spec = str(parse(given))
     if name:
         name = name.strip()
@@ -205,13 +205,13 @@ def _read_overrides(given: Any, where: str) -> tuple[str, ...]:
             if _overlap(name, common):
                 inside = "" if f"{name}.".startswith(f"{common}.") else f"set its fields one by one; {common}: "
                 raise ConfigError(f"{where}.{name}: {inside}{reason}")
-    # sections come before their fields, and equal values have equal texts
+    # sections before their fields; equal values give equal text
     ordered = sorted(values, key=lambda name: name.split("."))
     return tuple(f"{name}={dump_line([values[name]])[1:-1]}" for name in ordered)
 
 
 def _fields(section: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted fields and their values; a non-empty section yields its fields instead of itself."""
+    """Yield (dotted field, value) pairs, recursing into non-empty sections."""
     for key, value in section.items():
         if isinstance(value, Mapping) and value:
             yield from _fields(value, f"{prefix}{key}.")
@@ -227,20 +227,20 @@ def _read_host(given: Any, where: str) -> StudyHost:
 
 
 def entry_graft(text: str) -> Any:
-    """Return the value of `--graft`, a specification or an entry in braces, as an entry of a study file's `grafts`.
+    """Convert `--graft`, a specification or an entry in braces, to an entry of `grafts` in a study file.
 
     Raises:
-        ConfigError: invalid YAML.
+        ConfigError: the YAML is invalid.
     """
     return parse_yaml(text, source=f"--graft {text}") if text.lstrip().startswith("{") else text
 
 
 def entry_against(text: str) -> dict[str, Any]:
-    """Return the value of `--against` as an entry of a study file's `grafts`.
+    """Convert the value of `--against` to an entry of `grafts` in a study file.
 
     Raises:
-        ConfigError: invalid YAML.
-        UsageError: YAML in a different form.
+        ConfigError: the YAML is invalid.
+        UsageError: the YAML has a different form.
     """
     given = parse_yaml(text, source=f"--against {text}")
     if isinstance(given, Mapping) and "host" in given:
@@ -255,10 +255,10 @@ def entry_against(text: str) -> dict[str, Any]:
 
 
 def slug(name: str) -> str:
-    """Return `name` as a folder name that is valid on any system; different names have different slugs.
+    """Convert `name` to a folder name that is valid on any system and unique for each name.
 
-    Names of lower-case letters, digits, `_`, `-` and inner `.` are unchanged. In others, the remaining characters are
-    replaced and a hash is appended.
+    Names of lower-case letters, digits, `_`, `-` and inner `.` are unchanged. In all other names, the remaining characters
+    are replaced, and a hash is appended.
     """
     plain = re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-.")[:_LONGEST_SLUG].rstrip("-.")
     if plain == name and plain.partition(".")[0] not in _WINDOWS_DEVICES:

@@ -1,7 +1,7 @@
 """Differences between a variant and the baseline: intervals, tests, and the verdict.
 
-A variant is called better or worse only if both 95% intervals exclude zero: the crossed bootstrap (other seeds, other
-examples) and the t-interval (other seeds, these examples). With one seed there is no t-interval, so there is no verdict.
+A variant is called better or worse only if both 95% intervals exclude zero: the crossed bootstrap (over seeds and
+examples) and the t-interval (over seeds, for fixed examples). With one seed there is no t-interval, so there is no verdict.
 """
 
 import dataclasses
@@ -26,13 +26,13 @@ from attngraft.results.study import Difference, Interval, McNemar, Spread, Verdi
 def compare_statistics(
     baseline: Mapping[int, Statistic], variant: Mapping[int, Statistic], *, higher_is_better: bool
 ) -> Difference | None:
-    """Return the difference of a metric, variant minus baseline, over the seeds that both have.
+    """Return the difference in a metric, variant minus baseline, over their common seeds.
 
-    A mean of scores is compared by the differences of its scores; any other metric is computed again under every resample.
+    Means of scores are compared by the examples' score differences; any other metric is recomputed for every resample.
 
     Args:
-        baseline: the baseline's metric by seed.
-        variant: the variant's, on the same examples in the same order.
+        baseline: the baseline's statistic for each seed.
+        variant: the variant's statistic for each seed, on the same examples in the same order.
         higher_is_better: direction of the metric.
 
     Returns:
@@ -85,12 +85,12 @@ def _difference(
 
 
 def corrected(differences: Sequence[Difference | None], *, untested: int = 0) -> list[Difference | None]:
-    """Return the differences with Holm's correction, which changes p-values but never a verdict.
+    """Return the differences with Holm's correction, which changes p-values but not verdicts.
 
     Args:
-        differences: one per variant.
-        untested: number of further variants that were stopped early. They count as tests without a significant
-            result, so the correction keeps its level whatever the reason for stopping.
+        differences: one per variant, None if not compared.
+        untested: number of additional variants that were stopped early. They count as non-significant tests, so that the
+            correction keeps its level whatever the reason for stopping.
     """
     present = [difference for difference in differences if difference is not None]
     p_values = iter(holm([*(difference.p_value for difference in present), *[None] * untested]))
@@ -131,12 +131,12 @@ def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[
 
 
 def _shown(interval: Interval) -> str:
-    """Format both ends with the number of decimals that gives the larger one three digits."""
+    """Format both ends with the number of decimals at which the larger end has three digits."""
     largest = max(abs(interval.low), abs(interval.high))
     decimals = 2 if largest == 0 else int(np.clip(2 - np.floor(np.log10(largest)), 0, 12))
     return f"{interval.low:+.{decimals}f} to {interval.high:+.{decimals}f}"
 
 
 def spread(values: np.ndarray) -> Spread:
-    """Return mean and sample deviation of at least one value."""
+    """Return mean and sample deviation of one or more values (deviation None for one value)."""
     return Spread(mean=float(values.mean()), deviation=float(values.std(ddof=1)) if len(values) > 1 else None)

@@ -58,7 +58,7 @@ def test_what_no_node_has_is_waited_for_and_told(given: dict[str, float], caplog
     with caplog.at_level(logging.WARNING, logger="attngraft"):
         found = asked(cluster((8, 1), (4, 2), dead=((64, 8),)), **given)
     assert found == (given.get("cpus", 2.0), given.get("gpus", 1.0))
-    words = f"a run requests {found[0]:g} CPUs and {found[1]:g} GPUs, more than any node of the cluster has"
+    words = f"a run requests {found[0]:g} CPUs and {found[1]:g} GPUs, more than any node has"
     assert words in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""Suites: named lists of conditions to evaluate a trained run under; finished conditions are reused.
+"""Suites: named lists of conditions under which a model is evaluated. Finished conditions are reused.
 
 from attngraft.evaluation.suites import evaluate_suites, parse_suites
 

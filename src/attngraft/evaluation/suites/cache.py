@@ -1,6 +1,7 @@
-"""Cached predictions under one condition: a .parquet file with a row per example and a fingerprint in its metadata.
+"""Cached predictions under one condition: a .parquet file with one row per example.
 
-The file is written atomically, so if it exists with the same fingerprint, the condition is finished.
+Its metadata contains a fingerprint. The file is written atomically, so a file with the expected fingerprint means that the
+condition is finished.
 """
 
 import dataclasses
@@ -18,14 +19,14 @@ from attngraft.tasks.task import Evaluation
 
 # pyarrow is an optional dependency, imported in the functions that need it
 
-KEY = b"attngraft"  #: key of our entry in the file's metadata
+KEY = b"attngraft"  #: attngraft's key in the file's metadata
 
-Fingerprint = Mapping[str, Any]  #: everything that determines the predictions, JSON-ready
+Fingerprint = Mapping[str, Any]  #: everything that determines the predictions, as JSON values
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedPredictions:
-    """Metadata of a file of predictions; the field names are the keys in the file."""
+    """Metadata of a predictions file; the field names are the keys in its JSON."""
 
     metrics: dict[str, float]
     binary: bool  #: whether scores are 0 or 1
@@ -57,9 +58,9 @@ def cache_predictions(
     remarks: Iterable[str] = (),
     write: bool = True,
 ) -> CachedPredictions:
-    """Save predictions and return their metadata; only the process with `write` writes the file.
+    """Save predictions to `path` if `write` is true, and return their metadata in any case.
 
-    The file's columns are name, the arrays named in `columns`, score and noise_seed.
+    The columns are `name`, the arrays named in `columns`, `score` (if the predictions have scores) and `noise_seed`.
 
     Raises:
         StorageError: the file cannot be written.
@@ -91,7 +92,7 @@ def cache_predictions(
 
 
 def read_cached(path: Path, *, fingerprint: Fingerprint | None = None) -> CachedPredictions | None:
-    """Read a file's metadata; None if the file is missing or damaged, or its fingerprint differs from `fingerprint`."""
+    """Read a file's metadata; None if it is missing, damaged, or has a different fingerprint."""
     if (metadata := _metadata(path)) is None:
         return None
     written = metadata.pop("fingerprint")
@@ -121,7 +122,7 @@ def _metadata(path: Path) -> dict[str, Any] | None:
 
 
 def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-    """Read the columns of a file from `cache_predictions`: all, or those named in `only` that it has.
+    """Read the columns of a file written by `cache_predictions`; with `only`, skip all others.
 
     Raises:
         TrainingError: the file cannot be read.
@@ -132,7 +133,7 @@ def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.
         names = parquet.read_schema(path).names
         table = parquet.read_table(path, columns=[name for name in names if only is None or name in only])
     except (OSError, ValueError, ArrowException) as error:
-        raise TrainingError(f"{path}: cannot be read ({error}); delete it and repeat the command") from None
+        raise TrainingError(f"{path}: cannot be read ({error}); delete the file and rerun the command") from None
     columns = {}
     for name in table.column_names:
         kind = str(table[name].type)

@@ -1,4 +1,4 @@
-"""The suites of all tasks, and the choice of some by name."""
+"""The suites of all tasks, and their selection by name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from attngraft.tasks.task import Task, known_tasks, load_task
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteChoice:
-    """A requested suite, with a folder of examples if they are not the run's."""
+    """A requested suite, with a folder of examples if it should not use the run's examples."""
 
     suite: Suite
     data: str | None = None
@@ -24,7 +24,7 @@ class SuiteChoice:
 
 
 def suites() -> Mapping[str, Suite]:
-    """Return the suites of all tasks by name; an installed package that cannot be imported has none."""
+    """Return the suites of all tasks by name, skipping tasks that cannot be imported."""
     found: dict[str, Suite] = {}
     for name in known_tasks():
         try:
@@ -38,11 +38,11 @@ def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[Suit
     """Parse requested suites, keeping their order and dropping duplicates.
 
     Args:
-        texts: names of suites, each a single name, a comma-separated list, or `name=FOLDER` with a folder of examples.
+        texts: each a suite name, a comma-separated list of names, or `name=FOLDER` with a folder of examples.
         option: name of the command-line option, for messages.
 
     Raises:
-        UsageError: a suite is unknown, or has two folders.
+        UsageError: a suite is unknown or specified with two folders, or the folder after `=` is missing.
     """
     texts = list(texts)
     known = suites() if texts else {}  # which imports all tasks
@@ -64,10 +64,12 @@ def parse_suites(texts: Iterable[str], *, option: str = "--suite") -> tuple[Suit
 
 
 def require_suites(task: Task | type[Task], choices: Iterable[SuiteChoice]) -> None:
-    """Check that a task has suites; of a task without suites of its own, only the capabilities are checked.
+    """Check that a task supports the chosen suites.
+
+    For a task without suites of its own, only the capabilities that the suites require are checked.
 
     Raises:
-        ConfigError: it lacks a capability, or the suite is for a different kind of example.
+        ConfigError: the task lacks a capability, or does not have the suite.
     """
     own = task.suites()
     for choice in choices:

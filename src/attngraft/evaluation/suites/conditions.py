@@ -26,18 +26,18 @@ class TargetModel:
 
     @cached_property
     def core(self) -> nn.Module:
-        """The model not prepared by accelerate: in full precision, unless called under autocast."""
+        """The model without accelerate's preparation; runs in full precision unless called under autocast."""
         return self.target.build().requires_grad_(False).eval()
 
     @cached_property
     def prepared(self) -> nn.Module:
-        """The model in the recipe's precision."""
+        """The model prepared by accelerate; runs in the recipe's precision."""
         prepared: nn.Module = self.accelerator.prepare_model(_Wrapper(self.core), evaluation_mode=True)
         return prepared
 
 
 class _Wrapper(nn.Module):
-    """Wrapper that accelerate can modify (it replaces `forward`) in place of the model."""
+    """Wrapper whose `forward` accelerate can replace, so that the model itself is not modified."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Wrapper(nn.Module):
 
 
 class ConditionEvaluator:
-    """Evaluate a model under the conditions of one suite, with the same data loading processes for all conditions."""
+    """Evaluate a model under the conditions of one suite, reusing the data loading processes."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class ConditionEvaluator:
     ) -> None:
         self._model, self._context, self._conditions, self._progress = model, context, list(conditions), progress
         self._evaluators: dict[bool, SplitEvaluator] = {}
-        self.remarks: dict[str, None] = {}  #: remarks on how the examples were changed under the last condition
+        self.remarks: dict[str, None] = {}  #: remarks on how the examples were changed under the most recent condition
 
     def __call__(self, condition: Condition, stop: StopSignal) -> Evaluation | None:
         """Evaluate under one condition; return None if `stop` was set before the end.
@@ -94,7 +94,7 @@ class ConditionEvaluator:
         if gradients not in self._evaluators:
             context, recipe = self._context, self._model.target.recipe
             if gradients:
-                # batches whose backward pass fits in memory: in full precision, half the size of mixed precision
+                # a batch whose backward pass fits in memory; full precision allows half the mixed-precision size
                 train = recipe.train
                 micro = max(1, train.batch_size // train.accumulate // (1 if train.amp == "no" else 2))
                 size = min(train.eval_batch_size or micro, micro)
@@ -113,7 +113,7 @@ class ConditionEvaluator:
     def _changed(
         self, batch: Batch, indices: Tensor, condition: Condition, model: nn.Module, exact: nn.Module
     ) -> Batch:
-        """Return the batch under the condition; attacks use gradients of `exact`, the model in full precision."""
+        """Return the batch changed by the condition; attacks use gradients of `exact` (full precision)."""
         if condition.batch is None:
             return batch
         context, layout = self._context, self._model.target.recipe.train.channels_last

@@ -1,4 +1,4 @@
-"""Evaluation contexts: a task with the split to evaluate, either a run's or the user's."""
+"""Evaluation contexts: a task with the split to evaluate, from the run's data or the user's."""
 
 import hashlib
 import re
@@ -31,14 +31,14 @@ class EvaluationContext(SuiteExamples):
 
     task: Task
     support: SuiteSupport
-    indices: np.ndarray  #: indices of the examples in the full data, which determine random numbers
+    indices: np.ndarray  #: indices of the examples in the full data; they seed the examples' random numbers
     source: str  #: description of the examples' source
     digest: str = ""  #: digest of the examples
     slug: str = ""  #: suffix of the folder for results; empty for the run's full validation split
 
 
 class ChangedSplit(Split):
-    """The examples of `split` under a condition; the epoch in the key is the condition's index."""
+    """The examples of `split`, changed by a condition; keys are (condition index, example index)."""
 
     def __init__(
         self, split: Split, indices: np.ndarray, conditions: Sequence[Condition], access: ExampleAccess
@@ -78,13 +78,12 @@ def open_context(
         choice: the suite, possibly with its own folder.
         data: other data, for suites without their own folder.
         split: name of a split of the data.
-        limit: number of examples, evenly spaced.
+        limit: maximum number of examples, evenly spaced.
 
     Raises:
-        DataError: the data cannot be used, or the suite's test set must be downloaded; then the message has the
-            instructions.
+        DataError: the data cannot be used, or the suite's test set must be downloaded first (the message explains how).
         ConfigError: the task does not support suites.
-        UsageError: a split of a test set is requested.
+        UsageError: `split` is set, but the suite has its own test set.
     """
     source = choice.data if choice.data is not None else data
     if choice.suite.test_set:
@@ -116,7 +115,7 @@ def open_context(
 
 def _test_set(target: Target, suite: Suite, source: str | None) -> EvaluationContext:
     section = target.recipe.task
-    if source is not None and "data" not in section:  # the classes are those of the test set, whatever the data
+    if source is not None and "data" not in section:  # the classes come from the test set, not from the data
         section = {**section, "data": {"source": source}}
     elif source is None and "data" not in section:
         raise suite.missing()
@@ -131,7 +130,7 @@ def _test_set(target: Target, suite: Suite, source: str | None) -> EvaluationCon
 
 def _of_data(target: Target, source: str | None, split: str | None) -> EvaluationContext:
     opened = None
-    if not target.is_run and not target.facts:  # the classes are those of the data
+    if not target.is_run and not target.facts:  # the classes come from the data
         opened = open_split(target, data=source, split=split)
         target = replace(target, facts=opened.facts)
     if source is not None and split is None:
@@ -163,7 +162,7 @@ def _context(task: Task, examples: SuiteExamples, *, source: str) -> EvaluationC
 
 
 def _digest(split: Split) -> str:
-    """Return a SHA-256 of the examples' names and of what else identifies them."""
+    """Return the SHA-256 of the examples' names and the split's fingerprint."""
     digest = hashlib.sha256()
     for index in range(len(split)):
         digest.update(split.name(index).encode("utf-8", "surrogateescape") + b"\0")

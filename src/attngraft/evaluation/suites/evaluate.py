@@ -1,11 +1,12 @@
-"""Evaluation of a model under suites: reuse finished conditions, evaluate the others, and write the results.
+"""Evaluation of a model under suites, reusing the predictions of finished conditions.
 
-    RUN/evaluation/<weights>/<suite>/<condition>.parquet  predictions, a file per condition and noise seed
+    RUN/evaluation/<weights>/<suite>/<condition>.parquet  predictions, one file per condition and noise seed
                                      results.json, results.csv
                                      reliability.svg, reliability.png    (calibration)
 
-For models other than runs, the suite's folder is OUT/<suite>. For data other than the run's full validation split, it is
-`<suite>--<which>`. A condition is finished if its file was computed from the same weights, data and settings.
+For a model that is not a run, the suite's folder is OUT/<suite>. For any data other than the run's full validation split,
+the folder is named `<suite>--<data>`. A condition is finished if its file was computed from the same weights, data and
+settings.
 """
 
 import logging
@@ -47,7 +48,7 @@ from attngraft.training.target import Target
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  #: version of fingerprints; increased when the meaning of the settings changes
+FORMAT = 2  #: version of the fingerprints; increment it when the meaning of a setting changes
 
 
 def evaluate_suites(
@@ -68,10 +69,10 @@ def evaluate_suites(
     Args:
         of: the run's folder, or another model (`targets.judged.open_target`).
         choices: from `parse_suites`.
-        data: other data of the same kind, or the downloaded test sets; None: the run's own.
+        data: other data of the same kind, or the downloaded test sets; None: the run's data.
         split: name of another split of the data.
-        weights: of a run's last checkpoint or of its best epoch, or their moving averages.
-        limit: number of examples, evenly spaced.
+        weights: which weights of a run to evaluate: the last or best epoch's, or a moving average.
+        limit: maximum number of examples, evenly spaced.
         progress: progress callbacks; None: log messages.
         trust_code: import a `module:` host named in the folder; this runs its code.
 
@@ -81,10 +82,10 @@ def evaluate_suites(
     Raises:
         TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
         DataError: see `open_context`; nothing was evaluated.
-        ConfigError: the task does not support such suites; nothing was evaluated.
-        SuitesFailed: some of several suites failed, and the others were evaluated. If a single suite was requested, its own
-            error is raised.
-        Interrupted: Ctrl-C was pressed; finished conditions are kept, and the same call resumes.
+        ConfigError: the task does not support a suite; nothing was evaluated.
+        SuitesFailed: some of several suites failed, and the others were evaluated. If only one suite was requested, its
+            error is raised unchanged.
+        Interrupted: Ctrl-C was pressed. Finished conditions are kept; repeat the call to resume.
     """
     require_pyarrow()
     target = of if isinstance(of, Target) else run_target(read_run(of), weights)
@@ -115,8 +116,8 @@ class _TargetEvaluator:
         """Evaluate each suite, continuing after failures.
 
         Raises:
-            SuitesFailed: some of several suites failed. With a single suite or several processes, the error itself is
-                raised; other processes wait for the one that failed, so none can continue with the next suite.
+            SuitesFailed: some of several suites failed. With a single suite, its error is raised unchanged; likewise with
+                several processes, which cannot continue with the next suite when one of them fails.
             Interrupted: `stop` was set.
         """
         results: list[SuiteRun] = []
@@ -129,13 +130,13 @@ class _TargetEvaluator:
                     raise
                 log.debug("suite %s failed", choice.text, exc_info=True)
                 self.progress.on_failure(choice.suite.title, str(error))
-                failed[choice.text] = str(error)  # the error itself would keep its frames' tensors alive
+                failed[choice.text] = str(error)  # as text: the error would keep its frames' tensors alive
         if failed:
             raise SuitesFailed(results, failed)
         return results
 
     def suite(self, choice: SuiteChoice, context: EvaluationContext, stop: StopSignal) -> SuiteRun:
-        """Evaluate a suite, write its results and return them.
+        """Evaluate one suite, write its results, and return them.
 
         Raises:
             Interrupted: `stop` was set.
@@ -153,7 +154,7 @@ class _TargetEvaluator:
         else:
             folder = self._folder(suite.folder, context)
             cached, refused = self._evaluate(choice, context, folder, stop)
-            accelerator.wait_for_everyone()  # wait until the main process has written
+            accelerator.wait_for_everyone()  # until the main process has written the predictions
             if suite.kind == "calibration":
                 groups, bins = calibration_results(folder, suite.conditions[0], task, root=self.root)
                 metric, higher = "ece", False
@@ -188,12 +189,12 @@ class _TargetEvaluator:
     def _evaluate(
         self, choice: SuiteChoice, context: EvaluationContext, folder: Path, stop: StopSignal
     ) -> tuple[dict[str, CachedPredictions], dict[str, str]]:
-        """Return the predictions by condition, and the reasons for missing predictions by group."""
+        """Return the predictions for each condition, and the reason for each group without predictions."""
         suite, progress, accelerator = choice.suite, self.progress, self.model.accelerator
         fingerprints = {each.name: self._fingerprint(each, context) for each in suite.conditions}
         read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}
         cached = {name: each for name, each in read.items() if each is not None}
-        accelerator.wait_for_everyone()  # all must have read the files before the main process rewrites them
+        accelerator.wait_for_everyone()  # every process must read the files before the main process rewrites them
         progress.on_suite(suite.title, conditions=len(fingerprints), done=len(cached), examples=len(context.split))
         refused: dict[str, str] = {}
         evaluate = ConditionEvaluator(self.model, context, suite.conditions, progress=progress)

@@ -13,26 +13,26 @@ log = logging.getLogger(__name__)
 
 
 class SuiteProgress:
-    """Progress callbacks; those of the base class do nothing."""
+    """Progress callbacks for an evaluation under suites; the base class does nothing."""
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
-        """Called when a suite starts; `done` is the number of its conditions that are already finished."""
+        """Called when a suite starts, `done` of whose `conditions` are already finished."""
 
     def on_condition(self, label: str) -> None:
         """Called when a condition starts."""
 
     def on_examples(self, count: int) -> None:
-        """Called after `count` more examples were evaluated."""
+        """Called for each batch, with its number of examples."""
 
     def on_outcome(self, label: str, outcome: str) -> None:
-        """Called when a condition is finished or found to be unsupported."""
+        """Called when a condition is finished or turns out to be unsupported."""
 
     def on_failure(self, title: str, error: str) -> None:
         """Called when a suite fails; the remaining suites are still evaluated."""
 
 
 class SuiteLog(SuiteProgress):
-    """Log one message per suite and condition, and one every `every` seconds."""
+    """Log a message for each suite and condition, and the progress every `every` seconds."""
 
     def __init__(self, *, every: float = 60.0) -> None:
         self._every, self._last = every, 0.0

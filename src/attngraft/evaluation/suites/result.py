@@ -1,4 +1,4 @@
-"""Results of a suite on one run as plain data, saved as results.json and results.csv next to the predictions."""
+"""Results of one suite on one model as plain data, saved as results.json and results.csv."""
 
 import dataclasses
 import json
@@ -25,9 +25,9 @@ from attngraft.tasks.task import Task
 
 FORMAT = 1
 RESULT_FILE, TABLE_FILE = "results.json", "results.csv"
-_LIMITED = re.compile(r"-limit\d+$")  #: suffix of result folders for some of the examples (`--limit`)
+_LIMITED = re.compile(r"-limit\d+$")  #: suffix of result folders for a subset of the examples (`--limit`)
 
-#: errors of one suite that do not stop the others: unreadable examples, out of memory, a full disk
+#: errors after which the remaining suites are still evaluated: unreadable examples, out of memory, a full disk
 FAILURES = (AttngraftError, RuntimeError, OSError)
 
 
@@ -36,19 +36,19 @@ class GroupMetric:
     """A metric under the conditions of one group."""
 
     mean: float  #: mean over noise seeds
-    interval: Interval | None  #: Student's 95% interval over noise seeds; None: not random, or all seeds agree
-    values: list[float]  #: one value per noise seed
+    interval: Interval | None  #: Student's 95% interval over noise seeds; None: one value, or all equal and not 0
+    values: list[float]  #: one per noise seed
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """Result of a group of conditions that differ only in their noise seed, or mean over the severities of a kind."""
+    """Result of conditions that differ only in their noise seed, or the mean over a kind's severities."""
 
     name: str
     label: str
     noise_seeds: list[int]  #: empty if not random
     metrics: dict[str, GroupMetric]
-    files: list[str]  #: predictions, relative to the run's `evaluation` folder; empty for a mean over severities
+    files: list[str]  #: prediction files, relative to the run's `evaluation` folder; empty for a mean over severities
     settings: dict[str, Any] = field(default_factory=dict)
     kind: str = ""
     severity: int | None = None  #: severity within the kind; None: the mean over severities
@@ -58,7 +58,7 @@ class GroupResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteRun:
-    """Results of a suite on one run."""
+    """Results of one suite on one model."""
 
     suite: str
     title: str
@@ -73,21 +73,21 @@ class SuiteRun:
     classes: list[str] = field(default_factory=list)  #: names of the class indices in targets and predictions
     notes: list[str] = field(default_factory=list)
     reliability: Reliability | None = None
-    machine: dict[str, Any] = field(default_factory=dict)  #: environment in which times were measured
+    machine: dict[str, Any] = field(default_factory=dict)  #: environment in which the throughput was measured
     version: str = ""
-    digest: str = ""  #: digest of the examples, equal for runs evaluated on the same examples
+    digest: str = ""  #: digest of the examples; equal digests mean the same examples
     format: int = FORMAT
 
 
 class SuitesFailed(AttngraftError):
     """Error raised if some of several suites failed.
 
-    `found` has the results of the other suites, and `failed` the errors by suite.
+    `found` contains the results of the other suites, `failed` the error message for each failed suite.
     """
 
     def __init__(self, found: Sequence[SuiteRun], failed: Mapping[str, str]) -> None:
         self.found, self.failed = list(found), dict(failed)
-        by_error: dict[str, list[str]] = {}  # an error shared by all suites, such as missing weights, is reported once
+        by_error: dict[str, list[str]] = {}  # report an error shared by suites, such as missing weights, once
         for text, error in failed.items():
             by_error.setdefault(error, []).append(text)
         super().__init__(
@@ -117,10 +117,10 @@ def group_results(
 
     Args:
         conditions: the suite's conditions.
-        cached: predictions by name of the condition.
-        refused: reasons why groups have no numbers, by group.
+        cached: predictions for each condition's name.
+        refused: for each group without numbers, the reason.
         folder: folder of the predictions.
-        root: folder of the run's evaluations.
+        root: the run's `evaluation` folder.
     """
     groups: dict[str, list[Condition]] = {}
     for condition in conditions:
@@ -153,7 +153,7 @@ def group_results(
 def calibration_results(
     folder: Path, condition: Condition, task: Task, *, root: Path
 ) -> tuple[list[GroupResult], Reliability]:
-    """Return the expected calibration error of predictions on clean examples, and the reliability bins."""
+    """Return the expected calibration error of the condition's predictions, and the reliability bins."""
     stated, true = task.calibration_inputs(read_columns(folder / f"{condition.name}.parquet"))
     bins = reliability([stated.reshape(-1)], [true.reshape(-1)])
     group = GroupResult(
@@ -171,7 +171,10 @@ def _relative(folder: Path, name: str, root: Path) -> str:
 
 
 def means_over_severities(groups: Sequence[GroupResult]) -> list[GroupResult]:
-    """Return each kind's mean over severities, and, for several kinds, the mean over kinds, by noise seed."""
+    """Return the mean over severities for each kind and, with several kinds, the mean over kinds.
+
+    Means are computed for each noise seed separately.
+    """
     by_kind: dict[str, list[GroupResult]] = {}
     for group in groups:
         if group.kind and group.metrics:
@@ -186,7 +189,7 @@ def means_over_severities(groups: Sequence[GroupResult]) -> list[GroupResult]:
 
 
 def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) -> GroupResult:
-    """Return the mean over groups; values of groups without noise seeds are repeated for each seed of the others."""
+    """Return the mean over groups, by noise seed; groups with fewer seeds add their mean to each seed."""
     seeds = max((group.noise_seeds for group in groups), key=len)
     metrics = {}
     for metric in groups[0].metrics:
@@ -197,7 +200,7 @@ def _mean(name: str, label: str, groups: Sequence[GroupResult], *, kind: str) ->
 
 
 def save_suite_run(result: SuiteRun, folder: Path) -> None:
-    """Write results.json and results.csv, and reliability.svg and reliability.png if there are reliability bins.
+    """Write results.json and results.csv, and the reliability diagram (SVG, PNG) if there is one.
 
     Raises:
         StorageError: the files cannot be written.
@@ -213,9 +216,9 @@ def save_suite_run(result: SuiteRun, folder: Path) -> None:
 
 
 def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
-    """Return the newest results of a suite in a run's `evaluation/<weights>`; None if there are none.
+    """Return the newest results of a suite in a run's `evaluation/<weights>` folder, or None.
 
-    Only results on all examples are considered: of the run's validation split, or of the choice's folder.
+    Only results on all examples of the run's validation split, or of the choice's folder, are considered.
 
     Raises:
         ConfigError: the results cannot be read.
@@ -231,7 +234,7 @@ def find_suite_run(evaluations: Path, choice: SuiteChoice) -> SuiteRun | None:
 
 
 def read_suite_run(folder: Path) -> SuiteRun | None:
-    """Return the results in a suite's folder; None if there are none, or for some of the examples only (`--limit`).
+    """Return the results in a suite's folder; None if missing or computed with `--limit`.
 
     Raises:
         ConfigError: the results cannot be read.
@@ -242,7 +245,7 @@ def read_suite_run(folder: Path) -> SuiteRun | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read as a suite's result: {error}") from None
+        raise ConfigError(f"{path}: not a valid suite result: {error}; delete the file and rerun the suite") from None
     return read(SuiteRun, content, where=str(path))
 
 

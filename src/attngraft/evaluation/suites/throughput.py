@@ -24,7 +24,7 @@ def measure_throughput(
     """Measure the forward pass on an evaluation batch; return metrics and the batch size.
 
     `images_per_second` is the median over `SAMPLES` forward passes, with its bootstrap interval. `peak_memory_bytes` covers
-    weights, batch and the forward pass. The batch is normalized and moved to the device beforehand, so loading is not timed.
+    weights, batch and forward pass. The batch is normalized and moved to the device beforehand, so loading is not timed.
     """
     train = recipe.train
     size = min(train.eval_batch_size or train.batch_size // train.accumulate, len(context.split))

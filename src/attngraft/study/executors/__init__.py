@@ -1,7 +1,7 @@
-"""Executors of a study's runs: one after the other in this process, in several processes, or on a Ray cluster.
+"""Executors of a study's runs: sequential in this process, in several processes, or on a Ray cluster.
 
-Every executor calls `base.run_task`, which trains one run folder. All results of a run are in its folder, so a stopped study
-can be resumed with a different executor.
+Every executor calls `base.run_task`, which trains the run of one folder. All state of a run is in its folder, so a stopped
+study can be resumed with a different executor.
 """
 
 from attngraft.study.executors.base import Executor, Serial

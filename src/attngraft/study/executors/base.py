@@ -21,13 +21,13 @@ from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import RunRecord
 
 FAILURE_FILE = "failure.txt"
-PATIENCE = 60.0  #: seconds that a worker waits for a predecessor that is still saving the same run
+PATIENCE = 60.0  #: seconds that a worker waits for another process that is still saving the same run
 
 
 class TrainRun(Protocol):
     """Training function of one run: `attngraft.training.loop.train`, or a replacement.
 
-    `stop_after_epoch` and `trust_code` are given only if they differ from the default.
+    `stop_after_epoch` and `trust_code` are passed only if they differ from their defaults.
     """
 
     def __call__(
@@ -45,7 +45,7 @@ class TrainRun(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask:
-    """A run to train, to completion or up to the end of an epoch."""
+    """A run to train, either to completion or until `stop_after_epoch`."""
 
     run: PlannedRun
     stop_after_epoch: int | None = None
@@ -53,24 +53,27 @@ class RunTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Result of a task. `paused`: trained up to the requested epoch; `lost`: its process died."""
+    """Result of a task.
+
+    `paused`: trained to the requested epoch; `stopped`: interrupted; `lost`: its process died.
+    """
 
     kind: Literal["finished", "paused", "failed", "stopped", "lost"]
-    message: str = ""  #: the last epoch's first metric, why the run failed, or how its process ended
+    message: str = ""  #: the last epoch's first metric, the reason of the failure, or how the process ended
 
 
 class Pool(Protocol):
-    """Pool of workers. `wait` returns each submitted task once, unless `stop` is called first."""
+    """Pool of workers. `wait` returns every submitted task exactly once, unless `stop` is called first."""
 
     @property
     def slots(self) -> int:
-        """Number of tasks that may be submitted at the same time."""
+        """Maximum number of submitted tasks at a time."""
 
     def submit(self, task: RunTask, progress: Progress) -> None:
-        """Start a task, at the latest in `wait`; `progress` is called while `wait` runs."""
+        """Start a task, now or in the next `wait`; the callbacks of `progress` are called during `wait`."""
 
     def wait(self) -> Sequence[tuple[RunTask, Outcome]]:
-        """Wait until at least one submitted task has ended, and return the ended tasks with their outcomes."""
+        """Wait until at least one task has ended, and return the ended tasks with their outcomes."""
 
     def stop(self) -> None:
         """Interrupt all runs and wait until they are saved."""
@@ -81,26 +84,26 @@ class Executor(Protocol):
 
     @property
     def retries(self) -> int:
-        """How many times a run is resumed after its process died."""
+        """Maximum number of times that a run is resumed after its process died."""
 
     def concurrency(self, recipe: Recipe) -> int:
-        """Return how many runs are trained at full speed at the same time, for estimates."""
+        """Return how many runs can be trained at full speed at the same time, for time estimates."""
 
     def pool(self, *, train_run: TrainRun, recipe: Recipe, out: Path) -> AbstractContextManager[Pool]:
         """Open workers for the runs of a study.
 
         Args:
             train_run: the training function; must be picklable if tasks leave this process.
-            recipe: recipe of any run; all runs of a study have the same number of threads and loading processes.
+            recipe: the recipe of any run; threads and loading processes are equal for all runs of a study.
             out: the study's folder.
         """
 
 
 def run_task(task: RunTask, train_run: TrainRun, progress: Progress, *, patience: float = 0.0) -> Outcome:
-    """Train the task's run and return its outcome; an error's traceback is written to the run's folder.
+    """Train the task's run and return its outcome; if it fails, write the traceback to the run's folder.
 
     Args:
-        task: the run; it is resumed if it was started, and skipped if it is finished.
+        task: the run to train. A started run is resumed, and a finished run is skipped.
         train_run: the training function.
         progress: callbacks.
         patience: seconds to wait for another process that has locked the run's folder.
@@ -134,7 +137,7 @@ def run_task(task: RunTask, train_run: TrainRun, progress: Progress, *, patience
 
 @dataclass(frozen=True)
 class Serial:
-    """Train runs one after the other in this process (the default)."""
+    """Train runs sequentially in this process (the default)."""
 
     retries: int = 0
 
@@ -147,7 +150,7 @@ class Serial:
 
 
 class _SerialPool:
-    """Pool without workers: `submit` only keeps the task, and `wait` trains it in this process."""
+    """Pool without workers: `submit` only stores the task, and `wait` trains it in this process."""
 
     slots = 1
 
@@ -173,7 +176,7 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt within the block, for processes that must stop others before they exit.
+    """Raise KeyboardInterrupt on SIGTERM within the block, so that child processes can be stopped.
 
     Does nothing outside the main thread.
     """

@@ -1,8 +1,8 @@
-"""Placement of several processes on one machine: device or cores, and number of threads.
+"""Placement of several processes on one machine: device, cores, and number of threads.
 
-A run's number of threads is part of its recipe, because it affects the order of summation and so the last digits. Each
-concurrent run therefore has exactly the threads that it would have alone. If the recipe does not set `train.threads`, every
-process uses torch's default for the whole machine: the results are the same, but the processes share the cores.
+A run's number of threads is part of its recipe, because the order of summation, and thus the last digits, depend on it. Each
+concurrent run therefore uses as many threads as it would alone. If the recipe does not set `train.threads`, every process
+uses torch's default for the whole machine: the results are the same, but the processes compete for the cores.
 `train.threads=1` gives each run its own core.
 """
 
@@ -19,8 +19,8 @@ from attngraft.training.recipe import Recipe
 class ProcessPlacement:
     """Device, cores and threads of one worker."""
 
-    threads: int  #: CPU threads of torch, if the recipe does not set them
-    cores: tuple[int, ...] = ()  #: the cores that the worker may use; empty: all
+    threads: int  #: number of torch's CPU threads: the recipe's or, if unset, torch's default
+    cores: tuple[int, ...] = ()  #: cores that the worker may use; empty: all
     device: str | None = None  #: value of CUDA_VISIBLE_DEVICES; None: unchanged
 
     def apply(self) -> None:
@@ -33,14 +33,15 @@ class ProcessPlacement:
 
 
 def run_threads(recipe: Recipe) -> int:
-    """Return the CPU threads that a run of `recipe` has in this process."""
+    """Return the number of CPU threads that a run of `recipe` uses in this process."""
     return recipe.train.threads or torch.get_num_threads()
 
 
 def placements(jobs: int, recipe: Recipe) -> list[ProcessPlacement]:
     """Return a placement for each of `jobs` processes.
 
-    Devices are assigned in turn. Without devices, each process gets an equal share of the cores if a run's threads fit.
+    Devices are assigned round-robin. Without devices, each process gets an equal share of the cores, if a run's threads fit
+    into a share; otherwise all processes use all cores.
     """
     threads, devices = run_threads(recipe), _devices()
     if devices:
@@ -53,7 +54,7 @@ def placements(jobs: int, recipe: Recipe) -> list[ProcessPlacement]:
 
 
 def concurrent_runs(jobs: int, recipe: Recipe) -> int:
-    """Return how many of `jobs` processes have their own device, or cores for all their threads; at least 1."""
+    """Return how many of `jobs` processes fit without sharing devices or cores; at least 1."""
     room = len(_devices()) or len(_cores()) // run_threads(recipe)
     return max(min(jobs, room), 1)
 
@@ -65,7 +66,7 @@ def _cores() -> Sequence[int]:
 
 
 def _devices() -> list[str]:
-    """Return the value of CUDA_VISIBLE_DEVICES for each device that this process sees; empty without CUDA."""
+    """Return the value of CUDA_VISIBLE_DEVICES that selects each visible device; empty without CUDA."""
     if not torch.cuda.is_available():
         return []
     count = torch.cuda.device_count()

@@ -1,8 +1,8 @@
 """Several runs at a time on one machine, each in a worker process with its own device or cores.
 
 Workers are reused, because starting a process takes seconds. A worker that dies (killed, out of memory, a crash in native
-code) is replaced. Each worker has two pipes: one for tasks, outcomes, log records and progress; the other is never written
-to. When the other one closes, the study is stopping or its process has died, and the worker saves its run and exits.
+code) is replaced. Each worker has two pipes: `pipe` transfers tasks, outcomes, log records and progress; `lifeline` is never
+written to. `lifeline` closes when the study stops or its process dies; the worker then saves its run and exits.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from attngraft.training.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.5  #: between checks for dead workers
-_EXIT_SECONDS = 10.0  #: allowed for an idle worker to exit
-_STEP_SECONDS = 0.25  #: between progress messages about steps
+_POLL_SECONDS = 0.5  #: seconds between checks for dead workers
+_EXIT_SECONDS = 10.0  #: seconds to wait for an idle worker to exit
+_STEP_SECONDS = 0.25  #: minimum seconds between progress messages about steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,8 @@ class Processes:
     """Train `jobs` runs at a time; a run whose process dies is resumed up to `retries` times.
 
     Raises:
-        UsageError: `jobs` is less than 1; or, from `pool`, the training function cannot be pickled.
-        TrainingError: from the pool, if no worker process can be started.
+        UsageError: `jobs` is less than 1, or the training function passed to `pool` cannot be pickled.
+        TrainingError: no worker process can be started (raised by the pool's `wait`).
     """
 
     jobs: int
@@ -69,13 +69,13 @@ class Processes:
     def pool(self, *, train_run: TrainRun, recipe: Recipe, out: Path) -> Iterator[Pool]:
         try:
             pickle.dumps(train_run)
-        except Exception as error:  # any, depending on the object
+        except Exception as error:  # the type depends on the object
             raise UsageError(
                 f"the training function cannot be sent to other processes ({error}); define it at the top level of a module"
             ) from None
         if self.concurrency(recipe) < self.jobs:
             log.info(
-                "%d concurrent runs share cores or devices (each has the %d CPU threads that it would have alone; "
+                "%d concurrent runs share cores or devices (each uses %d CPU threads, as it would alone; "
                 "--set train.threads=1 gives each run its own core)",
                 self.jobs,
                 run_threads(recipe),
@@ -102,7 +102,7 @@ class _ProcessPool:
             self._free.append(self._idle.pop().placement)
         worker = self._idle.pop() if self._idle else _Worker(self._train_run, self._free.pop())
         worker.task, worker.progress = task, progress
-        with suppress(OSError):  # the worker has died, which `wait` will notice
+        with suppress(OSError):  # the worker has died; `wait` handles this
             worker.pipe.send(task)
         self._busy.append(worker)
 
@@ -111,13 +111,13 @@ class _ProcessPool:
         while self._busy and not ended:
             connection.wait([worker.pipe for worker in self._busy], timeout=_POLL_SECONDS)
             for worker in list(self._busy):
-                # loading processes may keep a dead worker's pipe open; checked before reading so no last message is missed
+                # loading processes may keep a dead worker's pipe open; check before reading, to not miss a last message
                 alive = worker.process.is_alive()
                 outcome = worker.read()
                 self._any_started |= worker.ready
                 if worker.task is None or (outcome is None and alive):
                     continue
-                if outcome is None or outcome.kind == "stopped":  # the worker was stopped, but not by the study
+                if outcome is None or outcome.kind == "stopped":  # the worker died, or was interrupted from outside
                     worker.process.join()
                     reason = worker.exit_reason() if outcome is None else "was interrupted"
                     if not self._any_started:
@@ -140,7 +140,7 @@ class _ProcessPool:
         self._busy = []
 
     def close(self) -> None:
-        """End all workers. Any that are still busy, because `stop` was interrupted, are killed."""
+        """End all workers. Workers that are still busy because `stop` was interrupted are killed."""
         for worker in self._busy:
             worker.process.kill()
         for worker in self._idle:
@@ -172,7 +172,7 @@ class _Worker:
         self.progress: Progress | None = None
 
     def read(self) -> Outcome | None:
-        """Handle all messages that have arrived; return the outcome of the task if it is among them."""
+        """Handle all received messages; return the outcome of the task, or None if it has not arrived."""
         with suppress(EOFError, OSError):
             while self.pipe.poll():
                 kind, *content = self.pipe.recv()
@@ -206,13 +206,13 @@ class _Worker:
 def _work(
     pipe: Connection, lifeline: Connection, train_run: TrainRun, placement: ProcessPlacement, level: int
 ) -> NoReturn:
-    """Run tasks from `pipe` until it or `lifeline` closes; the main function of a worker process.
+    """Main function of a worker process: run tasks from `pipe` until `pipe` or `lifeline` closes.
 
     Messages sent back: ("ready",), ("progress", callback, args, kwargs), ("log", record), ("outcome", outcome).
     """
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches all processes of a terminal; the study stops its workers
+    )  # Ctrl-C reaches all processes of a terminal, but the study stops its workers itself
     signal.signal(signal.SIGTERM, raise_interrupt)
     placement.apply()
     channel = _Channel(pipe)
@@ -228,11 +228,11 @@ def _work(
             if outcome.kind == "stopped":
                 break
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    leave_now(0)  # the study waits for this process, and may have little time
+    leave_now(0)  # exit fast: the study waits for this process
 
 
 class _Channel(logging.handlers.QueueHandler):
-    """Thread-safe sender of messages to the study's process; as a logging handler it sends log records."""
+    """Thread-safe sender of messages, and logging handler, that writes to the study's process."""
 
     def __init__(self, pipe: Connection) -> None:
         super().__init__(cast(Any, pipe))
@@ -248,7 +248,7 @@ class _Channel(logging.handlers.QueueHandler):
 
 
 class _SentProgress:
-    """Forwards progress callbacks of any name to the study's process; `on_step` at most every `_STEP_SECONDS`."""
+    """Forward all progress callbacks to the study's process, but `on_step` at most every `_STEP_SECONDS`."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel, self._next_step = channel, 0.0

@@ -1,8 +1,8 @@
-"""Runs as tasks of a Ray cluster, or of a local one. Ray is an extra: `pip install 'attngraft[ray]'`.
+"""Executor that trains runs as Ray tasks, on a cluster or locally.
 
-Ray schedules each run by the resources it requests. If a worker or a node dies, the run is submitted again and resumes from
-its last checkpoint. This requires the study's folder and the data on storage that all nodes see under the same path. Nodes
-exchange nothing else, so progress is read from the runs' folders.
+It requires `pip install 'attngraft[ray]'`. Ray schedules each run by the resources it requests. If a worker or a node dies,
+the run is submitted again and resumes from its last checkpoint. The study's folder and the data must be on storage that all
+nodes mount at the same path. Nodes do not communicate otherwise, so progress is read from the runs' folders.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from attngraft.training.recipe import Recipe
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
-BEACON = ".ray"  #: a file in the study's folder by which a node recognizes it
-_POLL_SECONDS = 1.0  #: between reads of the runs' folders
-_GRACE_SECONDS = 600.0  #: allowed for runs to save and stop
+BEACON = ".ray"  #: file that a node reads to check that it has access to the study's folder
+_POLL_SECONDS = 1.0  #: seconds between reads of the runs' folders
+_GRACE_SECONDS = 600.0  #: seconds to wait for runs to save and stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,13 @@ class Ray:
     """Train runs as Ray tasks; a run whose worker or node dies is resumed up to `retries` times.
 
     Args:
-        address: address of the cluster ("auto", "10.0.0.1:6379", "ray://..."), or "local" for one on this machine.
-        cpus: CPUs per run; None: its number of threads.
-        gpus: GPUs per run, may be a fraction; None: one if the cluster has any.
-        retries: how often a run is resumed.
+        address: address of the cluster ("auto", "10.0.0.1:6379", "ray://..."), or "local" to start Ray on this machine.
+        cpus: CPUs per run; None: the run's number of threads.
+        gpus: GPUs per run, possibly a fraction; None: one, if the cluster has GPUs.
+        retries: maximum number of times that a run is resumed.
 
     Raises:
-        UsageError: Ray is not installed, or a number is negative.
+        UsageError: Ray is not installed, `cpus` or `gpus` is negative, or the cluster cannot be reached.
     """
 
     address: str = LOCAL
@@ -93,8 +93,8 @@ class Ray:
             ray.init(address=self.address, **options)
         except (ConnectionError, ValueError, RuntimeError, OSError) as error:
             raise UsageError(
-                f"--ray {self.address}: no cluster can be reached there ({error}); start one with `ray start --head`, "
-                "give its address, or use --ray local"
+                f"--ray {self.address}: no Ray cluster can be reached ({error}); start one with `ray start --head`, "
+                "use its address, or use --ray local"
             ) from None
         try:
             yield ray
@@ -102,7 +102,7 @@ class Ray:
             ray.shutdown()
 
     def _resources(self, ray: Any, recipe: Recipe) -> dict[str, float]:
-        """Return the resources that a run requests; warn if no node has them, because the run would wait for one."""
+        """Return the resources that a run requests, and warn if no node has them."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         most_cpus = max((node.get("CPU", 0.0) for node in nodes), default=0.0)
         most_gpus = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
@@ -110,7 +110,8 @@ class Ray:
         gpus = min(1.0, most_gpus) if self.gpus is None else self.gpus
         if cpus > max(most_cpus, 1.0) or gpus > most_gpus:
             log.warning(
-                "a run requests %g CPUs and %g GPUs, more than any node of the cluster has; it waits for a larger node",
+                "a run requests %g CPUs and %g GPUs, more than any node has, and waits for a larger node; "
+                "request fewer with --cpus-per-run or --gpus-per-run",
                 cpus,
                 gpus,
             )
@@ -131,7 +132,7 @@ def _slots(ray: Any, resources: dict[str, float]) -> int:
 def _run_on_node(
     task: RunTask, train_run: TrainRun, *, threads: int, cwd: str, beacon: Path, beacon_text: str
 ) -> Outcome:
-    """Run the task on a Ray node, in the folder `cwd` because paths in the recipe may be relative."""
+    """Run the task on a Ray node, in the directory `cwd`, because paths in the recipe may be relative."""
     try:
         os.chdir(cwd)
         sees_folder = beacon.read_text(encoding="utf-8") == beacon_text
@@ -140,8 +141,8 @@ def _run_on_node(
     if not sees_folder:
         return Outcome(
             kind="failed",
-            message=f"the node {socket.gethostname()} does not see {beacon.parent} (or {cwd}) as the study's folder; put "
-            "--out and the data on storage that all nodes see under the same path",
+            message=f"the node {socket.gethostname()} cannot access {beacon.parent} or {cwd}; put "
+            "--out and the data on storage that all nodes mount at the same path",
         )
     ProcessPlacement(threads=threads).apply()
     return run_task(task, train_run, Silent(), patience=PATIENCE)
@@ -155,11 +156,11 @@ class _RayPool:
         self._resources = resources
         self._remote = ray.remote(_run_on_node).options(max_retries=0, **resources)  # the scheduler retries and reports
         self._running: dict[Any, RunTask] = {}
-        self._progress: dict[str, _FolderProgress] = {}  # by label; kept when a run is submitted again
+        self._progress: dict[str, _FolderProgress] = {}  # run label -> progress, reused when a run is resubmitted
 
     @property
     def slots(self) -> int:
-        """Number of runs that fit, plus one that waits, so that an autoscaling cluster sees pending work."""
+        """Number of runs that fit on the cluster, plus a waiting run that makes an autoscaling cluster grow."""
         return _slots(self._ray, self._resources) + 1
 
     def submit(self, task: RunTask, progress: Progress) -> None:
@@ -186,7 +187,7 @@ class _RayPool:
 
     def stop(self) -> None:
         for reference in self._running:
-            self._ray.cancel(reference, force=False)  # KeyboardInterrupt in the worker
+            self._ray.cancel(reference, force=False)  # raises KeyboardInterrupt in the worker
         if self._running:
             self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_GRACE_SECONDS)
         self._running = {}
@@ -215,13 +216,13 @@ class _RayPool:
             return Outcome(kind="lost", message="was killed, or crashed")
         except exceptions.RayError as error:
             return Outcome(kind="lost", message=f"was lost ({type(error).__name__})")
-        if outcome.kind == "stopped":  # its node stopped it, after saving
+        if outcome.kind == "stopped":  # interrupted by its node, after saving
             return Outcome(kind="lost", message="was interrupted")
         return outcome
 
 
 class _FolderProgress:
-    """Progress of a run, read from its folder."""
+    """Progress callbacks of a run, driven by the contents of its folder."""
 
     def __init__(self, task: RunTask, progress: Progress) -> None:
         self.task, self._progress = task, progress
@@ -229,7 +230,7 @@ class _FolderProgress:
         self._started = False
 
     def poll(self) -> None:
-        """Report new epochs."""
+        """Report the epochs that were added since the last call."""
         run = self.task.run
         try:
             record = existing_run(run.folder)
