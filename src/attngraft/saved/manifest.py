@@ -34,7 +34,7 @@ class HostEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class FoldEntry:
-    """Result of folding one graft, or the host itself."""
+    """Result of folding one graft, or of folding layers of the host itself."""
 
     module: str  #: host path of the grafted module; empty: the host
     instance: str | None = None  #: name of the graft at that module

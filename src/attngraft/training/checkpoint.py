@@ -77,7 +77,7 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save(run: RunFolder, state: TrainState) -> None:
-    """Write `last.pt`, after renaming the existing one to `previous.pt`.
+    """Write `last.pt`, keeping its predecessor as `previous.pt`.
 
     All processes must call this; only the main process writes.
 

@@ -340,7 +340,7 @@ def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where
         raise target.data_error(
             f"{both}: the model lacks {unknown!r}; evaluate the {target.kind} on data of its own classes"
         )
-    raise target.data_error(f"{both}: the order differs, which would mix up the labels; use the model's order")
+    raise target.data_error(f"{both}: the same classes in another order would mix up the labels; use the model's order")
 
 
 def _few(names: list[object]) -> str:

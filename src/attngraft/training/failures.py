@@ -138,7 +138,7 @@ def _batch_size(run: RunContext, phase: Phase) -> int:
 
 
 def _largest_that_fits(run: RunContext, phase: Phase) -> int | None:
-    """Return the largest size that fits: of micro-batches dividing the batch, or halves of an eval batch."""
+    """Return the largest micro-batch, or halved evaluation batch, that fits; None if none fits."""
     if phase == "update":
         batch = run.update.order.batch_size
         common = math.gcd(*(context.order.batch_size for context in run.stages))  # all stages share train.accumulate

@@ -307,9 +307,8 @@ class Trainer:
         stage, folder = self._run.stages[self._number].stage, self._run.folder
         if stage.start == "best":
             before = folder.best(f"stage{self._number}")
-            load_best(
-                before if before.exists() else folder.best(), self._state
-            )  # runs of earlier versions have no best weights per stage
+            # runs of earlier versions have no best weights per stage
+            load_best(before if before.exists() else folder.best(), self._state)
             if self._state.ema is not None:
                 self._state.ema.set(self._run.update.core)
         if stage.optimizer == "fresh":

@@ -59,7 +59,7 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
 def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: int) -> Scheduler:
     """Return the recipe's schedule; its `step_update(n)` sets the learning rate of update n.
 
-    `steps` is the number of updates per epoch. The schedule has no state: its learning rate is a function of the number of updates.
+    `steps` is the number of updates per epoch. The learning rate is a function of n, so the schedule has no state.
     """
     config = recipe.schedule
     epochs: float = config.epochs

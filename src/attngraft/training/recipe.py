@@ -132,9 +132,7 @@ class ScheduleConfig:
             self, "warmup_steps", self.warmup_steps is None or 0 <= self.warmup_steps < total, "must be below steps"
         )
         short = f"must be less than the {self.epochs} epochs"
-        by_steps = (
-            self.steps is not None or not self.epochs
-        )  # the data determine the number of epochs, or nothing is trained
+        by_steps = self.steps is not None or not self.epochs  # then the epochs are unknown or 0
         require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)
         ramp = self.warmup_epochs
         fits = by_steps or ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
@@ -249,9 +247,7 @@ class TrainConfig:
 class TeacherConfig:
     """Distillation teacher: a timm model (`name`), a run or exported model (`weights`), or a file (both)."""
 
-    name: str | None = (
-        None  #: timm model name; without `weights`, timm's pretrained weights are used (`name.tag` selects a tag)
-    )
+    name: str | None = None  #: timm model name; name.tag selects pretrained weights, unless `weights` is set
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of its factory: img_size, ...; only with `name`
     #: folder of a run (its best weights) or of an exported model, or, with `name`, a weights file as in host.weights
     weights: str | None = None
@@ -360,9 +356,7 @@ class Recipe:
         total, first = self.schedule.epochs, self.train.first
         if not self.schedule.trains:
             return (Stage(name="main"),)
-        left = (
-            None if self.schedule.steps is not None else total
-        )  # with schedule.steps, the last stage ends after that many updates
+        left = None if self.schedule.steps is not None else total  # schedule.steps ends the last stage
         if first is not None:
             early = Stage(name="first", epochs=first.epochs, parameters=first.parameters)
             return early, Stage(name="main", epochs=None if left is None else left - first.epochs)

@@ -43,9 +43,7 @@ class Update:
         self.recipe, self.task, self.state, self.core, self.teacher = recipe, task, state, core, teacher
         self.order = order
         self._schedule = create_schedule(state.optimizer, recipe, steps=order.steps)
-        self._schedule_begin = self._begin = self._before = (
-            0  # first epochs of schedule and stage, updates before the stage
-        )
+        self._schedule_begin = self._begin = self._before = 0  # first epochs of schedule and stage, updates before it
         self._stage = recipe.all_stages[0].name
         self._losses = _LossSums(state.accelerator.device)
         self._called = in_memory_format(state.model, channels_last=recipe.train.channels_last)
