@@ -111,7 +111,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
     """
     core = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
     if (other := other_input(core)) is not None:
-        raise UsageError(f"{name}: takes {other['kind']}, not images; give a model of images")
+        raise UsageError(f"{name}: takes {other['kind']}, not images; give an image model")
     configured, size = core, (getattr(core, "pretrained_cfg", None) or {}).get("input_size")
     try:
         host = find_host(core)
@@ -122,9 +122,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
         configured = core if size is not None else host.core
         size = tuple(host.adapter.example_inputs(host.core, batch=1)[0].shape[1:])
     if len(size) != 3 or size[0] not in (1, 3):
-        raise UsageError(
-            f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels; give a model of images"
-        )
+        raise UsageError(f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels; give an image model")
     config = timm.data.resolve_model_data_config(configured) | dict(expects or {})
     return ModelHandle(
         name=name, model=model, preparation=Preprocessor(HostInput.from_model(config | {"input_size": tuple(size)}))
@@ -133,7 +131,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
     if serving.kind != "images":
-        raise UsageError(f"{name}: takes {serving.takes}, but this command requires a model of images")
+        raise UsageError(f"{name}: takes {serving.takes}, but this command requires an image model")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ModelHandle(
         name=name,

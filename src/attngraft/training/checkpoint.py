@@ -126,7 +126,10 @@ def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
 
 
 def _optimizer_state(state: TrainState) -> dict[str, Any]:
-    """Return the optimizer's state; {} before its first step, where torch would perform an empty one."""
+    """Return the optimizer's state; {} before the first update.
+
+    Reading the state before the first update would make torch perform an empty step.
+    """
     if not state.counters.moved:
         return {}
     return get_optimizer_state_dict(state.model, state.optimizer, options=_whole())

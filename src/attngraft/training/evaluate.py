@@ -285,8 +285,8 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     examples = found.val if part == "val" else found.test
     if examples is None:
         raise target.data_error(
-            f"{target.name}: is judged on the test split, but the data no longer have one; restore it, or name another "
-            "split with --split"
+            f"{target.name}: the run is judged on the test split, but the data no longer have one; restore it, or name "
+            "another split with --split"
         )
     return OpenedSplit(task=task, split=examples, part=part, facts={**found.facts, **target.facts})
 

@@ -133,7 +133,7 @@ def trained_batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def batch_norm_examples(model: nn.Module, recipe: Recipe, *, processes: int) -> int | None:
-    """Return the number of examples in a batch norm's statistics; None: those of the whole update.
+    """Return the number of examples in a batch norm's statistics; None if all of an update's, or no batch norms.
 
     In training, a batch norm uses mean and variance of one micro-batch in one process. Apart from random draws, this is
     the only effect of cutting a batch into micro-batches.

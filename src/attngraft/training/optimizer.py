@@ -155,7 +155,7 @@ def _layer_scales(model: nn.Module, layer_decay: float | None) -> Callable[[str]
 
 
 def _graft_layer(name: str, layers: dict[str, int], *, default: int) -> int:
-    """Return the layer of a graft's parameter: the last one in its target, or in an enclosing module."""
+    """Return the layer of a graft's parameter: the last layer in its target, or in an enclosing module."""
     target = f".{name}".partition(".grafts.")[0].removeprefix(".")
     while target:
         inside = [layer for other, layer in layers.items() if other.startswith(f"{target}.")]

@@ -178,7 +178,7 @@ class Stage:
     start: Literal["last", "best"] = "last"  #: weights to start from: the previous stage's last or best
     optimizer: Literal["keep", "fresh"] = "keep"  #: fresh: reset the optimizer's moments
     lr: float | None = None  #: peak learning rate of a separate schedule over the stage's epochs
-    schedule: Mapping[str, Any] | None = None  #: fields of a separate schedule; null, also lr: the run's schedule
+    schedule: Mapping[str, Any] | None = None  #: fields of a separate schedule; null: the run's, unless lr is set
     patience: int | None = None  #: end the stage after this many epochs without a better metric
     metric: str | None = None  #: validation metric for patience; null: the task's primary metric
     batch_size: int | None = None  #: examples per update; null: train.batch_size
@@ -207,7 +207,7 @@ class TrainConfig:
     parameters: Parameters = "all"  #: trained parameters; `head` is linear probing
     first: FirstStage | None = None  #: train fewer parameters first: {parameters: grafts+head, epochs: 2}
     batch_size: int = 128  #: examples per update, over all processes and micro-batches
-    eval_batch_size: int | None = None  #: over all processes; null: batch_size / accumulate
+    eval_batch_size: int | None = None  #: examples per evaluation batch; null: batch_size / accumulate
     accumulate: int = 1  #: micro-batches per update (less memory; same result except for batch norms)
     auto_batch: bool = False  #: after an out-of-memory error, raise accumulate (or lower eval_batch_size) until it fits
     clip_grad: float | None = None  #: maximum total norm of the gradients
@@ -219,8 +219,8 @@ class TrainConfig:
     drop_path: float | None = None  #: stochastic depth, passed to the host's factory; null: the host's default
     threads: int | None = None  #: CPU threads of torch; null: torch's default
     workers: int = 0  #: loading processes per training process
-    save_every: int | None = None  #: also save after every this many updates
-    eval_every: int | None = None  #: evaluate and save after every this many updates, and at the end; null: each epoch
+    save_every: int | None = None  #: save a checkpoint every this many updates, besides those after evaluations
+    eval_every: int | None = None  #: evaluate and save every this many updates, and at the end; null: every epoch
     #: weights that a study compares: the last epoch's, or the best epoch's by the primary validation metric
     judge: Literal["last", "best"] = "last"
     #: keep the outputs of the evaluated examples (captions, boxes, masks), compressed, in predictions.npz; statistics,
@@ -368,7 +368,7 @@ class Recipe:
 
     @property
     def counts_updates(self) -> bool:
-        """Whether evaluations are numbered by updates, because they need not match the recipe's epochs."""
+        """Whether rows of metrics have a `step`: with schedule.steps, train.eval_every or a patience."""
         if not self.schedule.trains:
             return False
         if self.schedule.steps is not None or self.train.eval_every is not None:

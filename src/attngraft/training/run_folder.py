@@ -10,7 +10,7 @@ start.json          initial weights and their metrics (absent for random values)
 metrics.jsonl       one line per evaluation
 tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
-predictions.npz     predictions of the last epoch on the validation split, or of the evaluation in finished.json
+predictions.npz     predictions of the last epoch on the validation split, or of `judged` in finished.json
 finished.json       written last: the run is complete
 evaluation/         results of suites (attngraft eval --suite)
 """

@@ -192,7 +192,7 @@ def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, ord
     if dict(found.model_args) != dict(data.model_args):
         raise ConfigError(f"stages.{stage.name}.task: requires a different model; override only fields that keep it")
     if found.facts.get("classes") != data.facts.get("classes"):
-        raise ConfigError(f"stages.{stage.name}.task: its classes differ from the run's; use the same classes")
+        raise ConfigError(f"stages.{stage.name}.task: its classes differ from the run's; use data of the same classes")
     return StageContext(stage=stage, recipe=changed, task=own, order=replace(order, split=found.train))
 
 

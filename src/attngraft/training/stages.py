@@ -45,7 +45,7 @@ class StagePlan:
         return None if len(begins) > len(self.stages) else (len(begins) - 1, begins[-1])
 
     def begins(self, epoch: int, rows: Sequence[Metrics]) -> list[int]:
-        """Return the first epoch of each stage begun by `epoch`, and if the last stage is over, its end."""
+        """Return the first epoch of each stage begun by `epoch`, and the end of the last stage if it is over."""
         begins = [0]
         for done in range(1, epoch + 1):
             if len(begins) <= len(self.stages) and self._is_over(self.stages[len(begins) - 1], begins[-1], done, rows):

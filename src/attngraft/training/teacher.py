@@ -57,7 +57,7 @@ class Teacher(StepTeacher):
         return self.model(*args, **kwargs)
 
     def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
-        """Return the task's losses of a prepared batch, and `label_loss` and `teacher_loss`, with
+        """Return the task's losses of a prepared batch, plus `label_loss` and `teacher_loss`, where
 
             loss = label_loss + alpha * teacher_loss
 
@@ -268,7 +268,7 @@ def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
     if not isinstance(theirs, list) or not isinstance(classes, list) or classes == theirs:
         if source.facts and not task.compatible(source.facts, data.facts):
             raise ConfigError(
-                f"{FIELD}: {source.name} was trained on data with another vocabulary or input; use another teacher"
+                f"{FIELD}: {source.name} was trained on data with another vocabulary or input; use a teacher for this data"
             )
         return
     if sorted(classes) == sorted(theirs):
@@ -278,7 +278,7 @@ def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
         )
     unknown = [name for name in classes if name not in theirs]
     raise ConfigError(
-        f"{FIELD}: {source.name} was trained on other classes; use a teacher with the classes {_listed(unknown)}"
+        f"{FIELD}: {source.name} was trained without the classes {_listed(unknown)}; use a teacher that includes them"
     )
 
 
