@@ -221,7 +221,7 @@ def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_
         ({}, r"distill\.teacher: no teacher is given; use --set distill\.teacher\.name=NAME"),
         (
             {"teacher": {"weights": "{seven}"}},
-            r"neither a run's folder nor .* give its model: distill\.teacher\.name",
+            r"not the folder of a run or of an exported model.* give its model: distill\.teacher\.name",
         ),
         (
             {"teacher": {"name": "lcnet_035", "weights": "{seven}"}},
