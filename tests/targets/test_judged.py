@@ -109,7 +109,7 @@ REFUSED = {
     "{taken}": "--data SOURCE",
     "{taken} --data {images} --weights best": "chooses among the weights of a run",
     "{taken} --data {others}": "head has 3 outputs, but the data have 2 classes",
-    "{taken} --data {renamed}": "'ox' is not one of them",
+    "{taken} --data {renamed}": "the model lacks 'ox'",
     "{taken} --data {images} --suite clean": "--out FOLDER",
     "{best}": "does not name its model",
     "{host} --host-weights {best} --data {others}": "head has 3 outputs, but the data have 2 classes",

@@ -108,7 +108,7 @@ def test_generation_is_refused_under_fsdp(tmp_path: Path, monkeypatch: pytest.Mo
     sharded: Any = SimpleNamespace(
         distributed_type=DistributedType.FSDP, num_processes=1, process_index=0, device=torch.device("cpu")
     )
-    with pytest.raises(ConfigError, match=r"task regression: calls this model without the wrapper of FSDP"):
+    with pytest.raises(ConfigError, match=r"task regression: calls this model without FSDP's wrapper"):
         prepare_run(recipe_from_dict(HERE), RunFolder(tmp_path), sharded)
     assert not list(tmp_path.iterdir())
 

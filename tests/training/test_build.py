@@ -156,7 +156,7 @@ def test_a_task_and_its_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         hosts = ("vit_*",)
 
     monkeypatch.setattr("attngraft.training.build.load_task", {"mine": Mine, "classification": Classification}.get)
-    with pytest.raises(UsageError, match="--task mine: this task has no recipe of its own"):
+    with pytest.raises(UsageError, match="--task mine: this task has no default recipe"):
         recipe_for_task("mine", None)
     (tmp_path / "mine.yaml").write_text("task: {name: mine}")
     monkeypatch.setattr(Mine, "default_recipe", str(tmp_path / "mine.yaml"))

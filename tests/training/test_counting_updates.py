@@ -82,7 +82,7 @@ def test_the_schedule_ends_with_the_updates() -> None:
 @pytest.mark.parametrize(
     ("schedule", "says"),
     [
-        ({"warmup_steps": 3}, "schedule.warmup_steps: needs schedule.steps"),
+        ({"warmup_steps": 3}, "schedule.warmup_steps: requires schedule.steps"),
         ({"steps": 3, "warmup_steps": 3}, "schedule.warmup_steps: must be below steps"),
     ],
 )

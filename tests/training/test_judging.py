@@ -79,7 +79,7 @@ def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> No
     assert evaluate_run(run, data=str(tmp_path / "data")).split == "test"
 
     shutil.rmtree(tmp_path / "data" / "test")
-    with pytest.raises(DataError, match="is evaluated on a test split, which its data no longer have"):
+    with pytest.raises(DataError, match="is judged on the test split, but the data no longer have one"):
         evaluate_run(run)
     without = {**plain, "out": str(tmp_path / "without"), "seeds": [0]}
     assert compare(study_from_dict(without), costs=False).judged_split == "val"

@@ -79,7 +79,10 @@ def test_the_command_under_a_launcher_is_one_process(launcher: str, alone: Path,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": {"ema": 0.9}}, "train.ema: FSDP has no moving average of sharded weights; set it to null"),
+        (
+            {"train": {"ema": 0.9}},
+            "train.ema: FSDP does not support moving averages of sharded weights; set it to null",
+        ),
         (
             {"train": {"parameters": "all", "first": {"parameters": "head", "epochs": 1}}},
             "train.first: FSDP cannot freeze sharded weights temporarily",
@@ -102,7 +105,7 @@ def test_what_sharded_weights_cannot_do_is_refused(changes: dict[str, object], m
 
 def test_half_precision_is_refused_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="train.amp: fp16 needs a GPU; use bf16, or no"):
+    with pytest.raises(ConfigError, match="train.amp: fp16 requires a GPU; use bf16 or no"):
         setup.create_accelerator(toy_recipe(train={"amp": "fp16"}))
 
 

@@ -234,7 +234,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
         ({"host": {"args": {"wings": 2}}}, AttngraftError, "cannot create toy_vit with wings=2"),
         ({"host": {"args": {"num_classes": 4}}}, ConfigError, "host.args.num_classes is 4, but the data require 3"),
         ({"graft": "cb_x"}, AttngraftError, "did you mean"),
-        ({"train": {"amp": "fp16"}}, ConfigError, "train.amp: fp16 needs a GPU"),
+        ({"train": {"amp": "fp16"}}, ConfigError, "train.amp: fp16 requires a GPU"),
     ],
 )
 def test_mistakes_are_found_before_anything_is_written(

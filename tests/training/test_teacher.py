@@ -221,7 +221,7 @@ def test_a_convolutional_teacher_sees_its_own_size_or_the_one_that_is_given(tmp_
         ({}, r"distill\.teacher: no teacher is given; use --set distill\.teacher\.name=NAME"),
         (
             {"teacher": {"weights": "{seven}"}},
-            r"neither a run's folder nor .* give its model: distill\.teacher\.name",
+            r"not the folder of a run or of an exported model.* give its model: distill\.teacher\.name",
         ),
         (
             {"teacher": {"name": "lcnet_035", "weights": "{seven}"}},
@@ -264,7 +264,7 @@ def test_classes_of_a_run_are_the_datas_in_the_same_order(teacher: Path, tmp_pat
     for number, (others, message) in enumerate(
         [
             (classes[::-1], "another order; set task.data.classes to the teacher's order: 9, 8"),
-            (["x", *classes[1:]], "it lacks 0$"),
+            (["x", *classes[1:]], "without the classes 0; use a teacher"),
         ]
     ):
         other = tmp_path / str(number)

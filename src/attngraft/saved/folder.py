@@ -62,7 +62,7 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", tr
 
     Raises:
         ExportError: no such folder, a newer format, a damaged or wrong file; the message names the file and the remedy.
-        HostError, UsageError: this version of its package does not have the host; or it is a `module:` host, and
+        HostError, UsageError: the installed package does not have the host, or the host is a `module:` host and
             `trust_code` is not set.
     """
     folder = Path(path)
@@ -86,10 +86,10 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", tr
 
 
 def open_task(manifest: Manifest, folder: Path) -> Task:
-    """Return the task of a model of format 2, including the objects that it fitted to its data."""
+    """Return the task of a model of format 2, with its fitted objects loaded."""
     entry = manifest.around
     if entry is None:
-        raise TypeError(f"{folder}: describes no task")
+        raise TypeError(f"{folder}: the manifest has no task entry (`around`)")
     config = {name: value for name, value in entry.section.items() if name != "name"}
     task = load_task(manifest.task).from_config(config, seed=manifest.origin.seed or 0)
     task.load_files(folder / FITTED_FOLDER)
@@ -121,7 +121,7 @@ def create_host(manifest: Manifest) -> nn.Module:
 
 
 def _load_weights(model: nn.Module, file: Path) -> None:
-    """Load the host's weights, whose names and shapes must match exactly."""
+    """Load all weights except the grafts'; names and shapes must match exactly."""
     try:
         weights = safetensors.torch.load_file(file)
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _load_weights(model: nn.Module, file: Path) -> None:
     problems = [f"lacks {name}" for name in expected if name not in weights]
     problems += [f"has {name}, which the host does not have" for name in weights if name not in expected]
     problems += [
-        f"has {name} of shape {tuple(weights[name].shape)}, the host {tuple(value.shape)}"
+        f"has {name} of shape {tuple(weights[name].shape)} instead of {tuple(value.shape)}"
         for name, value in expected.items()
         if name in weights and weights[name].shape != value.shape
     ]

@@ -17,7 +17,7 @@ from attngraft.files import write_atomically
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
 
-FORMAT = 2  #: newest; 1: without `around`
+FORMAT = 2  #: current format; format 1 has no `around`
 MANIFEST = "attngraft.json"
 WEIGHTS = "model.safetensors"
 GRAFTS = "grafts/grafts.safetensors"  #: in a subfolder, because timm 1.0.26 loads the first .safetensors of a folder
@@ -29,18 +29,18 @@ class HostEntry:
 
     name: str  #: as in a recipe, with its scheme
     args: Mapping[str, Any]  #: arguments of its factory, including the number of classes
-    fused: bool = False  #: whether its batch norms are folded into adjacent linear layers, which plain timm cannot load
+    fused: bool = False  #: whether batch norms are folded into adjacent linear layers (plain timm cannot load it)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoldEntry:
-    """Result of folding one graft, or the host itself."""
+    """Result of folding one graft, or of folding layers of the host itself."""
 
     module: str  #: host path of the grafted module; empty: the host
-    instance: str | None = None  #: the graft's name there
-    graft: str | None = None  #: registered name, as trained
+    instance: str | None = None  #: name of the graft at that module
+    graft: str | None = None  #: registered name of the graft
     folded: str | None = None  #: the part that was folded into other weights; None: nothing
-    stayed: str | None = None  #: why nothing was folded
+    stayed: str | None = None  #: reason why nothing was folded
     removed: bool = False  #: whether nothing of the graft is left
 
 
@@ -67,10 +67,10 @@ class Origin:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
-    """Section and facts from which a task builds the model around the host, and its codec, without the data."""
+    """Recipe section and data facts from which a task rebuilds its modules around the host, and its codec."""
 
-    section: Mapping[str, Any]  #: of the recipe
-    facts: Mapping[str, Any]  #: as `Task.load` returned them
+    section: Mapping[str, Any]  #: the recipe's `task` section
+    facts: Mapping[str, Any]  #: data facts returned by `Task.load`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Manifest:
     """Everything needed to use the model."""
 
     host: HostEntry
-    graft: str | None  #: the specification as trained; loading uses the graft file
+    graft: str | None  #: specification used in training; loading uses the graft file instead
     task: str
     serving: Serving
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -121,11 +121,11 @@ class Manifest:
         return int(channels), int(height), int(width)
 
 
-_OPTIONAL = ("offset", "scale")  #: keys of `serving` that only models of numbers have
+_OPTIONAL = ("offset", "scale")  #: keys of `serving` that only regression models use
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return `manifest` as JSON for `parse_manifest`; exported programs also contain it."""
+    """Return `manifest` as JSON for `parse_manifest`; also embedded in exported programs."""
     plain = dataclasses.asdict(manifest)
     plain["serving"] = {name: value for name, value in plain["serving"].items() if name not in _OPTIONAL or value}
     if manifest.around is None:
@@ -142,7 +142,7 @@ def read_manifest(folder: Path | str) -> Manifest:
     """Read the manifest of an exported folder.
 
     Raises:
-        ExportError: no such folder or manifest, a damaged one, or a newer format; the message names the file and the remedy.
+        ExportError: no such folder, or a missing, damaged or newer manifest; the message names file and remedy.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
@@ -171,8 +171,8 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
         raise ExportError(f"{where}: has no format number, so attngraft did not write it; export the model again")
     if content["format"] > FORMAT:
         raise ExportError(
-            f"{where} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; this is "
-            f"{__version__}, which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
+            f"{where} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; version "
+            f"{__version__} reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
         )
     try:
         return read(Manifest, content, where=where)

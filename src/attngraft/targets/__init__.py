@@ -1,1 +1,1 @@
-"""Inputs of analyses, evaluations and exports: models (runs, exported folders, hosts, files of weights) and images."""
+"""Inputs of analyses, evaluations and exports: images, and models from runs, folders, hosts or files."""

@@ -1,4 +1,4 @@
-"""Model handles: a run, an exported folder, a host or a file of weights, together with its image preprocessing."""
+"""Model handles: models from runs, exported folders, hosts or files, with their image preprocessing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class ModelHandle:
         return judged is None or (judged.weights, judged.split) == ("last", "val")
 
     def view(self, image: Image.Image) -> Tensor:
-        """Return the resized and cropped pixels of an upright image, before normalization: bytes (C, H, W)."""
+        """Return the resized and cropped pixels of an upright image, before normalization: uint8 (C, H, W)."""
         return self.preparation.transform(image)
 
     def inputs(self, views: list[Tensor]) -> Tensor:
@@ -71,12 +71,12 @@ def open_handle(
         where: folder, file, or name of a host; folders and files take precedence.
         name: display name; default: the name of the run, the folder or the host.
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
-        host: weights and arguments of a host; without weights, they are random.
+        host: weights and arguments of a host; without weights, it is initialized randomly.
         trust_code: import a `module:` host named in the folder; this runs its code.
         purpose: the capability that the task of a run must have.
 
     Raises:
-        UsageError: `where` is a study, is neither a folder nor a model name, or its model does not take images.
+        UsageError: `where` is a study or does not exist, or its model does not take images.
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
     path, options = Path(where), host or HostOptions()
@@ -99,7 +99,7 @@ def open_handle(
 
 
 def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:
-    """Wrap a model in a handle; images are preprocessed as in timm's evaluation.
+    """Wrap a model in a handle; images are preprocessed as in timm's validation.
 
     Args:
         expects: image configuration as in timm (`mean`, `std`, `crop_pct`, `interpolation`); default: the model's own, or
@@ -107,11 +107,11 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
     Raises:
         UsageError: the model does not take images.
-        HostError: no adapter matches it, and it has no configuration of its input.
+        HostError: no adapter matches the model, and it has no `pretrained_cfg` with an input size.
     """
     core = getattr(model, "_orig_mod", model)  # the model inside torch.compile's wrapper
     if (other := other_input(core)) is not None:
-        raise UsageError(f"{name}: takes {other['kind']}, not images")
+        raise UsageError(f"{name}: takes {other['kind']}, not images; give an image model")
     configured, size = core, (getattr(core, "pretrained_cfg", None) or {}).get("input_size")
     try:
         host = find_host(core)
@@ -122,7 +122,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
         configured = core if size is not None else host.core
         size = tuple(host.adapter.example_inputs(host.core, batch=1)[0].shape[1:])
     if len(size) != 3 or size[0] not in (1, 3):
-        raise UsageError(f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels")
+        raise UsageError(f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels; give an image model")
     config = timm.data.resolve_model_data_config(configured) | dict(expects or {})
     return ModelHandle(
         name=name, model=model, preparation=Preprocessor(HostInput.from_model(config | {"input_size": tuple(size)}))
@@ -131,7 +131,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
     if serving.kind != "images":
-        raise UsageError(f"{name}: takes {serving.takes}, but this command requires a model that takes images")
+        raise UsageError(f"{name}: takes {serving.takes}, but this command requires an image model")
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return ModelHandle(
         name=name,

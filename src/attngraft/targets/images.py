@@ -26,7 +26,7 @@ class ImageSet:
     open: Callable[[int], Image.Image]
     labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabeled
     classes: tuple[str, ...] = ()
-    user_chosen: bool = False  #: whether the user chose the images; False: they are those that a run was validated on
+    user_chosen: bool = False  #: whether the user chose the images; False: a run's own validation images
 
     def __len__(self) -> int:
         return len(self.names)
@@ -61,7 +61,7 @@ def images_from_files(paths: Sequence[str]) -> ImageSet:
 
 
 def shortest_names(paths: Sequence[str]) -> list[str]:
-    """Return the shortest unique suffix of each path (`a/1.jpg`, `b/1.jpg`, `2.jpg`); repeated paths are numbered."""
+    """Return the shortest unique suffix of each path (`a/1.jpg`, `b/1.jpg`, `2.jpg`), numbering repeats."""
     parts = [[part for part in Path(path).parts if part != Path(path).anchor] for path in paths]
     distinct = {tuple(each) for each in parts}
     suffixes = Counter(each[start:] for each in distinct for start in range(len(each)))
@@ -74,7 +74,7 @@ def shortest_names(paths: Sequence[str]) -> list[str]:
 
 def numbered_names(names: Iterable[str]) -> list[str]:
     """Return the names, made unique by numbers: `rose`, `rose (2)`."""
-    numbers: Counter[str] = Counter()  # last number of each name
+    numbers: Counter[str] = Counter()  # number last appended to each name
     taken: set[str] = set()
     unique = []
     for name in names:
@@ -105,7 +105,9 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
     """
     section: dict[str, Any] = dict(record.recipe.task.get("data", {}))
     if not section or record.facts.get("kind") == "text":
-        raise UsageError(f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images")
+        raise UsageError(
+            f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images; give a run of images"
+        )
     saved_split: Path | None = RunFolder(record.folder).split
     if data is not None or split is not None:
         section.pop("split_file", None)

@@ -1,4 +1,4 @@
-"""Targets of `attngraft eval`: a run, an exported folder, a host with weights, or a file of weights that names its host."""
+"""Targets of `attngraft eval`: runs, exported folders, hosts with weights, files that name their host."""
 
 import json
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ from attngraft.training.run_folder import RunFolder, read_run, write_json
 from attngraft.training.target import Target
 from attngraft.training.teacher import weights_hash
 
-EVALUATION = "evaluation.json"  #: result of an evaluation without suites, beside its predictions.npz
-DEFAULT_TASK = "classification"  #: task of hosts, unless another is given
+EVALUATION = "evaluation.json"  #: result of an evaluation without suites, next to predictions.npz
+DEFAULT_TASK = "classification"  #: default task of hosts
 _RECIPE = "recipe.yaml"
 
 
@@ -39,7 +39,7 @@ _RECIPE = "recipe.yaml"
 class HostOptions:
     """Options that apply to hosts."""
 
-    pretrained: bool = False  #: load the scheme's weights
+    pretrained: bool = False  #: load the published weights
     weights: Path | None = None  #: load this file instead
     arguments: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the host's factory
 
@@ -49,10 +49,10 @@ class HostOptions:
 
 
 def kind_of(where: str, options: HostOptions | None = None) -> Literal["run", "exported", "weights", "host"]:
-    """Return the kind of target: the folder of a run or of an exported model, a file of weights, or a host's name.
+    """Return the kind of target `where`: a run, an exported folder, a file of weights, or a host.
 
     Raises:
-        UsageError: it is the folder of a study, a path that does not exist, or a folder given together with host options.
+        UsageError: `where` is a study or does not exist, or is a folder given together with host options.
     """
     path = Path(where)
     if path.is_dir() and transformers_folder(path) is None:
@@ -89,12 +89,12 @@ def open_target(
         where: folder of a run or of an exported model, a host, or a file of weights that names its host.
         weights: which weights of a run to use.
         host: options of hosts.
-        task: task of a host (default: classification); other targets have their own.
-        out: folder of the results; a run's own by default.
+        task: task of a host (default: classification); for other targets, None or the task that they store.
+        out: folder of the results; default for a run: `evaluation` in its folder.
         trust_code: import a `module:` host named in a folder or file; this runs its code.
 
     Raises:
-        UsageError: there is no such model, its weights are missing or not trained for its head, or an option does not apply.
+        UsageError: no such model, no weights for it or its head, or an option that does not apply.
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
     options = host or HostOptions()
@@ -116,10 +116,10 @@ def open_target(
 
 
 def named_by_weights(path: Path, given: HostOptions) -> tuple[str, HostOptions]:
-    """Return the host that a file of weights names, as `attngraft convert` writes it, with its options.
+    """Return the host named in a file of weights written by `attngraft convert`, and its options.
 
     Raises:
-        UsageError: the file names none.
+        UsageError: the file names no host, or `given` has weights too.
     """
     if given.pretrained or given.weights is not None:
         raise UsageError(
@@ -135,13 +135,13 @@ def named_by_weights(path: Path, given: HostOptions) -> tuple[str, HostOptions]:
 
 
 def host_config(name: str, options: HostOptions) -> tuple[HostConfig, bool]:
-    """Return the host with its weights, and whether its head is known.
+    """Return the configuration of a host, and whether its number of outputs is known.
 
-    A host with a file of weights has as many outputs as the head in the file.
+    With a file of weights, the number of outputs is that of the head in the file.
 
     Raises:
         UsageError: both kinds of weights are given, or there is no such host or file.
-        HostError: the file cannot be read, or is of another host.
+        HostError: the file cannot be read, or belongs to another host.
     """
     if options.pretrained and options.weights is not None:
         raise UsageError("--pretrained and --host-weights both choose the weights; remove one of them")
@@ -229,7 +229,7 @@ def _exported(folder: Path, task: str | None, results: Path, *, trust_code: bool
 
 
 def _host(where: str, name: str, options: HostOptions, task: str, results: Path) -> Target:
-    """Return a host with its weights; the number of its outputs is that of the weights."""
+    """Return the target of a host; the head in its weights determines its number of outputs."""
     own = split_scheme(name)[0] == "module"  # may load its weights itself
     if not (options.pretrained or options.weights is not None or own):
         raise UsageError(f"{where}: a host starts from random values; add --pretrained, or --host-weights FILE")

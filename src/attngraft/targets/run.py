@@ -1,4 +1,4 @@
-"""Opening the model of a run, with its manifest."""
+"""Opening the model of a run, and describing it in a manifest."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from attngraft.training.evaluate import Weights, trained_model
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
-_SHOWN = 3  #: maximum number of a study's runs listed in a message
+_SHOWN = 3  #: maximum number of runs listed in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,8 @@ def open_run(
     if not record.finished and not unfinished:
         done, epochs = len(record.epochs), record.recipe.schedule.epochs
         raise ExportError(
-            f"{record.folder}: the run is not finished ({done} of {epochs} epochs); rerun its command to finish it, or use "
-            "it unfinished with --unfinished"
+            f"{record.folder}: the run is not finished ({done} of {epochs} epochs); rerun its command to finish it, or "
+            "add --unfinished"
         )
     recipe = record.recipe
     task = build_task(recipe)
@@ -95,14 +95,17 @@ def open_run(
 
 
 def _host(model: nn.Module, name: str, arguments: dict[str, object]) -> HostEntry:
-    """Return the host entry; timm's folders and hub repositories are replaced by registered names, to avoid downloads."""
+    """Return the host entry, naming timm's folders and hub repositories by registered name.
+
+    Loading then needs no download.
+    """
     scheme, rest = split_scheme(name)
     if scheme == "hf":
         name = f"hf:{Path(rest).name}"  # the arguments describe the model, and paths of this machine mean nothing elsewhere
     elif scheme == "timm" and ":" in name:
         known = getattr(model, "pretrained_cfg", None) or {}
         name, arguments = known.get("architecture", name), {**getattr(model, "_model_args", {}), **arguments}
-    arguments.pop("pretrained_cfg_overlay", None)  # the manifest holds its input settings
+    arguments.pop("pretrained_cfg_overlay", None)  # the manifest contains the input settings
     return HostEntry(name=name, args=arguments)
 
 
@@ -110,20 +113,20 @@ def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
     """Return the origin of the weights, with the run's metrics at that epoch."""
     part = "ema" if "ema" in weights else "val"
     key = f"{part}/{task.primary}"
-    folder = record.folder.resolve().parts  # without the machine's paths; a study's run with its variant
+    folder = record.folder.resolve().parts  # no paths of this machine; for a run of a study, variant and seed
     name = "/".join(folder[-2:] if len(folder) > 2 and folder[-3] == "runs" else folder[-1:])
     rows = [row for row in record.epochs if key in row]
     if not rows:
         return Origin(run=name, weights=weights, seed=record.recipe.seed)
     row = rows[-1]
     if weights.startswith("best"):
-        row = (max if task.higher_is_better else min)(rows, key=lambda each: each[key])  # the first of equal epochs
+        row = (max if task.higher_is_better else min)(rows, key=lambda each: each[key])  # ties: the first epoch
     metrics = {metric.partition("/")[2]: float(row[metric]) for metric in row if metric.startswith(f"{part}/")}
     return Origin(run=name, weights=weights, epoch=int(row["epoch"]), seed=record.recipe.seed, metrics=metrics)
 
 
 def _runs_of(study: Path) -> str:
-    """Return the first runs of a study's variants, best variant first, for a message."""
+    """Return the first run of each of a study's best variants, for a message."""
     result = load_result(study)
     style = wording.metric_format(result)
     sign = 1 if result.higher_is_better else -1
@@ -135,7 +138,7 @@ def _runs_of(study: Path) -> str:
             ranked.append((-math.inf if spread is None else spread.mean * sign, variant, mean))
     ranked.sort(key=lambda each: each[0], reverse=True)
     shown = [f"{study / variant.runs[0].folder} ({variant.name}: {mean})" for _, variant, mean in ranked[:_SHOWN]]
-    return ", ".join(shown) or "none has finished"
+    return ", ".join(shown) or "a finished run (there is none yet)"
 
 
 def _version(name: str) -> str:

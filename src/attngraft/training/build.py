@@ -1,4 +1,4 @@
-"""Task and model of a recipe, seeded so that variants of one seed share as many initial values as possible."""
+"""Task and model of a recipe. Variants of one seed share as many initial values as possible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,18 +33,18 @@ def build_task(recipe: Recipe) -> Task:
 
 
 def recipe_for_task(task: str, recipe: str | None) -> str:
-    """Return the recipe for `--task`: the given one, or the task's own.
+    """Return the recipe for `--task`: `recipe` if given, else the default recipe of the task.
 
     Raises:
         ConfigError: the task or the recipe does not exist.
-        UsageError: the recipe is for another task, or none is given and the task has none of its own.
+        UsageError: the recipe is for another task, or no recipe is given and the task has no default recipe.
     """
     own = load_task(task).default_recipe
     if own is not None and load_recipe(own).task["name"] != task:
-        own = None  # inherited from the task that it extends
+        own = None  # the default recipe of the parent class is for the parent's task
     if recipe is None and own is None:
         raise UsageError(
-            f"--task {task}: this task has no recipe of its own; use --recipe FILE, with `task: {{name: {task}}}` in it"
+            f"--task {task}: this task has no default recipe; use --recipe FILE, with `task: {{name: {task}}}` in the file"
         )
     found = task if recipe is None else load_recipe(recipe).task["name"]
     if found != task:
@@ -56,10 +56,10 @@ def recipe_for_task(task: str, recipe: str | None) -> str:
 
 
 def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
-    """Check that the recipe's task can use its host; `host` is the host if it is built, possibly on the meta device.
+    """Check that the recipe's task supports its host; without `host`, build it on the meta device.
 
     Raises:
-        UsageError: the task cannot use the host; the message names the hosts that it can use.
+        UsageError: the task does not support the host; the message lists the hosts that it supports.
     """
     task = load_task(recipe.task["name"])
     if not task.hosts:
@@ -74,9 +74,9 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
 
 
 def model_data_config(recipe: Recipe) -> dict[str, Any]:
-    """Return the host's input configuration (`host_input`; images: input_size, mean, std, interpolation, crop_pct).
+    """Return the host's input configuration (`host_input`), for images timm's data config.
 
-    The task needs it to load the data, and only the data determine the head of the real model.
+    Does not depend on the data, because the task needs it to load them.
     """
     return host_input(recipe.host.name, _arguments(recipe, {}))
 
@@ -85,7 +85,7 @@ def model_data_config(recipe: Recipe) -> dict[str, Any]:
 class Start:
     """Initial weights of a model."""
 
-    origin: str = ""  #: description of the weights and of the loaded parts; empty for random values
+    origin: str = ""  #: source of the weights and the parts loaded from it; empty for random values
     whole: bool = False  #: whether the head was loaded, too
     path: Path | None = None  #: path of the weights file
 
@@ -143,10 +143,10 @@ def build_initial_model(
 
 
 def check_as_is(recipe: Recipe, start: Start) -> None:
-    """Check that a model that is evaluated without training has no random weights, except in grafts.
+    """Check that a model evaluated without training has no random weights outside its grafts.
 
     Raises:
-        ConfigError: its host, its head or modules that the task adds have random values.
+        ConfigError: the host, its head or modules added by the task have random values.
     """
     if recipe.schedule.trains:
         return
@@ -203,7 +203,7 @@ def _started_host(
 
 
 def _train_both_heads(model: nn.Module, recipe: Recipe) -> None:
-    """Make a distilled host return both heads' logits in training; in evaluation it still returns their mean."""
+    """Make a distilled host return both heads' logits in training, and still their mean in evaluation."""
     switch = getattr(model, "set_distilled_training", None)
     if not callable(switch):
         raise ConfigError(
@@ -224,13 +224,13 @@ def _host_of_run(weights: Path) -> str:
 
 
 def host_defaults(recipe: Recipe) -> dict[str, Any]:
-    """Return the host's arguments that follow from the task: the class of transformers, for an `hf:` host."""
+    """Return the factory arguments that the task sets: for an `hf:` host, the Auto class of transformers."""
     name = load_task(recipe.task["name"]).auto_class
     return {"auto_class": name} if name is not None and recipe.host.name.startswith("hf:") else {}
 
 
 def _arguments(recipe: Recipe, model_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of the host's factory: the recipe's and those that the data require."""
+    """Return the arguments of the host's factory: from the recipe, the task and the data."""
     host = recipe.host
     for name in model_args.keys() & host.args.keys():
         if model_args[name] != host.args[name]:

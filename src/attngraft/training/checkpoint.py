@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one atomically written file with everything needed to resume, and the best weights.
+"""Checkpoints of a run: a file with everything needed to resume, written atomically, and best weights.
 
 Models and optimizers are read and set through torch.distributed.checkpoint's state-dict functions, so that DDP and
 FSDP runs save whole tensors under the model's own names, and a checkpoint fits any number of processes.
@@ -44,18 +44,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Counters:
-    """Progress of a run: `step` updates of epoch `epoch` (both from 0) are done, `rows` are the finished epochs."""
+    """Progress of a run: `step` updates of epoch `epoch` (from 0) are done."""
 
     epoch: int = 0
     step: int = 0
-    seconds: float = 0.0  #: spent on the current epoch so far
-    sums: dict[str, float] = field(default_factory=dict)  #: sums of this process's losses over the current epoch
-    rows: list[Metrics] = field(default_factory=list)
-    best: dict[str, float] = field(default_factory=dict)  #: best primary metric so far, per kind of weights
+    seconds: float = 0.0  #: spent on training since the last evaluation
+    sums: dict[str, float] = field(default_factory=dict)  #: sums of this process's losses since the last evaluation
+    rows: list[Metrics] = field(default_factory=list)  #: metrics, one row per evaluation
+    best: dict[str, float] = field(default_factory=dict)  #: best primary metric so far: "val", "ema", "stage<n>"
 
     @property
     def moved(self) -> bool:
-        """Return whether any update was made; otherwise the optimizer has no states."""
+        """Return whether any update was made; before the first one, the optimizer has no state."""
         return bool(self.epoch or self.step)
 
 
@@ -72,12 +72,14 @@ class TrainState:
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole weights under plain names, on the CPU; empty except in the main process of a distributed run."""
+    """Return the unsharded weights under plain names, on the CPU; empty except in the main process."""
     return cast(dict[str, Tensor], get_model_state_dict(model, options=_whole()))
 
 
 def save(run: RunFolder, state: TrainState) -> None:
-    """Write `last.pt` and keep the previous one as `previous.pt`. All processes must call this; the main process writes.
+    """Write `last.pt`, keeping its predecessor as `previous.pt`.
+
+    All processes must call this; only the main process writes.
 
     Raises:
         TrainingError: a weight is not finite; nothing is written.
@@ -114,7 +116,7 @@ def _unwrapped(state: TrainState) -> nn.Module:
 def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
     """Fill the detached originals (host modules that a graft replaces) from `content`, a checkpoint.
 
-    If the checkpoint does not contain them, their values are not those of the run, so `ungraft` must not restore them.
+    If the checkpoint does not contain them, `ungraft` must not restore them, because their values are not the run's.
     """
     if "parked" in content:
         load_detached_state(model, content["parked"])
@@ -124,7 +126,10 @@ def load_detached(model: nn.Module, content: Mapping[str, Any]) -> None:
 
 
 def _optimizer_state(state: TrainState) -> dict[str, Any]:
-    """Return the optimizer's state; {} before its first step, as reading it would make torch perform an empty step."""
+    """Return the optimizer's state; {} before the first update.
+
+    Reading the state before the first update would make torch perform an empty step.
+    """
     if not state.counters.moved:
         return {}
     return get_optimizer_state_dict(state.model, state.optimizer, options=_whole())
@@ -133,8 +138,8 @@ def _optimizer_state(state: TrainState) -> dict[str, Any]:
 def restore(run: RunFolder, state: TrainState) -> bool:
     """Load `last.pt` into `state` and return True; return False if there is no checkpoint yet.
 
-    A damaged `last.pt` is replaced by `previous.pt`, with a warning: the run only repeats some updates. The damaged file is
-    kept as `damaged.pt`, so that the next checkpoint does not make it the previous one.
+    A damaged `last.pt` is replaced by `previous.pt`, with a warning, and the run repeats some updates. The damaged
+    file is renamed to `damaged.pt`, so that the next checkpoint does not turn it into `previous.pt`.
 
     Raises:
         TrainingError: no checkpoint can be read; the message names the file and the remedy.
@@ -154,14 +159,14 @@ def restore(run: RunFolder, state: TrainState) -> bool:
     sums = plain["sums"]
     if len(sums) == accelerator.num_processes:
         counters.sums = sums[accelerator.process_index]
-    else:  # resumed with another number of processes: the mean of all
+    else:  # another number of processes than before: use the mean over the old ones
         counters.sums = {name: sum(each[name] for each in sums) / len(sums) for name in sums[0]}
-    if counters.moved and plain["trained"]:  # plain SGD has no state, and torch refuses to load none
+    if counters.moved and plain["trained"]:  # plain SGD has no state, and torch refuses to load an empty one
         state.freezing.enter_trained(plain["trained"])
         # the optimizer first, because torch performs an empty step to create the state to fill
         set_optimizer_state_dict(state.model, state.optimizer, content["optimizer"], options=options)
     set_model_state_dict(state.model, content["model"], options=options)
-    if "parked" in content:  # in the main process; the others keep their initial values, which are the same
+    if "parked" in content:  # only in the main process; the other processes have the same initial values
         load_detached(_unwrapped(state), content)
     if state.ema:
         set_model_state_dict(state.ema.module, content["ema"], options=options)
@@ -181,7 +186,9 @@ def _read_and_repair(run: RunFolder) -> dict[str, Any] | None:
 
 
 def read_checkpoint(run: RunFolder) -> dict[str, Any] | None:
-    """Return the content of `last.pt`, or of `previous.pt` (with a warning) if that is damaged; None without either.
+    """Return the content of the newest intact checkpoint; None if there is no checkpoint.
+
+    Warns if `last.pt` is damaged and `previous.pt` is used instead.
 
     Raises:
         TrainingError: neither can be read; the message names the files and the remedy.
@@ -224,12 +231,12 @@ def _read_one(path: Path) -> dict[str, Any]:
 
 def save_weights(path: Path, weights: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write `weights` as safetensors, with `facts` as JSON in the file's metadata."""
-    # one metadata entry, because safetensors does not keep their order and equal runs must give equal files
+    # a single metadata entry: safetensors does not preserve their order, and equal runs must give equal files
     write_atomically(path, safetensors.torch.save(unshared(weights), {"attngraft": json.dumps(dict(facts))}))
 
 
 def load_best(path: Path, state: TrainState) -> int:
-    """Load the best weights, saved at `path`, into `state.model`, in all processes; return their epoch (from 1)."""
+    """Load the best weights at `path` into `state.model` in all processes; return their epoch (from 1)."""
     main, epoch = state.accelerator.is_main_process, 0
     weights: dict[str, Any] = {}
     if main:
@@ -268,5 +275,6 @@ def _refuse_not_finite(weights: Mapping[str, Tensor], counters: Counters) -> Non
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise TrainingError(
             f"weights are not finite in epoch {counters.epoch + 1} after step {counters.step} "
-            f"({', '.join(bad[:5])}{more}); the last checkpoint, from before that, is intact"
+            f"({', '.join(bad[:5])}{more}). The last checkpoint is intact; try a lower "
+            "optimizer.lr or train.clip_grad=1"
         )

@@ -1,4 +1,4 @@
-"""Evaluation of a model on a split by any number of processes, and evaluation of a run or another target."""
+"""Evaluation of a model on a split in one or more processes, and evaluation of runs and other targets."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ EVALUATIONS = "evaluation"  #: folder of the results of suites in a run
 
 
 class SplitEvaluator:
-    """Evaluator of models on one split; keeps its loading processes between calls."""
+    """Evaluator of models on one split, whose loading processes persist between calls."""
 
     def __init__(
         self,
@@ -58,7 +58,8 @@ class SplitEvaluator:
             recipe: batch sizes and loading processes.
             accelerator: device, precision and processes.
             facts: the facts that `Task.load` returned.
-            examples: loaded instead of the split's examples, one for each.
+            examples: a split to load instead, with one example for each example of `split`; None: `split`.
+            folder: folder for the records that processes exchange; None: a temporary folder.
         """
         config = recipe.train
         self._task, self._split, self._accelerator, self._facts = task, split, accelerator, facts
@@ -85,15 +86,15 @@ class SplitEvaluator:
         epoch: int = 0,
         full: bool = True,
     ) -> Evaluation | None:
-        """Return metrics and predictions of `model`, the same in every process; None if `stop` ended the evaluation.
+        """Return metrics and predictions of `model`, equal in all processes; None if stopped by `stop`.
 
         Args:
             model: as prepared by accelerate.
             stop: the run's signal handler; None: not interruptible.
             infer: used instead of `Task.infer`.
-            change: maps a batch on the device, and the indices of its examples, to the batch that is evaluated.
-            epoch: part of the keys of the examples.
-            full: use full inference; False: as during training (`Task.infer`).
+            change: function of a batch on the device and its example indices; returns the batch to evaluate.
+            epoch: epoch in the examples' keys (epoch, index).
+            full: full inference; False: the light inference used during training (see `Task.infer`).
         """
         self._order.epoch = epoch
         names = [self._split.name(index) for index in range(len(self._split))]
@@ -161,9 +162,9 @@ class SplitEvaluator:
 
 
 def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mapping[str, Any]) -> Evaluation:
-    """Return the metrics of all examples' records, the primary metric first."""
+    """Return the evaluation computed from the records of all examples; the primary metric is first."""
     evaluator: Callable[[Split], Evaluator] | None = getattr(task, "evaluator", None)
-    if evaluator is not None:  # a task of another package, written before `Task.measure`
+    if evaluator is not None:  # for tasks of other packages without `Task.measure`
         old = evaluator(split)
         columns = {name: torch.from_numpy(table.array(name)) for name in table}
         old.update(columns, torch.arange(len(split)))
@@ -172,7 +173,7 @@ def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mappin
     primary = measured.statistics.get(task.primary)
     scores = primary if isinstance(primary, MeanScore) else None
     return Evaluation(
-        metrics={task.primary: measured.values[task.primary], **measured.values},  # logs of one metric show the first
+        metrics={task.primary: measured.values[task.primary], **measured.values},  # first, for logs of one metric
         predictions=Predictions(
             names=table.names.tolist(),
             score=None if scores is None else scores.score.astype(np.float64),
@@ -211,7 +212,7 @@ def evaluate_run(
 def evaluate_target(
     target: Target, *, data: str | None = None, split: str | None = None, trust_code: bool = False
 ) -> Evaluation:
-    """Evaluate a model of any kind; the arguments are those of `evaluate_run`.
+    """Evaluate a model of any kind; the other arguments: see `evaluate_run`.
 
     Raises:
         TrainingError, DataError: see `evaluate_run`.
@@ -225,12 +226,12 @@ def evaluate_target(
     evaluate = SplitEvaluator(opened.task, opened.split, target.recipe, accelerator, facts=opened.facts)
     evaluation = evaluate(model)
     if evaluation is None:
-        raise TrainingError(f"{target.name}: the evaluation was stopped")
+        raise TrainingError(f"{target.name}: the evaluation was stopped; rerun the command")
     return replace(evaluation, split=split or opened.part)
 
 
 def run_target(record: RunRecord, weights: Weights) -> Target:
-    """Return a run's model with these weights, which are read when they are used."""
+    """Return the target of a run; its weights are read only when the model is built."""
     run = RunFolder(record.folder)
     return Target(
         name=str(record.folder),
@@ -256,11 +257,11 @@ class OpenedSplit:
     task: Task
     split: Split
     part: str  #: "val" or "test"
-    facts: Mapping[str, Any]  #: the model's, and those of the data that it does not have
+    facts: Mapping[str, Any]  #: facts about the data; the model's facts take precedence
 
 
 def open_split(target: Target, *, data: str | None, split: str | None) -> OpenedSplit:
-    """Open the split to evaluate a model on: `split`, the split that its run is evaluated on, or a split of other data.
+    """Open the split to evaluate a model on; `data` and `split` as in `evaluate_run`.
 
     Raises:
         DataError, UsageError: see `evaluate_target`.
@@ -284,17 +285,17 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     examples = found.val if part == "val" else found.test
     if examples is None:
         raise target.data_error(
-            f"{target.name}: is evaluated on a test split, which its data no longer have; restore it, or name another "
-            "split with --split"
+            f"{target.name}: the run is judged on the test split, but the data no longer have one; restore it, or name "
+            "another split with --split"
         )
     return OpenedSplit(task=task, split=examples, part=part, facts={**found.facts, **target.facts})
 
 
 def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
-    """Check that the data require the arguments with which the model was built.
+    """Check that the model arguments required by the data are those that the model was built with.
 
     Raises:
-        DataError, UsageError: they require other arguments.
+        DataError, UsageError: the data require other arguments.
     """
     if target.is_run:
         if dict(required) != target.model_args:
@@ -311,14 +312,16 @@ def _check_model_args(target: Target, required: Mapping[str, Any]) -> None:
                 "own classes, or use weights that were trained on these (compare --epochs E trains a new head)"
             )
         if own != value:
-            raise UsageError(f"{target.name}: was built for {name}={own!r}, but the data require {value!r}")
+            raise UsageError(
+                f"{target.name}: was built for {name}={own!r}, but the data require {value!r}; use data of the same kind"
+            )
 
 
 def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where: str) -> None:
     """Check that the model can be used on data with these facts (`Task.compatible`).
 
     Raises:
-        DataError, UsageError: the data have other classes, the same in another order, or another vocabulary or input.
+        DataError, UsageError: the data have other classes, another order of classes, or another vocabulary or input.
     """
     facts, classes = target.facts, theirs.get("classes")
     if not facts and isinstance(classes, list) and sorted(target.labels) == sorted(classes):
@@ -328,18 +331,16 @@ def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where
     ours = facts.get("classes")
     if not isinstance(ours, list) or not isinstance(classes, list) or ours == classes:
         raise target.data_error(
-            f"{where}: vocabulary or input differ from those of {target.name}; evaluate the {target.kind} on data of the "
-            "same kind"
+            f"{where}: the vocabulary or input differs from that of {target.name}; evaluate the {target.kind} on data of "
+            "the same kind"
         )
     both = f"{where}: its classes are {_few(classes)}, and those of {target.name} are {_few(ours)}"
     unknown = next((name for name in classes if name not in ours), None)
     if unknown is not None:
         raise target.data_error(
-            f"{both}: {unknown!r} is not one of them; evaluate the {target.kind} on data of its own classes"
+            f"{both}: the model lacks {unknown!r}; evaluate the {target.kind} on data of its own classes"
         )
-    raise target.data_error(
-        f"{both}: the same classes in another order, which would mix up the labels; use the same order"
-    )
+    raise target.data_error(f"{both}: the same classes in another order would mix up the labels; use the model's order")
 
 
 def _few(names: list[object]) -> str:
@@ -348,7 +349,7 @@ def _few(names: list[object]) -> str:
 
 
 def weights_file(folder: Path, weights: Weights) -> Path:
-    """Return the path of a run's file with these weights."""
+    """Return the path of the run's file that contains these weights."""
     run = RunFolder(folder)
     if weights in ("best", "best-ema"):
         return run.best(weights.partition("-")[2])
@@ -356,14 +357,16 @@ def weights_file(folder: Path, weights: Weights) -> Path:
 
 
 def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
-    """Return the SHA-256 of the file with a run's weights.
+    """Return the SHA-256 of the run's file that contains these weights.
 
     Raises:
         TrainingError: the run does not have these weights.
     """
     path = weights_file(record.folder, weights)
     if not path.is_file():
-        raise TrainingError(f"{path}: does not exist, so the run does not have these weights (yet)")
+        raise TrainingError(
+            f"{path}: missing; the run has not saved these weights (yet); finish it, or use other --weights"
+        )
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -380,7 +383,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
 
 
 def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
-    """Return the recipe with another source of data, and another validation split."""
+    """Return the recipe with another source of data or another validation split, where not None."""
     section = dict(recipe.task.get("data", {}))
     if data is not None or split is not None:
         section.pop("split_file", None)  # a split file names images of the run's own data
@@ -400,7 +403,7 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
         return
     state = read_checkpoint(run)
     if state is None:
-        raise TrainingError(f"{run.path}: this run has no checkpoint yet")
+        raise TrainingError(f"{run.path}: this run has no checkpoint yet; rerun its command to train it")
     if state["ema" if weights == "ema" else "model"] is None:
         raise TrainingError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
     model.load_state_dict(state["ema" if weights == "ema" else "model"])

@@ -1,4 +1,4 @@
-"""Explanations of failures in training: losses that are not finite, exhausted memory, dead loading processes.
+"""Explanations of training failures: non-finite losses, exhausted memory, dead loading processes.
 
 If a batch does not fit into memory, smaller ones are tried, and the error (or `train.auto_batch`) names the largest that
 fits. An update's batch can be cut into more micro-batches (`train.accumulate`), which does not change the update: same
@@ -26,19 +26,19 @@ from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import write_json
 from attngraft.training.setup import RunContext
 
-_SHOWN = 8  #: maximum number of examples and parameters in the message; failure.json has all
+_SHOWN = 8  #: maximum number of examples and parameters in the message; failure.json lists all
 
-#: out-of-memory messages of CPU libraries that accelerate does not recognize; oneDNN's is no more specific
+#: out-of-memory messages on CPUs that accelerate does not recognize (the second is oneDNN's, for any failure)
 _CPU_MESSAGES = ("std::bad_alloc", "could not create a primitive")
 
 Phase = Literal["update", "evaluation", "evaluation of the teacher"]
 
 
 def raise_not_finite(run: RunContext, losses: dict[str, float]) -> NoReturn:
-    """Raise an error before the optimizer step that names the step, the batch's examples and the gradients' norms.
+    """Raise an error that names the step, the examples of its batch and the gradient norms.
 
-    failure.json has the full report, the message the most useful part. Weights and checkpoints are those of the previous
-    step. Under FSDP the norms are those of this process's shards.
+    Must be called before the optimizer step, so that the weights are still finite. The full report is in failure.json.
+    Under FSDP the norms are computed over this process's shards.
 
     Raises:
         TrainingError: always.
@@ -100,7 +100,7 @@ class OutOfMemory(TrainingError):
 
 @contextmanager
 def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
-    """Convert an out-of-memory error in the block to an `OutOfMemory`, after searching for a size that fits.
+    """Convert an out-of-memory error to an `OutOfMemory`, after searching for a size that fits.
 
     The search does not change weights or optimizer. Distributed runs skip it, because the other processes wait in the
     middle of an update.
@@ -110,7 +110,7 @@ def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        traceback.clear_frames(error.__traceback__)  # the frames keep the tensors that fill the memory
+        traceback.clear_frames(error.__traceback__)  # frees the tensors that the frames reference
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         run.state.optimizer.zero_grad()
         alone = run.accelerator.num_processes == 1 and not (phase == "update" and run.update.order.own_batches)
@@ -119,7 +119,7 @@ def memory_explained(run: RunContext, phase: Phase) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` means that a device or this machine is out of memory."""
+    """Return whether `error` is an out-of-memory error of a device or this machine."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _CPU_MESSAGES):
@@ -138,10 +138,10 @@ def _batch_size(run: RunContext, phase: Phase) -> int:
 
 
 def _largest_that_fits(run: RunContext, phase: Phase) -> int | None:
-    """Try smaller batches in turn: micro-batches that divide the batch, or halves of an evaluation's batch."""
+    """Return the largest micro-batch, or halved evaluation batch, that fits; None if none fits."""
     if phase == "update":
         batch = run.update.order.batch_size
-        common = math.gcd(*(context.order.batch_size for context in run.stages))  # accumulate holds for all stages
+        common = math.gcd(*(context.order.batch_size for context in run.stages))  # all stages share train.accumulate
         counts = range(run.recipe.train.accumulate + 1, common + 1)
         sizes = [batch // count for count in counts if common % count == 0]
     else:
@@ -168,7 +168,7 @@ def _try_update(run: RunContext, size: int) -> None:
     keys = order.micro_batches(counters.epoch, step)[0][:size]
     batch = order.split.collate([order.split[key] for key in keys])
     train_mode(run.state.model)
-    for _ in range(2):  # all micro-batches after the first share the memory with earlier gradients
+    for _ in range(2):  # from the second micro-batch on, gradients use memory too
         total, _ = run.update.losses(batch, epoch=counters.epoch, step=0)
         run.accelerator.backward(total)
 
@@ -211,16 +211,16 @@ def _explained(run: RunContext, phase: Phase, reason: str, size: int | None, *, 
     if effect and trained_batch_norms(run.update.core):
         effect += " except for batch norms, which then normalize over fewer examples"
     remedy = f"{size} fit: use --set {field}{effect}, or --auto-batch, which finds the size by itself"
-    if run.folder.has_saved:  # the recipe is now fixed, except for sizes that the run chooses itself
+    if run.folder.has_saved:  # the recipe can no longer change, except for sizes chosen by --auto-batch
         remedy = f"{size} fit ({field}{effect}): rerun the command with --auto-batch to resume with this size"
     return OutOfMemory(f"{begin}{remedy}.{saved}", fits)
 
 
 @contextmanager
 def workers_explained(folder: Path, *, workers: int) -> Iterator[None]:
-    """Convert the death of a loading process within the block to an error with cause and remedy.
+    """Convert the error for a dead loading process to an error with cause and remedy.
 
-    Torch raises its error from a signal handler, so any statement may raise it.
+    Torch raises the error from a signal handler, so any statement of the block may raise it.
 
     Raises:
         TrainingError: a loading process was killed, or crashed.

@@ -1,4 +1,4 @@
-"""Selection of the trained parameters of a grafted host, by epoch, and the behavior of the frozen ones.
+"""Selection of a grafted host's trained parameters by epoch, and behavior of frozen modules.
 
 A frozen parameter has `requires_grad=False` before the first forward pass, so autograd computes nothing below the first
 layer that is trained. A batch norm whose own parameters are frozen also keeps its running statistics and normalizes with
@@ -22,8 +22,8 @@ def freeze(model: nn.Module, parameters: Parameters, parts: ModelParts | None = 
 
     Args:
         model: the model.
-        parameters: as in the recipe.
-        parts: from `Task.parts`; None: those of `model_parts`.
+        parameters: as in `train.parameters` of the recipe.
+        parts: from `Task.parts`; None: from `model_parts`.
 
     Raises:
         ConfigError: no parameter would be trained, or the head of the model is unknown.
@@ -38,7 +38,7 @@ def freeze(model: nn.Module, parameters: Parameters, parts: ModelParts | None = 
 
 
 def trained_names(model: nn.Module, parameters: Parameters, parts: ModelParts | None = None) -> set[str]:
-    """Return the names of the trainable parameters that `parameters` selects; the head includes what is new.
+    """Return the names of the parameters to train; `head` includes modules added by the task.
 
     Raises:
         ConfigError: the head of the model is unknown.
@@ -68,9 +68,8 @@ def _refuse_nothing(names: set[str], parameters: str, *, field: str) -> None:
 class FreezingSchedule:
     """The trained parameters of each stage of a run.
 
-    The optimizer has the parameters of all stages from the start. Those that a stage does not train have no gradient, so
-    optimizers skip them: their values and optimizer states do not change, not even by weight decay, and no time is spent on
-    them. Does nothing if all stages train the same.
+    The optimizer has the parameters of all stages from the start. Parameters that a stage does not train have no gradient,
+    so optimizers skip them, weight decay included. Does nothing if all stages train the same parameters.
 
     Raises:
         ConfigError: a stage has nothing to train, or the head of the model is unknown.
@@ -92,12 +91,12 @@ class FreezingSchedule:
             self._parameters = every
 
     def enter(self, stage: int) -> None:
-        """Set `requires_grad` for a stage (from 0)."""
+        """Set `requires_grad` of all parameters for a stage (from 0)."""
         for name, parameter in self._parameters.items():
             parameter.requires_grad_(name not in self._frozen[stage])
 
     def enter_trained(self, trained: Container[str]) -> None:
-        """Set `requires_grad` for the parameters that have been trained, which have optimizer states."""
+        """Set `requires_grad` only for `trained`, the parameters with optimizer states in a checkpoint."""
         for name, parameter in self._parameters.items():
             parameter.requires_grad_(name in trained)
 
@@ -112,7 +111,7 @@ def train_mode(model: nn.Module) -> None:
 def frozen_norms(model: nn.Module) -> list[nn.Module]:
     """Return the normalizations with running statistics whose parameters are frozen.
 
-    Those without parameters count as frozen if most of the host's parameters are frozen.
+    Normalizations without parameters count as frozen if most of the host's parameters are frozen.
     """
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, _NormBase)]
     if not norms:
@@ -134,7 +133,7 @@ def trained_batch_norms(model: nn.Module) -> list[nn.Module]:
 
 
 def batch_norm_examples(model: nn.Module, recipe: Recipe, *, processes: int) -> int | None:
-    """Return the number of examples in a batch norm's statistics if smaller than an update's batch, else None.
+    """Return the number of examples in a batch norm's statistics; None if all of an update's, or no batch norms.
 
     In training, a batch norm uses mean and variance of one micro-batch in one process. Apart from random draws, this is
     the only effect of cutting a batch into micro-batches.

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  #: positional, and by keyword
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  #: positional and keyword arguments
 
 
 def in_format(arguments: Arguments, *, channels_last: bool) -> Arguments:

@@ -1,4 +1,4 @@
-"""Records of a run besides its checkpoints: metrics.jsonl, TensorBoard events, and the scores before training.
+"""Records of a run besides checkpoints: metrics.jsonl, TensorBoard events, metrics before training.
 
 Metrics and events have the same content as the checkpoint. A resumed run rewrites both from the checkpoint instead of
 editing them. Event files are ordered by number, not by time, because the clock may have been set back.
@@ -26,12 +26,11 @@ log = logging.getLogger(__name__)
 
 
 class Journal:
-    """metrics.jsonl and TensorBoard events of a run, rewritten with the finished epochs `rows` at the start.
+    """metrics.jsonl and TensorBoard events of a run, rewritten from `rows` when training starts.
 
-    TensorBoard reads the event files of a folder in the order of their names. File names contain a counter instead of
-    the time: each start increments it, writes all rows so far to a new file and deletes the older ones, which an open
-    TensorBoard shows as a restart. torch's SummaryWriter is not used: it writes from a thread, where a full disk raises
-    no error in the run.
+    TensorBoard reads the event files of a folder in the order of their names. Names contain a number instead of the
+    time: each start uses the next number, writes all rows so far, and deletes older files. An open viewer shows a restart.
+    torch's SummaryWriter is not used: it writes from a thread, where a full disk raises no error in the run.
     """
 
     def __init__(self, run: RunFolder, rows: list[Metrics]) -> None:
@@ -48,7 +47,9 @@ class Journal:
             path.unlink(missing_ok=True)
 
     def add(self, row: Metrics) -> None:
-        """Append a finished epoch. A record that a crash cuts short is rewritten when the run resumes.
+        """Append the metrics of an evaluation.
+
+        A record truncated by a crash is rewritten when the run resumes.
 
         Raises:
             StorageError: a file cannot be written.
@@ -75,9 +76,9 @@ def _write(file: IO[bytes], events: list[Event]) -> None:
 def record_start(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> None:
     """Write start.json: the initial weights, and their validation metrics if the head is not new.
 
-    A graft that starts as the identity has the scores of the host; other grafts start lower, and training must first
-    recover the difference. Does nothing for random initial values, or if the run resumes from a checkpoint. `evaluate`
-    returns the same metrics in all processes, or None if stopped.
+    With grafts that start as the identity, these are the host's metrics; with other grafts they are lower, and training
+    must first recover the difference. Writes nothing for random initial values, or if the run resumes from a checkpoint.
+    `evaluate` returns the same metrics in all processes, or None if stopped.
     """
     start, counters = run.start, run.state.counters
     if not start.origin:
@@ -99,7 +100,7 @@ def record_start(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> 
 
 
 def record_teacher_metrics(run: RunContext, evaluate: Callable[[], Evaluation | None]) -> None:
-    """Add the teacher's validation metrics to teacher.json before the first update, if the run has a teacher.
+    """Add the validation metrics of the teacher, if any, to teacher.json before the first update.
 
     These metrics expose a teacher that was trained on other classes, or on the same classes in another order.
     """

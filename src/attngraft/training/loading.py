@@ -1,7 +1,7 @@
 """Batches and the processes that load them.
 
-A batch is a list of keys (epoch, index), so that a loading process knows the epoch of each example. The keys of all
-batches, from any step on, follow from the seed: resuming in mid-epoch needs no state of a DataLoader.
+A batch is a list of keys (epoch, index), so that a loading process knows the epoch of each example. The seed
+determines the keys of all batches, so a run resumes in mid-epoch without the state of a DataLoader.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class TrainOrder:
 
     Update `step` of an epoch uses the next `batch_size` examples of the epoch's order; the process of `rank` gets its
     contiguous share of them and cuts it into `accumulate` micro-batches. An incomplete last batch of an epoch is not used.
-    If the split forms its own batches (`Split.batches`), their number may differ between epochs, and their parts by one
-    example.
+    If the split forms its own batches (`Split.batches`), the number of batches may differ between epochs, and the
+    sizes of the micro-batches of a batch by one.
     """
 
     split: Split
@@ -49,7 +49,7 @@ class TrainOrder:
     accumulate: int = 1
     rank: int = 0
     world: int = 1
-    size_field: str = "train.batch_size"  #: of the recipe, for messages
+    size_field: str = "train.batch_size"  #: recipe field of `batch_size`, for messages
     _sizes: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False, compare=False)  # by epoch
 
     def __post_init__(self) -> None:
@@ -78,32 +78,32 @@ class TrainOrder:
 
     @cached_property
     def steps(self) -> int:
-        """Number of updates per epoch; of the first one, if epochs differ."""
+        """Number of updates in the first epoch; all epochs are equal unless the split forms its own batches."""
         return len(self._batch_sizes(0)) if self.own_batches else self._examples // self.batch_size
 
     def steps_of(self, epoch: int) -> int:
-        """Return the number of updates of an epoch."""
+        """Return the number of updates in `epoch`."""
         return len(self._batch_sizes(epoch)) if self.own_batches else self.steps
 
     def updates_before(self, epoch: int, *, begin: int = 0) -> int:
-        """Return the number of updates from the epoch `begin` up to an epoch.
+        """Return the number of updates in the epochs from `begin` to `epoch` - 1.
 
         Raises:
-            ConfigError: a batch of these epochs has fewer examples than there are micro-batches.
+            ConfigError: a batch of these epochs cannot be divided among the processes.
         """
         if self.own_batches:
             return sum(len(self._batch_sizes(each)) for each in range(begin, epoch))
         return (epoch - begin) * self.steps
 
     def epochs_of(self, updates: int) -> int:
-        """Return the number of epochs that begin within this number of updates."""
+        """Return the number of epochs, the last perhaps incomplete, in the first `updates` updates."""
         epochs = 0 if self.own_batches else updates // self.steps
         while self.updates_before(epochs) < updates:
             epochs += 1
         return epochs
 
     def part_sizes(self, epoch: int, step: int) -> list[int] | None:
-        """Return the numbers of examples in all micro-batches of an update, in all processes; None if they are equal."""
+        """Return the sizes of an update's micro-batches in all processes; None if all sizes are equal."""
         if not self.own_batches:
             return None
         parts = self.accumulate * self.world
@@ -111,7 +111,7 @@ class TrainOrder:
         return [size + (part < longer) for part in range(parts)] if longer else None
 
     def order(self, epoch: int) -> np.ndarray:
-        """Return the indices of the examples in `epoch`: in the split's own order if it has one, else shuffled."""
+        """Return the example indices of `epoch`, in the split's own order if it has one, else shuffled."""
         order = self.split.order(seed=self.seed, epoch=epoch)
         return epoch_order(self.seed, epoch, len(self.split)) if order is None else order
 
@@ -133,7 +133,7 @@ class TrainOrder:
                 yield from self.micro_batches(current, number, batches)
 
     def _batches(self, epoch: int) -> Sequence[np.ndarray]:
-        """Return the indices of the examples of each update of an epoch."""
+        """Return the example indices of an epoch, one array per update."""
         own = self.split.batches(seed=self.seed, epoch=epoch) if self.own_batches else None
         if own is not None:
             return own
@@ -146,7 +146,9 @@ class TrainOrder:
             sizes = np.array([len(batch) for batch in batches or ()], dtype=np.int64)
             parts = self.accumulate * self.world
             if not len(sizes):
-                raise ConfigError(f"epoch {epoch + 1} of the training split has no batch (Split.batches)")
+                raise ConfigError(
+                    f"the training split has no batches in epoch {epoch + 1}; Split.batches must return at least one"
+                )
             if sizes.min() < parts:
                 raise ConfigError(
                     f"train.accumulate: batch {sizes.argmin() + 1} of epoch {epoch + 1} has {sizes.min()} examples, which "
@@ -158,7 +160,7 @@ class TrainOrder:
 
 
 def train_order(recipe: Recipe, split: Split, *, rank: int = 0, world: int = 1) -> TrainOrder:
-    """Return the order of a run; if it trains nothing (`schedule.epochs` 0), its batches shrink to the split.
+    """Return the training order of a run; with `schedule.epochs` 0, larger batches shrink to the split.
 
     Raises:
         ConfigError: the batch size does not fit the split or the processes.
@@ -172,7 +174,7 @@ def train_order(recipe: Recipe, split: Split, *, rank: int = 0, world: int = 1) 
 
 @dataclass(frozen=True)
 class _Failure:
-    """A data error that a loading process returns as an example; torch would pass on only its text."""
+    """An error of the data, returned as an example by a loading process; torch would only keep its text."""
 
     error: AttngraftError
 
@@ -194,16 +196,16 @@ class _Examples(Dataset[Any]):
         return self._split.collate(examples) if failed is None else failed
 
 
-#: raised while receiving a batch from a process that died meanwhile
+#: errors while receiving a batch from a process that has died
 _SENDER_DIED = (OSError, EOFError, AuthenticationError)
 
 
 class _RaisingIterator:
-    """Iterator over batches that raises the errors among them.
+    """Iterator over batches that raises the errors returned in their place.
 
     The sockets of a killed loading process close a moment before the system reports its death. Torch then raises an
-    error from a signal handler; the iterator sleeps for up to `grace` seconds so that the error is raised here. If no
-    process died, the original error is raised; an error of the data is raised immediately.
+    error from a signal handler; the iterator sleeps for up to `grace` seconds to receive that error, which names the
+    cause. If no process died, the original error is raised; an error of the data is raised immediately.
     """
 
     def __init__(self, batches: Iterator[Any], *, grace: float) -> None:
@@ -217,7 +219,7 @@ class _RaisingIterator:
         try:
             batch = next(self._batches)
         except _SENDER_DIED as error:
-            if "in DataLoader worker process" not in str(error):  # torch's text for an error of the data
+            if "in DataLoader worker process" not in str(error):  # torch's text in errors of the data
                 time.sleep(self._grace)
             raise
         if isinstance(batch, _Failure):
@@ -228,7 +230,7 @@ class _RaisingIterator:
 class _LockFreeEvent:
     """The part of an event that torch uses, without a lock.
 
-    A process that dies while it holds an event's lock would block the trainer, which sets the event to end the others.
+    A process that dies while holding an event's lock would block the trainer, which sets the event to stop the others.
     """
 
     def __init__(self, flag: Any) -> None:
@@ -255,7 +257,7 @@ def _lock_free_context() -> BaseContext:
 class Batches(DataLoader[Batch]):
     """Data loader whose processes can be ended in the middle of their work."""
 
-    exit_signal: Any = None  #: a semaphore: setting an event would wait for killed processes
+    exit_signal: Any = None  #: a semaphore, because setting an event waits for killed processes
 
     def __iter__(self) -> Any:
         return _RaisingIterator(super().__iter__(), grace=5.0 if self.num_workers else 0.0)
@@ -269,9 +271,9 @@ class Batches(DataLoader[Batch]):
 def train_batches(
     order: TrainOrder, *, epoch: int, step: int, epochs: int, workers: int, pin: bool, updates: int | None = None
 ) -> Batches:
-    """Return the batches from an update to the end of the last epoch as one stream: workers start once and prefetch.
+    """Return all batches from update `step` of `epoch` on as one stream, so that workers start only once.
 
-    `updates` ends the stream after this number of updates of the whole run.
+    The stream ends after `epochs` epochs or `updates` updates of the whole run.
     """
     keys = order.stream(epoch=epoch, step=step, epochs=epochs)
     if updates is not None:
@@ -292,7 +294,7 @@ class EvalOrder:
     batch_size: int  #: over all processes
     rank: int = 0
     world: int = 1
-    epoch: int = 0  #: epoch in the keys; may change between two passes, also with persistent workers
+    epoch: int = 0  #: epoch in the keys; may change between passes, even with persistent workers
 
     def __iter__(self) -> Iterator[Keys]:
         size = max(self.batch_size // self.world, 1) * self.world
@@ -304,7 +306,7 @@ class EvalOrder:
 
 
 def eval_batches(split: Split, order: EvalOrder, *, workers: int, pin: bool) -> Batches:
-    """Return the batches of `order`; can be iterated again and keeps its workers."""
+    """Return a data loader for `order`, for repeated passes with the same workers."""
     return _loader(split, order, workers=workers, pin=pin, persistent=workers > 0)
 
 
@@ -336,7 +338,7 @@ def _exit_on(exit_signal: Any, worker: int) -> None:
 
     def wait() -> None:
         exit_signal.acquire()
-        os._exit(0)  # nothing else ends a process from a thread
+        os._exit(0)  # sys.exit would only end the thread
 
     threading.Thread(target=wait, daemon=True).start()
 

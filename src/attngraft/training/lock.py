@@ -1,7 +1,7 @@
 """Lock that allows one process per run folder.
 
 The operating system releases the lock when its holder dies, for any reason. On network file systems without locks, the
-note in the lock file, which names process and host, is used instead.
+process and host recorded in the lock file are checked instead.
 """
 
 import errno
@@ -30,7 +30,7 @@ class FolderBusy(TrainingError):
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lock, or held it and died."""
+    """The process that holds a lock, or died while holding it."""
 
     process: int
     host: str
@@ -48,14 +48,14 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of `folder`, a file named `.lock` in it.
 
     A lock left by a killed process is taken over, with a warning if the process was on another host. If the block raises an
-    error and the folder holds nothing else, the file is removed.
+    error and the folder contains no other file, the lock file is removed.
 
     Raises:
         FolderBusy: another process, or another run of this process, holds the lock; the message names process and host.
         StorageError: the folder cannot be written.
     """
     path = folder.resolve() / ".lock"
-    previous = _read_note(path)  # before the lock is taken, which may empty the file
+    previous = _read_note(path)  # before acquiring the lock, which may empty the file
     lock = FileLock(path, fallback_to_soft=False)
     result = _acquire(lock)
     if result == "busy":
@@ -79,7 +79,7 @@ def locked(folder: Path) -> Iterator[None]:
     except BaseException:
         with suppress(OSError):
             if os.listdir(path.parent) == [path.name]:
-                path.unlink()  # while it is held: whoever has opened it meanwhile does not get it
+                path.unlink()  # before the release, so that another process cannot acquire the deleted file
         raise
     finally:
         if path.exists():
@@ -110,7 +110,7 @@ def _read_note(path: Path) -> Holder | None:
 
 
 def _write_note(path: Path, text: str) -> None:
-    with suppress(OSError):  # the lock works without the note, so a full disk need not raise here
+    with suppress(OSError):  # the lock works without the note, so ignore a full disk
         path.write_text(text, encoding="utf-8")
 
 

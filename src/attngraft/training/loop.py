@@ -60,8 +60,8 @@ def train(
         folder: the run's folder; created if missing.
         resume: resume an existing run; False raises an error if the folder contains one.
         progress: callbacks; None logs plain lines.
-        stop_after_epoch: leave the run unfinished after this epoch (from 1), its schedule unchanged; the same call with
-            a later epoch, or without one, resumes it.
+        stop_after_epoch: stop after this epoch (from 1) without changing the schedule; to resume, repeat the call with a
+            later epoch or None.
         trust_code: also import a `module:` host named in the teacher's folder; the recipe's own hosts are trusted.
 
     Raises:
@@ -92,7 +92,7 @@ def train(
 
 
 def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
-    """Check that the folder is not another run's; return `recipe` with the batch sizes that its run has chosen so far."""
+    """Check that the folder contains no other run; return `recipe` with the sizes its run has chosen."""
     if not run.recipe.exists():
         return recipe
     if not resume:
@@ -105,9 +105,9 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
 def _train_or_shrink(
     recipe: Recipe, folder: RunFolder, accelerator: Accelerator, progress: Progress, *, stop_after_epoch: int | None
 ) -> Recipe | None:
-    """Start or resume the run and train it; return None.
+    """Start or resume the run, and return None when training ends.
 
-    After an out-of-memory error under `train.auto_batch`, return the recipe with smaller batches to resume with.
+    After an out-of-memory error with `train.auto_batch`, return a recipe with smaller batches, to resume the run with.
     """
     run = prepare_run(recipe, folder, accelerator)
     restore(folder, run.state)
@@ -151,14 +151,14 @@ class Trainer:
         self._judging = self._evaluate if run.data.test is None else self._evaluator(run.data.test)
         self._plan = StagePlan(run.recipe, run.task)
         self._end = math.inf if run.recipe.stages and run.recipe.schedule.trains else run.updates  # stages count epochs
-        self._number = -1  # of the stage that was entered
-        self._begin = self._before = 0  # its first epoch, and the updates before it
+        self._number = -1  # index of the current stage
+        self._begin = self._before = 0  # the stage's first epoch, and the number of updates before it
         self._loader: Batches | None = None
         self._starting = False  # whether the first update of a later stage is next
         self._enter_stage()
         rows = self._counters.rows
         before = self.done - self._counters.step
-        self._evaluated = int(rows[-1].get("step", before)) if rows else 0  # updates before the last evaluation
+        self._evaluated = int(rows[-1].get("step", before)) if rows else 0  # number of updates at the last evaluation
 
     def _open_loader(self, order: TrainOrder) -> None:
         run = self._run
@@ -184,15 +184,15 @@ class Trainer:
 
     @property
     def _judged_apart(self) -> bool:
-        """Whether the evaluation to compare differs from that of the last epoch."""
+        """Whether a study compares a separate evaluation instead of the last epoch's."""
         run = self._run
         return run.recipe.train.judge == "best" or run.data.test is not None or run.task.has_light_inference
 
     def judge(self) -> Judged | None:
-        """Evaluate the finished run for comparison; return None if the last epoch's evaluation is compared.
+        """Evaluate the finished run for a study; None if the study compares the last epoch's evaluation.
 
-        The weights of `train.judge` are evaluated with full inference, on the test split if there is one, and their records
-        become the run's predictions.
+        The weights of `train.judge` are evaluated with full inference, on the test split if there is one, and the records
+        are saved as the run's predictions.
         """
         run, weights = self._run, self._run.recipe.train.judge
         if not self._judged_apart:
@@ -217,7 +217,7 @@ class Trainer:
         self._judging.stop_workers()
 
     def train(self, *, until: int) -> None:
-        """Train and evaluate the remaining epochs up to epoch `until`, each with a checkpoint."""
+        """Train to the end of epoch `until`, with a checkpoint after each evaluation."""
         run, teacher = self._run, self._run.teacher
         journal = Journal(run.folder, self._counters.rows) if run.accelerator.is_main_process else None
         record_start(run, self._evaluate_weights)
@@ -257,7 +257,7 @@ class Trainer:
         return self._counters.step == self._order.steps_of(self._counters.epoch)
 
     def _train_to_evaluation(self) -> None:
-        """Perform the updates before the next evaluation: by default, the remaining ones of this epoch."""
+        """Perform the updates up to the next evaluation, by default at the end of this epoch."""
         run, counters = self._run, self._counters
         save_every = run.recipe.train.save_every
         begun = time.perf_counter() - counters.seconds
@@ -284,7 +284,7 @@ class Trainer:
                 save(run.folder, self._state)
 
     def _enter_stage(self) -> None:
-        """Enter the stage of this epoch, and set the model's modules to training."""
+        """Enter the stage of this epoch, and put the model into training mode."""
         run, counters = self._run, self._counters
         begins = self._plan.begins(counters.epoch, counters.rows)[: len(run.stages)]
         number, begin = len(begins) - 1, begins[-1]
@@ -307,9 +307,8 @@ class Trainer:
         stage, folder = self._run.stages[self._number].stage, self._run.folder
         if stage.start == "best":
             before = folder.best(f"stage{self._number}")
-            load_best(
-                before if before.exists() else folder.best(), self._state
-            )  # runs of earlier versions have the latter
+            # runs of earlier versions have no best weights per stage
+            load_best(before if before.exists() else folder.best(), self._state)
             if self._state.ema is not None:
                 self._state.ema.set(self._run.update.core)
         if stage.optimizer == "fresh":
@@ -320,7 +319,7 @@ class Trainer:
         update, epoch, step = self._run.update, self._counters.epoch, self._counters.step
         # load all micro-batches before running statistics change, because a stop signal may end the wait for data
         batches = [next(self._batches) for _ in range(self._run.recipe.train.accumulate)]
-        if self._starting:  # only now, so that a checkpoint before the first update is of the stage before
+        if self._starting:  # only now, so that a checkpoint saved while waiting contains the previous stage
             self._start_stage()
             self._starting = False
         losses = update.accumulate_gradients(batches, epoch=epoch, step=step)
@@ -330,7 +329,7 @@ class Trainer:
         return losses
 
     def _end_period(self) -> Metrics:
-        """Evaluate, keep the best weights, and return the row of metrics since the last evaluation."""
+        """Evaluate, save the weights if they are the best, and return the row of metrics."""
         run, counters = self._run, self._counters
         begun = time.perf_counter()
         row: Metrics = {"epoch": counters.epoch + 1 if run.recipe.schedule.trains else 0}
@@ -352,7 +351,7 @@ class Trainer:
         return row
 
     def _evaluate_weights(self, *, average: bool = False) -> Evaluation | None:
-        """Evaluate the weights, or their moving average, on the validation split; None if stopped."""
+        """Evaluate the weights, or their moving average, on the validation split; return None if stopped."""
         model = self._state.ema.module if average and self._state.ema else self._state.model
         with memory_explained(self._run, "evaluation"):
             return self._evaluate(model, stop=self._stop, full=not self._run.task.has_light_inference)
@@ -367,7 +366,7 @@ class Trainer:
             )
 
     def _evaluate_and_keep_best(self, prefix: str, row: Metrics) -> Evaluation:
-        """Add the metrics of the weights ("val") or their average ("ema") to `row`; save the weights if best so far."""
+        """Add the metrics of the weights ("val") or their average ("ema") to `row`; save the best weights."""
         run, best = self._run, self._counters.best
         evaluation = self._evaluate_weights(average=prefix == "ema")
         if evaluation is None:
@@ -395,7 +394,7 @@ class Trainer:
         return evaluation
 
     def _train_means(self) -> dict[str, float]:
-        """Return the means of the losses over the updates since the last evaluation, and over all processes."""
+        """Return the mean losses over all processes and all updates since the last evaluation."""
         run, sums_by_name = self._run, self._counters.sums
         names = sorted(sums_by_name)
         sums = torch.tensor([sums_by_name[name] for name in names], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Optimizer, schedule and moving average (all timm's), with the learning rate and weight decay of each parameter."""
+"""timm's optimizer, schedule and moving average, with learning rate and weight decay per parameter."""
 
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -22,12 +22,12 @@ from attngraft.training.recipe import OptimizerConfig, Recipe
 
 
 def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None = None) -> torch.optim.Optimizer:
-    """Return the recipe's optimizer over the trainable parameters of `model`, grouped by `parameter_groups`.
+    """Return the recipe's optimizer for the `parameter_groups` of `model`.
 
     Rows of a host's parameters that a graft leaves unused are pinned, so that weight decay does not change them.
 
     Raises:
-        ConfigError: an optimizer or an argument that timm does not have.
+        ConfigError: timm does not have the optimizer or an argument.
     """
     config = recipe.optimizer
     known = timm.optim.list_optimizers()
@@ -45,7 +45,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
             **arguments,
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"optimizer {config.name} with {arguments}: {error}") from None
+        raise ConfigError(f"optimizer {config.name} with {arguments}: {error}; correct its arguments") from None
     pin_unused(optimizer, model)
     return optimizer
 
@@ -57,9 +57,9 @@ def learning_rate(optimizer: torch.optim.Optimizer) -> float:
 
 
 def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: int) -> Scheduler:
-    """Return the recipe's schedule with `steps` updates per epoch; `schedule.step_update(n)` sets the rate of update n.
+    """Return the recipe's schedule; its `step_update(n)` sets the learning rate of update n.
 
-    It has no state: the rate is a function of the number of updates made.
+    `steps` is the number of updates per epoch. The learning rate is a function of n, so the schedule has no state.
     """
     config = recipe.schedule
     epochs: float = config.epochs
@@ -103,18 +103,18 @@ def create_ema(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:
 def parameter_groups(
     model: nn.Module, config: OptimizerConfig, parts: ModelParts | None = None
 ) -> list[dict[str, Any]]:
-    """Return the trainable parameters of `model` in groups for an optimizer; `parts` are of `Task.parts`.
+    """Return the trainable parameters of `model` in groups for an optimizer.
 
-    Parameters with one axis (of grafts too), biases, and those that the host exempts (`no_weight_decay`) are not decayed;
-    others by `weight_decay`, or by `graft_weight_decay` if a graft added them.
+    `parts` is from `Task.parts`. Parameters with one axis (grafts included), biases, and parameters that the host exempts
+    (`no_weight_decay`) are not decayed. All others use `weight_decay`, or `graft_weight_decay` if a graft added them.
 
     A group's `lr_scale`, by which timm's schedules multiply the learning rate, is
 
         layer_decay ** (layers above the parameter's own) * (graft_lr_scale, if a graft added it)
 
     with the host's own grouping of its layers (timm's `group_matcher`; without one, parameters in groups of twelve). A
-    graft belongs to the layer of its target module, and does not change the layers of the host: all variants of a study
-    train the host's parameters at the same rates. New parts (`ModelParts.new`) use `new_lr_scale` alone.
+    graft belongs to the layer of its target module and does not change the host's layers, so all variants of a study train
+    the host's parameters at the same rates. New parts (`ModelParts.new`) use `new_lr_scale` alone.
     """
     host, prefix = host_of(model)
     parts = parts or model_parts(model)
@@ -155,7 +155,7 @@ def _layer_scales(model: nn.Module, layer_decay: float | None) -> Callable[[str]
 
 
 def _graft_layer(name: str, layers: dict[str, int], *, default: int) -> int:
-    """Return the layer of a graft's parameter: the uppermost layer in its target module, or else in an enclosing module."""
+    """Return the layer of a graft's parameter: the last layer in its target, or in an enclosing module."""
     target = f".{name}".partition(".grafts.")[0].removeprefix(".")
     while target:
         inside = [layer for other, layer in layers.items() if other.startswith(f"{target}.")]

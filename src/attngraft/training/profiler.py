@@ -1,4 +1,4 @@
-"""Profiling of one variant: real updates and evaluation batches outside of any run, for measuring time and memory.
+"""Profiling of one variant: time and memory of real updates and evaluation batches outside of any run.
 
 Task, data, model and update are built as in a run, on the device that a run would use. The CPU's random state and run
 folders are not changed.
@@ -27,8 +27,8 @@ from attngraft.training.teacher import create_teacher
 class BenchmarkBatch:
     """Task, data, teacher, a training micro-batch and an evaluation batch, shared by all variants.
 
-    The data are opened as in a run; `folder` is that of a run or study with an earlier random split (`Task.save_split`) and
-    fitted objects (`Task.save_files`; used if `fitted`).
+    The data are opened as in a run. `folder` is a run or study whose random split (`Task.save_split`) and, if `fitted`,
+    fitted objects (`Task.save_files`) are used.
 
     Raises:
         DataError, ConfigError: as in a run.
@@ -51,7 +51,7 @@ class BenchmarkBatch:
             size = train.eval_batch_size or train.batch_size // train.accumulate
             evaluation = list(EvalOrder(length=len(validation), batch_size=size))
             seconds = []
-            for step in range(min(3, order.steps)):  # the first also opens files and fills caches
+            for step in range(min(3, order.steps)):  # the first step also opens files and fills caches
                 start = time.perf_counter()
                 batches = [examples.collate([examples[key] for key in keys]) for keys in order.micro_batches(0, step)]
                 seconds.append(time.perf_counter() - start)
@@ -61,7 +61,7 @@ class BenchmarkBatch:
         self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
 
     def for_recipe(self, recipe: Recipe) -> "BenchmarkBatch":
-        """Return this benchmark, or a new one for a recipe with another task section, teacher, batch size or text input."""
+        """Return self, or a new benchmark if the task, teacher, batch size or text input of `recipe` differs."""
         sizes = [(r.train.batch_size, r.train.accumulate, r.train.eval_batch_size) for r in (recipe, self.recipe)]
         same_input = True
         if self.input.get("kind", "images") != "images" and recipe.host != self.recipe.host:
@@ -72,7 +72,7 @@ class BenchmarkBatch:
 
 
 class Profiler:
-    """A model of `recipe` with its optimizer; `train_step` and `evaluate_batch` repeat the benchmark's batches."""
+    """A model with its optimizer; `train_step` and `evaluate_batch` repeat the benchmark's batches."""
 
     def __init__(self, recipe: Recipe, benchmark: BenchmarkBatch) -> None:
         self.recipe, self.benchmark = recipe, benchmark
@@ -115,7 +115,7 @@ class Profiler:
             model(*args, **kwargs)
 
     def state_bytes(self) -> int:
-        """Return the bytes kept between steps: parameters, buffers, optimizer state, moving average, teacher, batch."""
+        """Return the bytes kept between steps: model, optimizer state, moving average, teacher, batch."""
         return storage_bytes(self._state())
 
     def _state(self) -> list[torch.Tensor]:
@@ -129,7 +129,7 @@ class Profiler:
         return tensors
 
     def peak_memory(self) -> int:
-        """Return the peak memory of an update in bytes: parameters, optimizer state, gradients, activations and batch."""
+        """Return the peak memory of an update in bytes, including model, optimizer state and batch."""
         self.train_step()  # creates the optimizer's state, which exists in all later steps
         return peak_bytes(self.train_step, self.device, kept=self._state())
 

@@ -27,7 +27,7 @@ class Progress:
         """Called after update `step` (from 1, over the whole run), in `epoch` (from 1)."""
 
     def on_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Called with a row of metrics.jsonl after the evaluation of an epoch, or of `train.eval_every` updates."""
+        """Called after each evaluation with the new row of metrics.jsonl."""
 
     def on_end(self, *, finished: bool) -> None:
         """Called when training ends; `finished` is False if it was stopped."""
@@ -37,7 +37,7 @@ Silent = Progress
 
 
 class LogLines(Progress):
-    """One log line per epoch, and one every `every` seconds in long epochs, each after `label`."""
+    """One log line per evaluation, and one every `every` seconds in between, each prefixed with `label`."""
 
     def __init__(self, *, every: float = 30.0, label: str = "") -> None:
         self._every = every

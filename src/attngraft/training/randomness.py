@@ -1,4 +1,4 @@
-"""Random streams of a run: every draw is a function of the run's seed and of its purpose.
+"""Random streams of a run: every draw is a function of the run's seed and the purpose of the draw.
 
 Streams are independent because each has its own seed, hashed from (seed, purpose, ...). No state is carried from one
 step to the next, so a run can start at any step, with any number of workers. (For single examples: tasks/seeding.py.)
@@ -30,5 +30,5 @@ def reseed(seed: int, device: torch.device) -> None:
 
 
 def epoch_order(seed: int, epoch: int, length: int) -> np.ndarray:
-    """Return the order of the `length` training examples in `epoch`: a permutation."""
+    """Return the order of the training examples in `epoch`: a random permutation of range(length)."""
     return np.random.default_rng(stream_seed(seed, "order", epoch)).permutation(length)

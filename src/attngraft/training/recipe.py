@@ -32,7 +32,7 @@ HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outp
 #: fields that a run with train.auto_batch chooses itself, and keeps when it resumes
 CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
 
-#: trained parameters; the others keep their values, and frozen batch norms keep their statistics
+#: trained parameters; all other parameters and the statistics of their batch norms are frozen
 Parameters = Literal["all", "grafts", "grafts+head", "head"]
 TRAINED: dict[str, set[str]] = {
     "all": {"host", "grafts", "head"},
@@ -50,7 +50,7 @@ class HostConfig:
     #: module:package.path:factory
     name: str = "vit_tiny_patch16_224"
     args: Mapping[str, Any] = field(default_factory=dict)  #: img_size, depth, embed_dim, ...
-    pretrained: bool = False  #: start from the published weights of that name, or those in the folder
+    pretrained: bool = False  #: start from the published weights, or from those in an hf: folder
     #: start from this file: .safetensors, .pth, .pt, .bin, or a run's checkpoint; for transformers_classifier also a
     #: folder written by save_pretrained of transformers, which then sets args
     weights: str | None = None
@@ -70,19 +70,22 @@ class HostConfig:
             from attngraft.models.transformers_folder import folder_arguments, transformers_folder
 
             folder = transformers_folder(self.weights)
-            if folder is not None:  # so that a later build of this recipe does not need the folder
+            if folder is not None:  # so that rebuilding the model later does not require the folder
                 object.__setattr__(self, "args", folder_arguments(folder, self.args))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Optimizer of timm's factory. Parameters with one axis (biases, norms, CB_S's scale) are never decayed."""
+    """An optimizer of timm and its settings.
+
+    Parameters with one axis (biases, norms, the scale of CB_S) are never decayed.
+    """
 
     name: str = "adamw"  #: as in timm
     lr: float = 1e-3  #: peak of the schedule
-    lr_batch: int | None = None  #: reference batch size of `lr`: lr * batch_size / lr_batch is used; null: lr
+    lr_batch: int | None = None  #: scale lr by batch_size / lr_batch; null: do not scale it
     weight_decay: float = 0.05  #: except for biases, norms and other parameters with one axis
-    layer_decay: float | None = None  #: factor on lr per layer from the head down; a graft has its site's layer
+    layer_decay: float | None = None  #: factor on lr per layer from the head down; grafts belong to their sites' layers
     graft_lr_scale: float = 1.0  #: factor on lr for parameters of grafts
     new_lr_scale: float = 1.0  #: factor on lr for modules that the task adds to the host (neck, decoder, head)
     graft_weight_decay: float | None = None  #: for parameters of grafts; null: weight_decay
@@ -104,11 +107,11 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Learning rate over `epochs` or `steps`, updated at every step; linear warm-up from `warmup_lr` first."""
+    """Learning rate over `epochs` or `steps`, updated at every step, with linear warm-up from `warmup_lr`."""
 
     name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: shape
     epochs: int = 30  #: including warm-up and cool-down; 0: evaluate the model without training
-    steps: int | None = None  #: updates of the run, instead of epochs; other fields still count epochs
+    steps: int | None = None  #: length of the run in updates, instead of epochs; other fields still count epochs
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
     warmup_steps: int | None = None  #: updates of warm-up, instead of warmup_epochs; only with steps
     warmup_lr: float = 1e-6  #: start of the warm-up
@@ -123,13 +126,13 @@ class ScheduleConfig:
         require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
         require(self, "min_lr", self.min_lr >= 0, "must not be negative")
         require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
-        require(self, "warmup_steps", self.warmup_steps is None or self.steps is not None, "needs schedule.steps")
+        require(self, "warmup_steps", self.warmup_steps is None or self.steps is not None, "requires schedule.steps")
         total = self.steps or 0
         require(
             self, "warmup_steps", self.warmup_steps is None or 0 <= self.warmup_steps < total, "must be below steps"
         )
         short = f"must be less than the {self.epochs} epochs"
-        by_steps = self.steps is not None or not self.epochs  # then they follow from the data, or nothing is trained
+        by_steps = self.steps is not None or not self.epochs  # then the epochs are unknown or 0
         require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)
         ramp = self.warmup_epochs
         fits = by_steps or ramp is None or 0 <= ramp < self.epochs - self.cooldown_epochs
@@ -150,7 +153,7 @@ class ScheduleConfig:
 
     @property
     def warmup(self) -> float:
-        """Epochs of warm-up, for schedules in epochs."""
+        """Number of warm-up epochs, for schedules that count epochs."""
         return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
 
 
@@ -159,7 +162,7 @@ class FirstStage:
     """First stage of a run, in which fewer parameters are trained, under the schedule of the whole run."""
 
     parameters: Literal["grafts", "grafts+head", "head"] = "grafts+head"  #: parameters trained in the first stage
-    epochs: int = 1  #: part of schedule.epochs
+    epochs: int = 1  #: included in schedule.epochs
 
     def __post_init__(self) -> None:
         require(self, "epochs", self.epochs >= 1, "must be at least 1")
@@ -167,19 +170,19 @@ class FirstStage:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Part of a run with settings of its own. The next stage begins where it ends."""
+    """Part of a run with its own settings, followed by the next stage."""
 
     name: str  #: for the report
-    epochs: int | None = None  #: at most; null, in the last stage: the rest of schedule.epochs
+    epochs: int | None = None  #: maximum number; null (last stage only): the rest of schedule.epochs
     parameters: Parameters | None = None  #: trained parameters; null: train.parameters
-    start: Literal["last", "best"] = "last"  #: weights to start from: the last or the best of the stage before
+    start: Literal["last", "best"] = "last"  #: weights to start from: the previous stage's last or best
     optimizer: Literal["keep", "fresh"] = "keep"  #: fresh: reset the optimizer's moments
-    lr: float | None = None  #: peak of a schedule of its own, over the stage's epochs
-    schedule: Mapping[str, Any] | None = None  #: fields of a schedule of its own; null, without lr: that of the run
+    lr: float | None = None  #: peak learning rate of a separate schedule over the stage's epochs
+    schedule: Mapping[str, Any] | None = None  #: fields of a separate schedule; null: the run's, unless lr is set
     patience: int | None = None  #: end the stage after this many epochs without a better metric
-    metric: str | None = None  #: validation metric for patience; null: the task's primary one
+    metric: str | None = None  #: validation metric for patience; null: the task's primary metric
     batch_size: int | None = None  #: examples per update; null: train.batch_size
-    task: Mapping[str, Any] = field(default_factory=dict)  #: fields of the task that differ, such as its loss or data
+    task: Mapping[str, Any] = field(default_factory=dict)  #: task fields to override, such as loss or data
 
     def __post_init__(self) -> None:
         for name in ("epochs", "patience", "batch_size"):
@@ -193,7 +196,7 @@ class Stage:
 
     @property
     def own_schedule(self) -> bool:
-        """Return whether the stage has a schedule of its own."""
+        """Return whether the stage has its own schedule instead of the run's."""
         return self.lr is not None or self.schedule is not None
 
 
@@ -204,21 +207,21 @@ class TrainConfig:
     parameters: Parameters = "all"  #: trained parameters; `head` is linear probing
     first: FirstStage | None = None  #: train fewer parameters first: {parameters: grafts+head, epochs: 2}
     batch_size: int = 128  #: examples per update, over all processes and micro-batches
-    eval_batch_size: int | None = None  #: over all processes; null: batch_size / accumulate
+    eval_batch_size: int | None = None  #: examples per evaluation batch; null: batch_size / accumulate
     accumulate: int = 1  #: micro-batches per update (less memory; same result except for batch norms)
     auto_batch: bool = False  #: after an out-of-memory error, raise accumulate (or lower eval_batch_size) until it fits
     clip_grad: float | None = None  #: maximum total norm of the gradients
     ema: float | None = None  #: decay of an exponential moving average of the weights, which is also evaluated
-    ema_warmup: bool = False  #: increase the decay up to `ema` (short runs)
+    ema_warmup: bool = False  #: raise the decay gradually to `ema`, for short runs
     amp: Literal["no", "fp16", "bf16"] = "no"  #: automatic mixed precision
     compile: bool = False  #: torch.compile
     channels_last: bool = False  #: memory format of the weights and of 4-D inputs
     drop_path: float | None = None  #: stochastic depth, passed to the host's factory; null: the host's default
     threads: int | None = None  #: CPU threads of torch; null: torch's default
     workers: int = 0  #: loading processes per training process
-    save_every: int | None = None  #: also save after every this many updates
-    eval_every: int | None = None  #: evaluate and save after every this many updates, and at the end; null: each epoch
-    #: weights that a study compares: of the last epoch, or of the best one by the primary validation metric
+    save_every: int | None = None  #: save a checkpoint every this many updates, besides those after evaluations
+    eval_every: int | None = None  #: evaluate and save every this many updates, and at the end; null: every epoch
+    #: weights that a study compares: the last epoch's, or the best epoch's by the primary validation metric
     judge: Literal["last", "best"] = "last"
     #: keep the outputs of the evaluated examples (captions, boxes, masks), compressed, in predictions.npz; statistics,
     #: from which metrics are computed, are always kept
@@ -242,9 +245,9 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherConfig:
-    """Distillation teacher: a timm model (`name`), a run or exported model or file (`weights`), or both."""
+    """Distillation teacher: a timm model (`name`), a run or exported model (`weights`), or a file (both)."""
 
-    name: str | None = None  #: timm model name; without `weights`, timm's weights are used (name.tag: of that tag)
+    name: str | None = None  #: timm model name; name.tag selects pretrained weights, unless `weights` is set
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of its factory: img_size, ...; only with `name`
     #: folder of a run (its best weights) or of an exported model, or, with `name`, a weights file as in host.weights
     weights: str | None = None
@@ -261,12 +264,12 @@ class DistillConfig:
     """Distillation: loss = label loss + alpha * teacher loss, on the same mixed images."""
 
     teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    #: logits: all outputs of the student follow the teacher's; token: only the second head of a distilled host does, and
-    #: the first one follows the labels
+    #: logits: distill into all outputs of the student; token: only into the second head of a distilled host, whose first
+    #: head is trained on the labels
     kind: Literal["logits", "token"] = "logits"
     hard: bool = False  #: use the teacher's best class (DeiT) instead of its probabilities
     alpha: float | None = None  #: weight of the teacher loss; null: 5 for logits (USI), 1 for token
-    temperature: float = 1.0  #: divides the logits of both; the teacher loss is multiplied by its square
+    temperature: float = 1.0  #: divides the student's and teacher's logits; the teacher loss is scaled by its square
 
     def __post_init__(self) -> None:
         require(self, "alpha", self.alpha is None or self.alpha > 0, "must be positive")
@@ -277,7 +280,7 @@ class DistillConfig:
 
     @property
     def weight(self) -> float:
-        """Return `alpha`, or its default."""
+        """Return `alpha`, or the default for `kind` if it is null."""
         return self.alpha if self.alpha is not None else {"logits": 5.0, "token": 1.0}[self.kind]
 
 
@@ -289,7 +292,7 @@ _NO_GRAFT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Host, graft, task, and training. The fields of `task` depend on the task of that `name`."""
+    """Settings of host, graft, task and training. `task.name` determines the other fields of `task`."""
 
     host: HostConfig = field(default_factory=HostConfig)
     graft: str | list[Any] | None = None  #: a graft specification, or a list of mappings
@@ -298,7 +301,7 @@ class Recipe:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    stages: tuple[Stage, ...] = ()  #: parts of the run with other settings; together they have schedule.epochs
+    stages: tuple[Stage, ...] = ()  #: parts of the run with different settings; their epochs add up to schedule.epochs
     distill: DistillConfig | None = None  #: also train on the outputs of a teacher: {teacher: {name: ...}}
     seed: int = 0  #: seed of initialization, order and augmentation
 
@@ -353,7 +356,7 @@ class Recipe:
         total, first = self.schedule.epochs, self.train.first
         if not self.schedule.trains:
             return (Stage(name="main"),)
-        left = None if self.schedule.steps is not None else total  # under schedule.steps the updates end the last stage
+        left = None if self.schedule.steps is not None else total  # schedule.steps ends the last stage
         if first is not None:
             early = Stage(name="first", epochs=first.epochs, parameters=first.parameters)
             return early, Stage(name="main", epochs=None if left is None else left - first.epochs)
@@ -365,7 +368,7 @@ class Recipe:
 
     @property
     def counts_updates(self) -> bool:
-        """Whether evaluations are numbered by updates, because runs may differ in their number of epochs."""
+        """Whether rows of metrics have a `step`: with schedule.steps, train.eval_every or a patience."""
         if not self.schedule.trains:
             return False
         if self.schedule.steps is not None or self.train.eval_every is not None:
@@ -374,7 +377,7 @@ class Recipe:
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        """Names of the host and of the teacher, if it has one."""
+        """Names of the host and, if the recipe has a named teacher, of the teacher."""
         teacher = None if self.distill is None else self.distill.teacher.name
         return (self.host.name, *([teacher] if teacher else []))
 
@@ -386,7 +389,7 @@ class Recipe:
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Return the packaged recipe of that name, or the file at that path, with `a.b=value` overrides.
+    """Return a recipe from a packaged name or a file, with overrides `a.b=value` applied.
 
     Raises:
         ConfigError: unknown recipe (the message lists the known ones), unknown key or invalid value (with file and field).
@@ -400,7 +403,7 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 
 def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
-    """Return the recipe that plain values describe; missing fields take their defaults.
+    """Return the recipe for a mapping of plain values; missing fields are set to their defaults.
 
     Raises:
         ConfigError: unknown key or invalid value; the message names `source` and the field.
@@ -417,7 +420,7 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 def changed_settings(recipe: Recipe, baseline: Recipe) -> dict[str, Any]:
     """Return the training settings of `recipe` that differ from those of `baseline`, by dotted field.
 
-    Host, graft and seed are left out, and so are fields that do not change the result or were chosen to fit into memory.
+    Omits host, graft, seed, fields that do not change the result, and sizes chosen by `train.auto_batch`.
     """
     chosen = recipe.train.auto_batch and baseline.train.auto_batch
     ignored = {"host", "graft", "seed", *HARMLESS, *(CHOSEN_BY_MEMORY if chosen else ())}
@@ -445,7 +448,7 @@ def _with_bases(name_or_path: str | Path, below: tuple[Path, ...]) -> dict[str, 
     """Return the file's mapping merged over that of its `base`, recursively."""
     path = _find(name_or_path, beside=below[-1].parent if below else Path())
     if path in below:
-        raise ConfigError(f"{below[-1]}: base: {name_or_path} extends itself")
+        raise ConfigError(f"{below[-1]}: base: {name_or_path} extends itself; remove or change `base`")
     mapping = read_yaml(path)
     base = mapping.pop("base", None)
     if base is None:
@@ -463,7 +466,9 @@ def _find(name_or_path: str | Path, *, beside: Path) -> Path:
     if path.is_file():
         return path.resolve()
     if text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
-        raise ConfigError(f"recipe {text}: no such file")
+        raise ConfigError(
+            f"recipe {text}: no such file; give the path of a YAML file, or one of {', '.join(packaged_recipes())}"
+        )
     names = packaged_recipes()
     raise ConfigError(
         f"unknown recipe {text!r}{did_you_mean(text, names)}; recipes: {', '.join(names)}, or the path of a YAML file"

@@ -6,11 +6,11 @@ data.json           facts about the data, and the host arguments that they requi
 split.csv           validation examples (only if they were drawn at random)
 fitted/             objects that the task fitted to the training data, such as a tokenizer (few tasks)
 teacher.json        distillation teacher and the hash of its weights (only with distill)
-start.json          initial weights and their scores (absent for random values)
-metrics.jsonl       one line per finished epoch
+start.json          initial weights and their metrics (absent for random values)
+metrics.jsonl       one line per evaluation
 tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
-predictions.npz     predictions of the last epoch on the validation split, or those of the final scores (finished.json)
+predictions.npz     predictions of the last epoch on the validation split, or of `judged` in finished.json
 finished.json       written last: the run is complete
 evaluation/         results of suites (attngraft eval --suite)
 """
@@ -43,7 +43,7 @@ JudgedSplit = Literal["val", "test"]
 
 
 class RunFolder:
-    """Paths of a run."""
+    """Paths of the files of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ class RunFolder:
     def best(self, kind: str = "") -> Path:
         """Return the path of the best weights by the primary metric.
 
-        With `kind` "ema" it is that of the best moving average, with "stage<n>" that of stage n (from 1) alone.
+        `kind` is "ema" for the best moving average, "stage<n>" for the best weights of stage n (from 1), otherwise empty.
         """
         return self.checkpoints / f"best{kind and '-' + kind}.safetensors"
 
@@ -76,7 +76,7 @@ class RunFolder:
         return there or any(path.exists() for path in (self.last, self.previous, self.finished))
 
     def read_recipe(self) -> Recipe:
-        """Return the recipe that the run was started with."""
+        """Return the recipe in the folder, including sizes chosen by `train.auto_batch`."""
         return recipe_from_dict(read_yaml(self.recipe), source=str(self.recipe))
 
     def write_recipe(self, recipe: Recipe) -> None:
@@ -89,9 +89,9 @@ class RunFolder:
 
     @property
     def judged_on_val(self) -> bool:
-        """Return whether the run began without a test split, or a study that did so needs it to be judged alike."""
+        """Return whether to judge on validation despite a test split: the run or its study began without one."""
         data = read_json(self.data) if self.data.is_file() else {"judged_split": None}
-        # before there were test splits, the entry was missing
+        # earlier releases, without test splits, wrote no entry
         return data.get("judged_split", "val") == "val" and (self.has_saved or not data["facts"])
 
     def write_teacher(self, facts: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class RunFolder:
         write_atomically(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_predictions(self, predictions: Predictions) -> None:
-        """Write the records of all examples and, where the primary metric is a mean of scores, `score` and `binary`."""
+        """Write all examples' records; also `score` and `binary` if the primary metric is a mean of scores."""
         table = RecordTable(
             names=np.asarray(list(predictions.names), dtype=np.str_),
             columns=predictions.arrays,
@@ -115,7 +115,7 @@ class RunFolder:
     def refuse_other_recipe(self, recipe: Recipe) -> None:
         """Check that the run in this folder has this `recipe`, except for fields that do not change results.
 
-        A run that has saved nothing may change its recipe: the change may fix the failure.
+        The recipe of a run that has saved nothing may change, because the change may fix the failure.
 
         Raises:
             TrainingError: the recipes differ; the message names the fields.
@@ -127,13 +127,13 @@ class RunFolder:
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the split and fitted objects left by an earlier attempt with another recipe."""
+        """Remove the split and fitted objects if an earlier attempt with another recipe left them."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
             shutil.rmtree(self.fitted, ignore_errors=True)
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
-        """Return `recipe` with the sizes that the run chose after an out-of-memory error, if `train.auto_batch` is set."""
+        """Return `recipe` with the sizes that the run has chosen under `train.auto_batch`."""
         if not recipe.train.auto_batch or self._differing(recipe):
             return recipe
         before = self.read_recipe().train
@@ -167,7 +167,7 @@ class Judged:
     metrics: dict[str, float]  #: names as in metrics.jsonl: `test/top1`
 
     def compared(self) -> dict[str, float]:
-        """Return the metrics without prefix."""
+        """Return the metrics without the split in their names."""
         return {name.partition("/")[2]: value for name, value in self.metrics.items()}
 
 
@@ -178,8 +178,8 @@ class RunRecord:
     folder: Path
     recipe: Recipe
     environment: dict[str, Any]
-    model_args: dict[str, Any]  #: arguments of the host's factory that the data require
-    facts: dict[str, Any]  #: facts about the data, from the task
+    model_args: dict[str, Any]  #: arguments of the host's factory required by the data
+    facts: dict[str, Any]  #: facts about the data, returned by the task
     start: dict[str, Any] = field(default_factory=dict)  #: `from`, and `metrics` before training if the head is not new
     teacher: dict[str, Any] = field(default_factory=dict)  #: `name`, `from`, `sha256`, and `metrics` of the teacher
     epochs: list[Metrics] = field(default_factory=list)  #: per evaluation: epoch (from 1), seconds, train/..., val/...
@@ -187,7 +187,7 @@ class RunRecord:
     predictions: Path | None = None
     judged: Judged | None = None  #: None: the final scores are the last epoch's on validation
 
-    judged_split: JudgedSplit = "val"  #: also of a run that is not finished
+    judged_split: JudgedSplit = "val"  #: also set if the run is not finished
 
     @property
     def epochs_done(self) -> int:
@@ -196,7 +196,7 @@ class RunRecord:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds of the finished epochs, evaluation included."""
+        """Return the seconds spent on training and evaluation up to the last evaluation."""
         return sum(row["seconds"] for row in self.epochs)
 
 
@@ -208,7 +208,7 @@ def read_run(folder: Path | str) -> RunRecord:
     """
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
-        raise TrainingError(f"{run.path}: not a run folder (no recipe.yaml)")
+        raise TrainingError(f"{run.path}: not a run folder (no recipe.yaml); give the folder of a run")
     data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
     judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
@@ -236,7 +236,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: cannot be read: {error}") from None
+        raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
 
 
 def _read_rows(path: Path) -> list[Metrics]:

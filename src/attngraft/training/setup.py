@@ -50,11 +50,11 @@ class RunContext:
     accelerator: Accelerator
     task: Task
     data: TaskData
-    epochs: int  #: at most; the last one may end early under schedule.steps
-    updates: int  #: of these epochs
+    epochs: int  #: maximum number; with schedule.steps, the last epoch may be incomplete
+    updates: int  #: number of updates in these epochs
     stages: Sequence[StageContext]  #: each with its own training batches
     update: Update
-    start: Start  #: initial weights; random values where the run resumes from a checkpoint
+    start: Start  #: initial weights; empty if the run resumes from a checkpoint
 
     @property
     def state(self) -> TrainState:
@@ -66,14 +66,14 @@ class RunContext:
 
 
 def create_accelerator(recipe: Recipe) -> Accelerator:
-    """Return the accelerator for this process, which may be one of several of `accelerate launch` or `torchrun`.
+    """Return the accelerator of this process, also under `accelerate launch` or `torchrun`.
 
     Raises:
-        ConfigError: the precision, or sharding, does not work on this device.
+        ConfigError: the device does not support the precision or sharding.
     """
     cpu = not torch.accelerator.is_available()
     if cpu and recipe.train.amp == "fp16":
-        raise ConfigError("train.amp: fp16 needs a GPU; use bf16, or no")
+        raise ConfigError("train.amp: fp16 requires a GPU; use bf16 or no")
     sharding = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     if cpu and sharding:  # accelerate would ignore it silently
         raise ConfigError(
@@ -81,7 +81,7 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
             "--use_fsdp to use DDP"
         )
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != recipe.train.amp:
-        AcceleratorState._reset_state()  # accelerate allows one precision per process, but the runs of a process may differ
+        AcceleratorState._reset_state()  # one precision per process, but its runs may differ
     handlers: list[KwargsHandler] = []
     if len(recipe.all_stages) > 1:  # DDP must detect which parameters have a gradient in this stage
         handlers.append(DistributedDataParallelKwargs(find_unused_parameters=True))
@@ -101,7 +101,9 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 
 
 def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> RunContext:
-    """Open the data, and build the model and everything that trains it. Writes to the run folder only after success.
+    """Open the data, and build the model and everything that trains it.
+
+    Writes to the run folder only after everything succeeds.
 
     Raises:
         ConfigError: part of the recipe does not fit the data, the host or the processes.
@@ -115,7 +117,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
     if data.test is not None and folder.judged_on_val:
-        log.info("%s: began without a test split, and is evaluated on validation", folder.path)
+        log.info("%s: the run began without a test split, so it is judged on the validation split", folder.path)
         data = replace(data, test=None)
     _refuse_other_data(accelerator, data)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
@@ -126,7 +128,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     teacher = create_teacher(recipe, task, data, device=accelerator.device)
     if teacher is not None:
         teacher.refuse_other(folder)
-    begun = folder.last.exists() or folder.previous.exists()  # then the checkpoint has the weights
+    begun = folder.last.exists() or folder.previous.exists()  # the checkpoint contains the weights
     update, start = build_training(
         recipe, task, data, accelerator, order=order, teacher=teacher, load_weights=not begun
     )
@@ -137,7 +139,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
             _log_start(recipe, start)
         _write_facts(recipe, folder, update, data)
         drawn = not folder.split.exists()
-        if task.save_split(folder.split) and drawn:  # after the recipe, because the split belongs to it
+        if task.save_split(folder.split) and drawn:  # after the recipe that it belongs to
             log.info("the validation examples were drawn at random; the split is saved in %s", folder.split)
         if not folder.fitted.exists():
             task.save_files(folder.fitted)
@@ -168,10 +170,10 @@ def _most_updates(stages: Sequence[StageContext]) -> int:
 def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder) -> StageContext:
     """Return a stage with its batches, from its own data if its task differs from the run's.
 
-    Files that the run's task fitted are reused.
+    The run's split and fitted objects are reused.
 
     Raises:
-        ConfigError: the stage requires another model than the run, or its batches cannot be formed.
+        ConfigError: the stage requires a different model, or its batches cannot be formed.
         DataError: its data cannot be used.
     """
     changed = stage_recipe(recipe, stage)
@@ -188,9 +190,9 @@ def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, ord
         own.load_files(Path(shared))
         found = own.load(model_data_config=model_data_config(changed))
     if dict(found.model_args) != dict(data.model_args):
-        raise ConfigError(f"stages.{stage.name}.task: would need another model than the run's; change other fields")
+        raise ConfigError(f"stages.{stage.name}.task: requires a different model; override only fields that keep it")
     if found.facts.get("classes") != data.facts.get("classes"):
-        raise ConfigError(f"stages.{stage.name}.task: its data have other classes than the run's; use the same classes")
+        raise ConfigError(f"stages.{stage.name}.task: its classes differ from the run's; use data of the same classes")
     return StageContext(stage=stage, recipe=changed, task=own, order=replace(order, split=found.train))
 
 
@@ -204,9 +206,9 @@ def build_training(
     teacher: Teacher | None,
     load_weights: bool,
 ) -> tuple[Update, Start]:
-    """Build the grafted model with its optimizer, schedule and moving average, and return its update and start.
+    """Build the grafted model with everything that trains it; return its `Update` and `Start`.
 
-    `load_weights=False` skips the initial weights, for a model that is filled from a checkpoint or only timed.
+    Use `load_weights=False` if the model is then filled from a checkpoint, or only profiled.
 
     Raises:
         ConfigError: part of the recipe does not fit the host or the processes.
@@ -224,7 +226,7 @@ def build_training(
     if recipe.train.compile:
         core.compile()
     model, prepared = accelerator.prepare(core, optimizer)
-    if accelerator.scaler is None:  # then accelerate's wrapper only adds a check for installed packages to each step
+    if accelerator.scaler is None:  # without a scaler, the wrapper only slows down each step
         prepared = prepared.optimizer
     state = TrainState(
         accelerator=accelerator, model=model, optimizer=prepared, ema=ema, counters=Counters(), freezing=freezing
@@ -239,7 +241,7 @@ def _refuse_other_data(accelerator: Accelerator, data: TaskData) -> None:
         found = gather_object([json.dumps(data.facts, sort_keys=True, default=str)])
         if len(set(found)) > 1:
             raise DataError(
-                "the processes of this run found different data (perhaps one could not read some files); run "
+                "the processes of this run found different data (perhaps one of them could not read some files); run "
                 "attngraft data check on each machine, and rerun the command"
             )
 
@@ -260,11 +262,13 @@ def _log_start(recipe: Recipe, start: Start) -> None:
 def _refuse_unshardable(recipe: Recipe, task: Task, core: nn.Module) -> None:
     if task.needs_unwrapped(core):
         raise ConfigError(
-            f"task {task.name}: calls this model without the wrapper of FSDP, which shards its weights; launch without "
-            "--use_fsdp, which uses DDP"
+            f"task {task.name}: calls this model without FSDP's wrapper, which its sharded weights require; launch without "
+            "--use_fsdp to use DDP"
         )
     if recipe.train.ema is not None:
-        raise ConfigError("train.ema: FSDP has no moving average of sharded weights; set it to null, or use DDP")
+        raise ConfigError(
+            "train.ema: FSDP does not support moving averages of sharded weights; set it to null, or use DDP"
+        )
     if recipe.train.first is not None:
         raise ConfigError("train.first: FSDP cannot freeze sharded weights temporarily; set it to null, or use DDP")
     if recipe.stages:
@@ -277,7 +281,7 @@ def _refuse_unshardable(recipe: Recipe, task: Task, core: nn.Module) -> None:
 
 
 def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskData) -> None:
-    """Write recipe, data and environment. The environment of the first start is kept; later ones are appended to it."""
+    """Write recipe, data and environment. Environments of resumed runs are appended to the first one."""
     accelerator = update.state.accelerator
     processes = accelerator.num_processes
     current = environment(accelerator.device, processes=processes)
@@ -296,7 +300,7 @@ def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskDa
     if seen is not None:
         log.warning(
             "%s: batch norms compute mean and variance over %d of the %d examples of an update (train.accumulate=%d, "
-            "%d process%s); the result differs from that of the whole batch at once",
+            "%d process%s); results differ from those with accumulate=1 in one process",
             folder.path,
             seen,
             recipe.train.batch_size,

@@ -1,6 +1,6 @@
 """Stages of a run: the stage of an epoch, and the settings of each.
 
-The stage of an epoch follows from the rows of metrics before it, so a resumed run needs no further state.
+The stage of an epoch is computed from the metrics of earlier epochs, so a resumed run needs no other state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StageContext:
     """A stage with the recipe, task and training batches that it uses."""
 
     stage: Stage
-    recipe: Recipe  #: with the stage's changes
+    recipe: Recipe  #: recipe of the run with the stage's changes
     task: Task
     order: TrainOrder
 
@@ -32,20 +32,20 @@ class StagePlan:
     """The stages of a recipe in order.
 
     Args:
-        recipe: the run's.
-        task: defines the default metric for a stage's patience, and its direction.
+        recipe: recipe of the run.
+        task: task of the run, for the metric of a stage's patience; None: patience is ignored.
     """
 
     def __init__(self, recipe: Recipe, task: Task | None = None) -> None:
         self.recipe, self.stages, self._task = recipe, recipe.all_stages, task
 
     def at(self, epoch: int, rows: Sequence[Metrics]) -> tuple[int, int] | None:
-        """Return the number of the stage that trains `epoch` (from 0), and its first epoch; None after the last stage."""
+        """Return index and first epoch of the stage that trains `epoch` (from 0); None after the last stage."""
         begins = self.begins(epoch, rows)
         return None if len(begins) > len(self.stages) else (len(begins) - 1, begins[-1])
 
     def begins(self, epoch: int, rows: Sequence[Metrics]) -> list[int]:
-        """Return the first epoch of each stage up to that of `epoch`; after the last stage also the epoch of its end."""
+        """Return the first epoch of each stage begun by `epoch`, and the end of the last stage if it is over."""
         begins = [0]
         for done in range(1, epoch + 1):
             if len(begins) <= len(self.stages) and self._is_over(self.stages[len(begins) - 1], begins[-1], done, rows):
@@ -78,7 +78,7 @@ class StagePlan:
 def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
     """Return the recipe with a stage's changes of task, batch size, learning rate and schedule.
 
-    A schedule of its own runs over the stage's epochs.
+    A separate schedule of the stage runs over the stage's epochs.
 
     Raises:
         ConfigError: a field of the schedule is unknown or invalid.

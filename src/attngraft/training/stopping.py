@@ -1,4 +1,4 @@
-"""Graceful stops: Ctrl-C and SIGTERM set a flag, and the training loop stops after the current step."""
+"""Graceful stops: Ctrl-C, SIGTERM and SIGHUP make the training loop stop after the current step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 T = TypeVar("T")
 
-#: a closed terminal sends SIGHUP; if `nohup` ignores it, it stays ignored
+#: a closed terminal sends SIGHUP, which stays ignored under `nohup`
 SIGNALS = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
 
 
@@ -22,15 +22,17 @@ class Interrupted(KeyboardInterrupt):
     """The run was interrupted and has saved a checkpoint. The message explains how to resume."""
 
 
-class StoppedWaiting(BaseException):  # not an Exception: a loader may mistake that for a bad image
+class StoppedWaiting(BaseException):  # not an Exception, which a loader may handle as a bad image
     """The run was interrupted while it waited for data."""
 
 
 class StopSignal:
-    """Handler of SIGINT, SIGTERM and SIGHUP within its block; a second Ctrl-C stops at once, without saving.
+    """Handler of SIGINT, SIGTERM and SIGHUP in a `with` block.
 
-    Processes of one run must stop after the same step, so they vote: a signal in any of them stops all, one step later.
-    They communicate on the CPU, so that no device has to wait.
+    The first signal stops the run after the current step; a second Ctrl-C stops it at once, without saving.
+
+    Processes of one run must stop after the same step, so they vote at each step: a signal in any process stops all of
+    them one step later. They communicate on the CPU, so that no device waits.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -81,7 +83,7 @@ class StopSignal:
         return stop
 
     def interruptible(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield `items`; a signal ends the wait for the next one, because slow data may leave no time to save.
+        """Yield `items`; a signal also ends the wait for an item, because slow data may leave no time to save.
 
         Raises:
             StoppedWaiting: on a signal, in a run of one process. Several processes keep waiting, because they must agree.

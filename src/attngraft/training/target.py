@@ -18,7 +18,7 @@ class Target:
 
     name: str  #: folder, file or host
     kind: str  #: "run", "exported model" or "host"; for messages
-    weights: str  #: kind or file of its weights
+    weights: str  #: which weights of a run, or a weights file
     recipe: Recipe  #: its host, task, batch sizes and precision
     build: Callable[[], nn.Module]  #: returns the model, on the CPU
     digest: Callable[[], str]  #: SHA-256 of its weights
@@ -27,10 +27,10 @@ class Target:
     facts: Mapping[str, Any] = field(default_factory=dict)  #: facts of its training data, as far as known
     model_args: Mapping[str, Any] = field(
         default_factory=dict
-    )  #: arguments that its training data required, such as num_classes
-    labels: tuple[str, ...] = ()  #: names of its outputs, if `facts` are unknown
-    input: Mapping[str, Any] | None = None  #: input configuration; None: that of the recipe's host
-    split: Path | None = None  #: file of its random split
+    )  #: model arguments required by its training data, such as num_classes
+    labels: tuple[str, ...] = ()  #: class names, used if `facts` is empty
+    input: Mapping[str, Any] | None = None  #: input configuration; None: from the recipe's host
+    split: Path | None = None  #: file with the random split of a run
     judged_split: Literal["val", "test"] | None = (
         None  #: split that the run is evaluated on; None: the test split, if there is one
     )

@@ -1,4 +1,4 @@
-"""Distillation teachers (the recipe's `distill`): models whose outputs are additional training targets.
+"""Distillation teachers (`distill` in a recipe): models whose outputs are additional training targets.
 
 The teacher is not trained: it has no gradients, is not part of any checkpoint, moving average, parameter list or DDP
 wrapper, and every process has a copy. It receives each micro-batch as `Task.prepare` returns it, mixed images included, in
@@ -36,8 +36,8 @@ FIELD = "distill.teacher"  #: the recipe's field, for error messages
 class Teacher(StepTeacher):
     """A teacher on the run's device.
 
-    The model is in timm's teacher wrapper. The task makes its inputs, because timm's re-normalization handles neither other
-    sizes nor gray images.
+    `model` is wrapped in timm's `DistillationTeacher`. The task prepares its inputs, because timm's re-normalization
+    supports neither other sizes nor gray images.
     """
 
     model: nn.Module
@@ -57,9 +57,11 @@ class Teacher(StepTeacher):
         return self.model(*args, **kwargs)
 
     def losses(self, task: Task, outputs: Any, batch: Batch, taught: Any) -> dict[str, Tensor]:
-        """Return the `loss` of a prepared batch, and its two parts:
+        """Return the task's losses of a prepared batch, plus `label_loss` and `teacher_loss`, where
 
             loss = label_loss + alpha * teacher_loss
+
+        `taught` is the teacher's output.
 
         Raises:
             TrainingError: `distill.kind: token`, and the host does not return two heads.
@@ -78,7 +80,7 @@ class Teacher(StepTeacher):
         return {**losses, "loss": loss, "label_loss": losses["loss"], "teacher_loss": part}
 
     def refuse_other(self, run: RunFolder) -> None:
-        """Check that a run was trained with this teacher, if it has saved anything.
+        """Check that the run was trained with this teacher, if the run has saved anything.
 
         Raises:
             TrainingError: the run's teacher had other weights.
@@ -104,7 +106,7 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
     """Return the recipe's teacher, checked against the data; None if the recipe has no teacher.
 
     Raises:
-        ConfigError: no teacher is given, it has other classes, or the task does not support distillation.
+        ConfigError: the recipe names no teacher, its classes differ, or the task does not support distillation.
         UsageError, HostError, ExportError, TrainingError: the teacher cannot be found or read.
     """
     config = recipe.distill
@@ -160,13 +162,13 @@ class _Source:
     model: nn.Module
     name: str
     origin: str  #: origin of its weights, for messages
-    expects: Mapping[str, Any]  #: input configuration, as in `model_data_config`
-    built_for: Mapping[str, Any]  #: model arguments that the teacher's data required (num_classes)
+    expects: Mapping[str, Any]  #: input configuration, as returned by `model_data_config`
+    built_for: Mapping[str, Any]  #: model arguments required by the teacher's data (num_classes)
     facts: Mapping[str, Any] = field(default_factory=dict)  #: facts about its data, as far as known (classes)
 
 
 def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) -> _Source:
-    """Build the teacher of a recipe section; `model_args` are the arguments that the data require, None without data."""
+    """Load the teacher of a recipe section; `model_args` is as in `TaskData`, None if no data are loaded."""
     if teacher.name is None and teacher.weights is None:
         raise ConfigError(
             f"{FIELD}: no teacher is given; use --set {FIELD}.name=NAME for timm's weights of that name, "
@@ -179,7 +181,7 @@ def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) 
             return _trained(Path(str(teacher.weights)).expanduser())
     except ConfigError:
         raise
-    except (HostError, UsageError) as error:  # without the field it would look like an error in the student
+    except (HostError, UsageError) as error:  # without the field, the error would seem to be about the student
         raise type(error)(f"{FIELD}: {error}") from error
 
 
@@ -200,7 +202,7 @@ def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | No
 
 
 def _missing_head(model: nn.Module, start: Start, *, host: str) -> str:
-    """Return the reason why the head in a weights file was not loaded."""
+    """Return the reason why no head was loaded from a weights file."""
     if start.path is None:
         return start.origin
     classes = read_weights(start.path, host=host).outputs(model)
@@ -224,7 +226,7 @@ def _trained(path: Path) -> _Source:
     run = RunFolder(path if path.is_dir() else path.parent.parent)
     if not run.recipe.is_file():
         raise ConfigError(
-            f"{FIELD}.weights: {path} is neither a run's folder nor that of an exported model"
+            f"{FIELD}.weights: {path} is not the folder of a run or of an exported model"
             + (f"; for a weights file also give its model: {FIELD}.name" if path.is_file() else "")
         )
     record = read_run(run.path)
@@ -265,7 +267,9 @@ def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
     classes, theirs = data.facts.get("classes"), source.facts.get("classes")
     if not isinstance(theirs, list) or not isinstance(classes, list) or classes == theirs:
         if source.facts and not task.compatible(source.facts, data.facts):
-            raise ConfigError(f"{FIELD}: {source.name} was trained on data with another vocabulary or input")
+            raise ConfigError(
+                f"{FIELD}: {source.name} was trained on data with another vocabulary or input; use a teacher for this data"
+            )
         return
     if sorted(classes) == sorted(theirs):
         raise ConfigError(
@@ -273,7 +277,9 @@ def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
             f"{_listed(theirs)}"
         )
     unknown = [name for name in classes if name not in theirs]
-    raise ConfigError(f"{FIELD}: {source.name} was trained on other classes; it lacks {_listed(unknown)}")
+    raise ConfigError(
+        f"{FIELD}: {source.name} was trained without the classes {_listed(unknown)}; use a teacher that includes them"
+    )
 
 
 def _listed(names: list[str], shown: int = 12) -> str:
@@ -282,7 +288,7 @@ def _listed(names: list[str], shown: int = 12) -> str:
 
 
 def _input_size(config: TeacherConfig, source: _Source) -> tuple[int, int, int]:
-    """Return channels, height and width of the teacher's inputs: its own, or `size` if the model accepts any."""
+    """Return the teacher's input size (C, H, W): its own, or `size` if the model accepts any."""
     channels, height, width = source.expects["input_size"]
     if config.size is None:
         return channels, height, width

@@ -1,4 +1,4 @@
-"""One update of the weights, used by the training loop, the profiler, and the search for batches that fit into memory."""
+"""One update of the weights, for the training loop, the profiler and the search for batches that fit."""
 
 import math
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ from attngraft.training.recipe import Recipe
 from attngraft.training.stages import StageContext
 from attngraft.training.teacher import Teacher
 
-_EXAMPLES = ""  #: key of the share of losses without a weight
+_EXAMPLES = ""  #: key in the shares for losses without a weight of their own
 
 
 class Update:
-    """Forward, loss and backward of every micro-batch, gradient clipping, optimizer step and moving average.
+    """Forward and backward of all micro-batches, gradient clipping, optimizer step and moving average.
 
     An update has two halves, `accumulate_gradients` and `apply`, so that a loss that is not finite can be rejected before
     any weight changes. The random generators are re-seeded from (seed, epoch, step, process) in each update, so a run only
@@ -47,10 +47,10 @@ class Update:
         self._stage = recipe.all_stages[0].name
         self._losses = _LossSums(state.accelerator.device)
         self._called = in_memory_format(state.model, channels_last=recipe.train.channels_last)
-        self._has_weight = True  # of the last micro-batches
+        self._has_weight = True  # whether the last update had any loss weight
 
     def enter(self, context: StageContext, *, begin: int, before: int) -> None:
-        """Use a stage's task, batches and schedule, from its first epoch `begin` and after `before` updates."""
+        """Use the task, batches and schedule of a stage that begins in epoch `begin`, after `before` updates."""
         self.task, self.order, self._stage = context.task, context.order, context.stage.name
         self._begin, self._before = begin, before
         self._schedule_begin = begin if context.stage.own_schedule else 0
@@ -60,15 +60,15 @@ class Update:
             group["initial_lr"] = context.recipe.lr
         self._schedule = create_schedule(self.state.optimizer, context.recipe, steps=self.order.steps)
         for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate  # until the next update: the metrics of a resumed epoch contain it
+            group["lr"] = rate  # metrics may be written before the next update sets the rate
 
     def accumulate_gradients(self, batches: list[Batch], *, epoch: int, step: int) -> dict[str, float]:
-        """Set the learning rate, accumulate the gradients of all micro-batches, and return the mean of each loss.
+        """Set the learning rate, accumulate gradients over all micro-batches, and return the mean losses.
 
         Args:
             batches: micro-batches; each is removed from the list when it is used, which frees its memory.
             epoch: from 0.
-            step: update of the epoch, from 0.
+            step: number of the update in the epoch, from 0.
         """
         accelerator, count = self.state.accelerator, self.recipe.train.accumulate
         self._schedule.step_update(self._position(epoch, step))
@@ -90,10 +90,10 @@ class Update:
         """Return a micro-batch's part of the update's loss, to be differentiated, and its losses by name.
 
         Args:
-            batch: as loaded.
+            batch: the micro-batch, as loaded.
             epoch: from 0.
-            step: micro-batch of the epoch, from 0.
-            shares: of the micro-batch in each loss of the update, relative to an equal share; 1 by default.
+            step: number of the micro-batch in the epoch, from 0.
+            shares: the micro-batch's share of the update in each loss, relative to an equal share; default: 1.
         """
         accelerator, count, shares = self.state.accelerator, self.recipe.train.accumulate, shares or {}
         if accelerator.device.type != "cpu":
@@ -117,9 +117,9 @@ class Update:
         return total if count == 1 else total / count, means
 
     def _position(self, epoch: int, step: int) -> float:
-        """Return the number of updates made, as the schedule counts them.
+        """Return the position in the schedule, in updates.
 
-        If epochs differ in length, all count as the first one, so that the learning rate follows the epochs.
+        If epochs differ in length, each counts as many updates as the first, so that the learning rate follows the epochs.
         """
         order = self.order
         if self.recipe.schedule.steps is not None:
@@ -128,14 +128,13 @@ class Update:
         return (epoch - self._schedule_begin) * order.steps + part
 
     def _shares(self, batches: list[Batch], sizes: list[int] | None) -> list[dict[str, float]]:
-        """Return each micro-batch's share of the update's weight, by loss, relative to an equal share.
+        """Return the share of each micro-batch in the update, by loss, relative to an equal share.
 
-        Losses without a weight are missing, and so are all if there are none: all micro-batches then count equally.
+        Losses without a weight use the share under `_EXAMPLES`, or 1 if `sizes` is None.
 
         Args:
             batches: this process's micro-batches.
-            sizes: numbers of examples in all processes' micro-batches, the weights of losses that have no other; None if
-                they are equal.
+            sizes: numbers of examples in the micro-batches of all processes; None if all are equal.
         """
         weights = [self.task.weights(batch) for batch in batches]
         accelerator = self.state.accelerator
@@ -161,7 +160,7 @@ class Update:
     def apply(self, *, epoch: int, step: int) -> None:
         """Clip the gradients, step the optimizer, and update the moving average of the weights."""
         state, train = self.state, self.recipe.train
-        if not self._has_weight:  # a step would still apply weight decay and momentum
+        if not self._has_weight:  # the optimizer would still apply weight decay and momentum
             state.optimizer.zero_grad()
             return
         if train.clip_grad is not None:

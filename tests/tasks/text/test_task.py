@@ -53,7 +53,7 @@ def test_the_logits_of_a_text_do_not_depend_on_the_others(
     given = recipe(tmp_path, host(tmp_path / "host", **changes), f"graft={graft}")
     model = build_model(given, {"num_classes": 3}).eval()
     assert takes_padding(model) is padding
-    with nullcontext() if padding else pytest.raises(ConfigError, match="calls this model without the wrapper of FSDP"):
+    with nullcontext() if padding else pytest.raises(ConfigError, match="calls this model without FSDP's wrapper"):
         _refuse_unshardable(given, build_task(given), model)  # under FSDP
     ids = torch.randint(5, 120, (5, 9))
     mask = (torch.arange(9) < torch.tensor([4, 9, 2, 4, 7])[:, None]).long()
