@@ -66,7 +66,7 @@ def open_run(
     if not record.facts:
         raise ExportError(f"{record.folder}: the run stopped before its data were read; train it first")
     if not record.finished and not unfinished:
-        done, epochs = len(record.epochs), record.recipe.schedule.epochs
+        done, epochs = record.epochs_done, record.recipe.schedule.epochs
         raise ExportError(
             f"{record.folder}: the run is not finished ({done} of {epochs} epochs); rerun its command to finish it, or "
             "add --unfinished"
