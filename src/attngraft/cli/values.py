@@ -24,7 +24,7 @@ TASK = "The task, trained with its default recipe unless --recipe is given."  #:
 AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches; each update still uses the same examples."
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 #: help of --trust-code
-TRUST_CODE = "Import the module of a module:... host named in a file or folder. This runs its code."
+TRUST_CODE = "Allow module:... hosts named in a file or folder; importing their modules runs code."
 
 
 def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -> None:

@@ -40,7 +40,7 @@ def list_grafts() -> list[GraftInfo]:
 
 
 def list_presets() -> dict[str, str]:
-    """Return the presets: short name -> the specification that it abbreviates."""
+    """Return the presets: short name -> specification."""
     return dict(PRESETS)
 
 

@@ -140,10 +140,10 @@ class HostAdapter(ABC):
 def check_known(module: nn.Module, path: str, *, arguments: Iterable[str], children: Iterable[str]) -> None:
     """Refuse a module whose host class changed since its adapter was written.
 
-    A patched class is a copy of the host's forward, so the copy may ignore a new argument or a new sub-module.
+    A patched class contains a copy of the host's forward, which may ignore a new argument or a new sub-module.
 
     Raises:
-        HostError: the forward has an argument that is not in `arguments`, or `module` a child not in `children`.
+        HostError: the forward has an argument not in `arguments`, or `module` has a child not in `children`.
     """
     kind = plain_class(module)
     parameters = [name for name in inspect.signature(kind.forward).parameters if name != "self"]

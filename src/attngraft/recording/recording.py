@@ -259,9 +259,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         for of in self._reductions if names else ():
             if of not in names:
                 near = did_you_mean(of, names)
-                raise RecordError(
-                    f"none of the chosen sites has {of!r}, which `reduce` requested{near}; available: {', '.join(names)}"
-                )
+                raise RecordError(f"reduce: none of the chosen sites has {of!r}{near}; available: {', '.join(names)}")
 
     def _of(self, site: str) -> _SiteTensors[list[Tensor]]:
         if site in self._calls or site in self._means:

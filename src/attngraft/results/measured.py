@@ -136,7 +136,7 @@ class ClosedForm(Statistic):
         return replace(self, summands=self.summands[order])
 
     def leave_one_out(self) -> np.ndarray:
-        """Return the metric without each example in turn, (N,), computed from the sums for large N."""
+        """Return the metric without each example in turn, (N,), by subtracting its summands from the sums."""
         total = np.asarray(np.ones(self.examples) @ self.summands, dtype=float)
         rows = max(1, _LEFT_OUT_AT_ONCE // max(len(total), 1))
         parts = []

@@ -41,7 +41,7 @@ class BatchChange(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """A change of all examples, by `example` or by `batch`; if both are None, examples are unchanged."""
+    """A change of each example (`example`) or each batch (`batch`); no change if both are None."""
 
     name: str  #: file name, unique in the suite
     group: str  #: group of conditions that differ only in their noise seed and are averaged

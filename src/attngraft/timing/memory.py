@@ -21,11 +21,11 @@ _PROCESS = Path("/proc/self")
 
 
 def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf_counter) -> tuple[int | None, float]:
-    """Return the growth of resident memory to its peak during `work`, in bytes, and the duration.
+    """Call `work`; return the growth of resident memory up to its peak, in bytes, and the seconds of `clock`.
 
-    The duration is in seconds of `clock`. Memory that earlier calls freed is first returned to the system, since its reuse
-    would not be counted. This requires an allocator such as glibc's, and resetting the peak requires Linux; on other
-    systems, measure the first call of a new process. The growth is None if the system does not report it.
+    Freed memory is first returned to the system (needs glibc), since its reuse would not be counted, and the peak is reset
+    (needs Linux). On other systems, measure the first call of a new process. The growth is None if the system does not
+    report it.
     """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -54,11 +54,11 @@ class SplitEvaluator:
         """
         Args:
             task: the task.
-            split: the examples.
+            split: the split to evaluate; provides names and targets.
             recipe: batch sizes and loading processes.
             accelerator: device, precision and processes.
             facts: the facts that `Task.load` returned.
-            examples: a split to load instead, with one example for each example of `split`; None: `split`.
+            examples: split to load inputs from, example by example parallel to `split`; None: `split`.
             folder: folder for the records that processes exchange; None: a temporary folder.
         """
         config = recipe.train

@@ -1,4 +1,4 @@
-"""Hugging Face's T5 and mT5: unscaled q k^T, and position biases computed by the first layer for all."""
+"""Hugging Face's T5 and mT5: unscaled q k^T, and position biases computed once, in the first layer."""
 
 import inspect
 from collections.abc import Callable
