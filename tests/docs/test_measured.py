@@ -241,7 +241,7 @@ def test_the_guide_of_local_attention_says_which_bars_are_missed() -> None:
     found = json.loads((ROOT / "benchmarks/local_filter.json").read_text(encoding="utf-8"))["measurements"]
     for each in (each for each in found if "over the plain form" in each["name"]):
         shown = f"{each['value']:.3f} ({each['low']:.3f} to {each['high']:.3f})"
-        said = f"{shown}, misses 1/{1 / each['bar']:.0f}" in page
+        said = f"| {shown}, missed | 1/{1 / each['bar']:.0f} |" in page
         assert said != each["passed"]
 
 

@@ -125,7 +125,7 @@ def test_only_prefixes_are_wrappers(tmp_path: Path) -> None:
     state = {"blocks.module.weight": torch.ones(1), "modules": torch.ones(1)}
     assert_is(read_checkpoint(saved(state, tmp_path / "a.pth")), state)
     twice = {"module.a": torch.ones(1), "a": torch.zeros(1)}
-    with pytest.raises(HostError, match=r"a\.pth has two tensors for a, with and without module\."):
+    with pytest.raises(HostError, match=r"a\.pth has two tensors for a, with and without the prefix module\."):
         read_checkpoint(saved(twice, tmp_path / "a.pth"))
 
 

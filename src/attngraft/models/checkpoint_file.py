@@ -186,7 +186,7 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
             stripped[wrapper] = None
         if bare in found:
             raise HostError(
-                f"{path} has two tensors for {bare}, with and without {' or '.join(WRAPPERS)}; remove one of them"
+                f"{path} has two tensors for {bare}, with and without the prefix {' or '.join(WRAPPERS)}; remove one of them"
             )
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise HostError(

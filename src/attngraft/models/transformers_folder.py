@@ -163,7 +163,7 @@ def configuration_fields(transformers: Any, model_type: str) -> set[str]:
         plain = transformers.AutoConfig.for_model(model_type)
     except ValueError:
         raise ValueError(
-            f"transformers has no configuration of model_type {model_type!r}; use vit, deit, ..."
+            f"transformers has no configuration of model_type {model_type!r}; use a known type, such as vit or deit"
         ) from None
     return {"num_labels", *plain.to_dict(), *plain.attribute_map}
 

@@ -206,8 +206,8 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
     def full_attention_map(self, site: str, name: str = "weights") -> Tensor:
         """Return the attention map of the whole image, (B, H, rows * columns, rows * columns).
 
-        The map is 0 between windows and has (rows * columns)^2 numbers per head. `name` can also be the name of filters over
-        neighborhoods.
+        The map is 0 between windows and has (rows * columns)^2 numbers per head. `name` can also name filters over
+        neighborhoods (`local_filters`).
         """
         weights = self[site][name]
         if weights.ndim == FILTER_NDIM:

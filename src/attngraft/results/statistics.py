@@ -96,7 +96,7 @@ def crossed_bootstrap_of(
 
 
 def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yield the counts of the examples, (R, N), for successive chunks of resamples."""
+    """Yield how often each resample contains each example, (R, N), in chunks of resamples."""
     rows = max(1, _CHUNK // examples)
     for start in range(0, resamples, rows):
         size = min(rows, resamples - start)
@@ -110,7 +110,7 @@ def _kept_counts(examples: int, resamples: int, random_state: int) -> tuple[list
 
 
 def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statistic], counts: np.ndarray) -> np.ndarray:
-    """Return variant minus baseline, (R, S), over the parts defined for both runs of a seed."""
+    """Return variant minus baseline per resample and seed, (R, S), over the parts defined for both runs of a seed."""
     result = np.empty((len(counts), len(baseline)))
     for seed, (first, second) in enumerate(zip(baseline, variant, strict=True)):
         before, after = first.parts(counts), second.parts(counts)

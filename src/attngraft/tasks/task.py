@@ -419,8 +419,7 @@ class Task(ABC):
             ConfigError: the task does not support distillation, or the teacher cannot process these data.
         """
         raise ConfigError(
-            f"task {self.name}: does not support training with a teacher (Task.distillation); remove the section distill "
-            "from the recipe"
+            f"task {self.name}: does not support training with a teacher (Task.distillation); use --set distill=null"
         )
 
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:

@@ -119,7 +119,7 @@ class HeadwiseQkv(NoDropout):
         return self.attention_biases[:, self.attention_bias_idxs]
 
     def split(self, projection: nn.Module, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """Project tokens (B, N, C) and split each head's rows: (B, H, N, width) each."""
+        """Project tokens (B, N, C) and split the output of each head into parts, (B, H, N, width) each."""
         parts = projection(x).unflatten(-1, (self.num_heads, -1)).split(widths, dim=3)
         return tuple(part.permute(0, 2, 1, 3) for part in parts)
 

@@ -1,4 +1,4 @@
-"""timm's MViTv2: pooled q, k and v, query-dependent positions, and queries that are added to the heads."""
+"""timm's MViTv2: pooled q, k and v, relative positions multiplied by the queries, and residual pooling."""
 
 from typing import Any, ClassVar, NamedTuple, cast
 

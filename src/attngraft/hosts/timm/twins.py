@@ -16,7 +16,7 @@ from attngraft.hosts.timm.windows import WindowAxisSite, merge_windows, pad_to_w
 
 
 class GraftedLocallyGroupedAttn(WindowAxisSite, LocallyGroupedAttn):
-    """`timm.models.twins.LocallyGroupedAttn`: partitions the map itself, and merges windows before the output projection.
+    """`timm.models.twins.LocallyGroupedAttn`: partitions its input, and merges windows before the output projection.
 
     Tokens are partitioned again after the projection, so grafts get the same windows at all hook points.
     """

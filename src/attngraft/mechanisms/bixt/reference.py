@@ -65,13 +65,13 @@ def projected_attention(
     scale: float,
     attention: Callable[..., tuple[Tensor, Tensor]] = bidirectional_attention,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `bidirectional_attention`, projecting the tokens before and after it.
+    """Project tokens, apply `bidirectional_attention`, and project its token output.
 
-        r_tokens, v_tokens = in_weight tokens + in_bias, by head
-        tokens' = out_weight (tokens' result, heads joined) + out_bias
+        r_tokens, v_tokens = in_weight tokens + in_bias, split into heads
+        output = out_weight (token output of the attention, heads joined) + out_bias
 
-    On the CPU, with many tokens, references, values and maps of all tokens are never stored, forward or backward: the only
-    tensors of the size of the tokens are the output and, in training, the gradient.
+    If there are many tokens, the eager backend on the CPU never stores the references, values and maps of all tokens, in
+    forward or backward: the only tensors of the size of the tokens are the output and, in training, the gradient.
 
     Args:
         tokens: (B, N, c).

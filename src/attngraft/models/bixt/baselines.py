@@ -51,7 +51,7 @@ class SequentialBlock(CrossAttentionBlock):
         self.attn_pat = TokensAttend(dim_tokens, dim_latents, **shared)
 
     def attend(self, latents: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply both attentions with their residual sums."""
+        """Apply both attentions and their residual connections, first to the latents, then to the tokens."""
         normed = self.norm1_pat(tokens)
         latents = latents + self.drop_path(self.ls1_lat(self.attn(self.norm1_lat(latents), normed)))
         return latents, tokens + self.drop_path(self.ls1_pat(self.attn_pat(normed, self.norm1_lat(latents))))

@@ -154,7 +154,7 @@ def _has_several_labels(task: str) -> bool:
     found: bool | None = getattr(load_task(task), "multilabel", None)
     if found is None:
         raise ConfigError(
-            f"--task {task}: `attngraft data check` is only for images with labels; use `attngraft train --task {task}`, "
+            f"--task {task}: `attngraft data check` does not support this task; use `attngraft train --task {task}`, "
             "which checks its data before training"
         )
     return found

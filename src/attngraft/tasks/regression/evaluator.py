@@ -22,7 +22,7 @@ BINS = 5  #: number of groups of images by true number, in the report
 
 
 def measure(table: RecordTable) -> Measured:
-    """Return `rmse`, `mae`, `r2` and `spearman`; with several numbers, their means over the numbers."""
+    """Return `rmse`, `mae`, `r2` and `spearman`; for several target columns, the means over the columns."""
     statistics = _statistics(table.array("predicted"), table.array("target"))
     return Measured(values={name: statistic.point for name, statistic in statistics.items()}, statistics=statistics)
 

@@ -98,7 +98,7 @@ def patch_count(pixels: Tensor, side: int, *, share: float) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackTarget(BatchTarget):
-    """Access to a model and a batch for changes of images, as pixels (B, C, H, W) between 0 and 1."""
+    """Model and batch under attack; changed batches are pixels (B, C, H, W) between 0 and 1."""
 
     color: Color
 

@@ -1,4 +1,4 @@
-"""Access to the pixels of examples and batches, between 0 and 1, for the conditions of suites."""
+"""Read and replace the pixels of examples and batches, as values from 0 to 1, for suites."""
 
 from __future__ import annotations
 
