@@ -123,7 +123,7 @@ def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     for arguments, code, message in (
         ([path, out, "--host", NAME], 1, "does not fit this BiXT: it lacks"),
         ([path, out, "--host", "bixt_ti_l64_p61"], 2, "did you mean bixt_ti_l64_p16"),
-        ([path, out, "--host-arg", "depth=2"], 2, "--host-arg needs --host"),
+        ([path, out, "--host-arg", "depth=2"], 2, "--host-arg requires --host"),
         ([path, out, *HOST, "--ema"], 2, "has no moving average"),
         ([path, tmp_path / "o.pth"], 2, "ends in .safetensors"),
         ([path, tmp_path / "folder.safetensors", *HOST, "--overwrite"], 2, "is a folder; pass a file name"),

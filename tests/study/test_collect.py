@@ -241,7 +241,7 @@ def test_results_of_a_newer_version_or_damaged_ones_are_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match="extra"):
         load_result(path)
     path.write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="not a valid study result"):
         load_result(tmp_path)
 
 

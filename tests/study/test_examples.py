@@ -29,7 +29,7 @@ def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytes
         for seed in config.seeds:
             assert config.recipe_of(variant, seed).graft == (None if variant.spec == "none" else variant.spec)
     if taught(config):  # its own comment says how to make one
-        with pytest.raises(ConfigError, match="teacher-cifar10 is neither"):
+        with pytest.raises(ConfigError, match="teacher-cifar10 is not the folder"):
             check_variants(resolve_runs(config))
     else:
         check_variants(resolve_runs(config))

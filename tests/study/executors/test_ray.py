@@ -158,6 +158,6 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path: Path, monkeypatch
             beacon.write_text(text)
         outcome = run()
         assert outcome.kind == "failed"
-        assert "on storage that all nodes see under the same path" in outcome.message
+        assert "on storage that all nodes mount at the same path" in outcome.message
     beacon.write_text("here")
     assert run().kind == "finished"
