@@ -66,6 +66,7 @@ def test_a_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert page.count("<section") == 2
 
 
+@pytest.mark.slow
 def test_all_that_fit(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("analyze", "all", "--study", study, "--limit", 5, "--pictures", 2, "--json") == 0
     told = capsys.readouterr()

@@ -69,6 +69,7 @@ def test_models_of_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["inputs"] == [[2, 1, 16, 16]]
 
 
+@pytest.mark.slow
 def test_models_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", reason="needs the extra hf")
     from tests.tasks.text.toys import host, recipe, sentences, table

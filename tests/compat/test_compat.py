@@ -133,6 +133,7 @@ def test_an_interrupted_run_ends_where_an_undisturbed_one_ended(old: Any, run: R
     assert_same_outcome(stopped, whole)
 
 
+@pytest.mark.slow
 def test_a_finished_study_is_reported_on(old: Any, run: Run) -> None:
     """Nothing is trained, measured or evaluated again; all numbers are those of then."""
     folder = old("study")

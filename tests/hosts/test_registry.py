@@ -143,6 +143,7 @@ for model in models:
 """
 
 
+@pytest.mark.slow
 def test_patched_classes_of_a_table_are_unpickled_in_a_fresh_process(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs transformers: pip install 'attngraft[hf]'")
     run(PICKLE, str(tmp_path / "models.pickle"))

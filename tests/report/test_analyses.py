@@ -55,6 +55,7 @@ def test_a_folder_of_results(tmp_path: Path) -> None:
     assert [each.name for each in load_analyses(tmp_path)] == ["made-up", "made-up-too"]
 
 
+@pytest.mark.slow
 def test_a_studys_report_includes_its_analyses(tmp_path: Path) -> None:
     study = usual()
     without = report_html(study)

@@ -69,6 +69,7 @@ def test_processes_that_found_other_data_are_refused(monkeypatch: pytest.MonkeyP
         setup._refuse_other_data(two, data)
 
 
+@pytest.mark.slow
 def test_two_processes_stop_together_and_go_on_to_the_same_end(tmp_path: Path) -> None:
     recipe = recipe_to_dict(
         toy_recipe(task={"train": 320}, schedule={"epochs": 3}, train={"ema": 0.9, "save_every": 4})
