@@ -11,9 +11,8 @@ from proof.faults.outcome import STEPS, updates
 def _run(bench: Bench) -> str:
     out = bench.folder()
     ended = bench.run(RUN, out, FromTheStart(action=LossIsNaN(18)))
-    expect(
-        ended, code=1, says="the loss is not finite in epoch 2, step 7 .* checkpoint is from before and intact. A lower"
-    )
+    says = "the loss is not finite in epoch 2, step 7 .* checkpoint is from before this step and intact. A lower"
+    expect(ended, code=1, says=says)
     assert (out / "failure.json").exists()
     assert updates(out) == 16
     return f"{ended}; {bench.goes_on(RUN, out)} once the cause is gone"
