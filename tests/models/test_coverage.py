@@ -57,7 +57,7 @@ def test_rows_and_shares() -> None:
     assert rows[1].why == ("bisa: too wide (1 of 2)",)
     assert rows[1].hosts == ("timm.a",)
     assert shares(rows) == {"horizontal": 2 / 5, "bisa": 1 / 5}
-    with pytest.raises(ValueError, match="none"):
+    with pytest.raises(ValueError, match="no model that attends"):
         shares(by_family(found[-1:]))
 
 

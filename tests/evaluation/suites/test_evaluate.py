@@ -283,7 +283,7 @@ def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch
         ConfigError, match=r"task toy: does not support suites that change images \(Task.suite_support\)"
     ):
         under(tmp_path, "noise")
-    with pytest.raises(TrainingError, match="does not have these weights"):
+    with pytest.raises(TrainingError, match="has not saved these weights"):
         under(done, "noise", weights="best-ema")
     with pytest.raises(UsageError, match="unknown suite 'noises'.*did you mean noise"):
         parse_suites(["noises"])
