@@ -195,7 +195,8 @@ def test_heads_follow_from_the_name() -> None:
 
 def test_only_published_models_are_filled_and_only_by_files_that_are_there(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"published weights \(bixt_ti_l64_p16, .*\), not a Linear; for others, call attngraft\.create_model"
+        UsageError,
+        match=r"published weights \(bixt_ti_l64_p16, .*\), not a Linear; for others, call attngraft\.create_model",
     ):
         load_official(nn.Linear(2, 2), tmp_path / "a.pth")
     with pytest.raises(UsageError, match="no such file"):
