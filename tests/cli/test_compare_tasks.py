@@ -82,6 +82,7 @@ def test_a_table_of_several_labels_and_the_recipe_for_it(
     [[], ["--set", "task.sampling=null", "--set", "task.loss.class_weights=balanced"]],
     ids=["sampling", "weights"],
 )
+@pytest.mark.slow
 def test_classes_of_unequal_size_and_the_recipe_for_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, means: list[str]
 ) -> None:

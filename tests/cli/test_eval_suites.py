@@ -64,6 +64,7 @@ def test_real_images(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("source", "classes"), [("cifar10/cifar10_train10k_test2k.npz", 10), ("tiny_imagenet20", 20), ("flowers5", 5)]
 )
+@pytest.mark.slow
 def test_attacks_and_noise_on_real_images(shared: Path, tmp_path: Path, source: str, classes: int) -> None:
     """Of any kind of source: attacks raise the loss the more, the farther they may go, and PGD more than FGSM."""
     data = shared / "data" / source

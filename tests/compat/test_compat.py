@@ -162,6 +162,7 @@ def test_an_interrupted_study_is_completed(old: Any, run: Run) -> None:
     assert [len(variant["runs"]) for variant in read_json(folder / "results.json")["variants"]] == [1, 1]
 
 
+@pytest.mark.slow
 def test_what_was_analyzed_is_found_again(old: Any, run: Run) -> None:
     folder = old("study")
     (folder / "results.json").unlink()  # so that there is no report to renew
@@ -174,6 +175,7 @@ def test_what_was_analyzed_is_found_again(old: Any, run: Run) -> None:
             assert_same(finding[part], then[part])
 
 
+@pytest.mark.slow
 def test_halving_goes_on(old: Any, run: Run) -> None:
     """What it stopped stays so, until it is turned off."""
     folder = old("halving")

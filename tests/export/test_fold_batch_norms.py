@@ -114,6 +114,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Module]
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_folder_and_its_program_hold_no_batch_norm(exported: tuple[Path, nn.Module]) -> None:
     folder, trained = exported
     model = attngraft.load(folder)

@@ -36,6 +36,7 @@ def test_a_model_of_timm_does_not_import_transformers() -> None:
     run(TIMM.format(blocked=False) + "assert not [name for name in sys.modules if name.startswith('transformers')]")
 
 
+@pytest.mark.slow
 def test_without_transformers_everything_else_works_and_its_hosts_are_named() -> None:
     listed = """
 for host in attngraft.list_hosts():

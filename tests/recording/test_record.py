@@ -213,6 +213,7 @@ def test_a_recording_of_what_no_site_has_is_refused() -> None:
 
 @pytest.mark.parametrize("how", ["wrapped", "in place", "recorded inside of its wrapper", "called by a function"])
 @pytest.mark.parametrize("spec", [None, "horizontal"])
+@pytest.mark.slow
 def test_a_compiled_model_is_recorded_and_not_compiled_again(how: str, spec: str | None) -> None:
     torch._dynamo.reset()
     made: list[object] = []

@@ -12,6 +12,7 @@ from attngraft.results.storage import load_result, save_result
 from tests.report import studies
 
 
+@pytest.mark.slow
 def test_the_report_is_written_and_stale_plots_go(tmp_path: Path):
     path = write_report(studies.usual(), tmp_path)
     assert path == tmp_path / "report.html"

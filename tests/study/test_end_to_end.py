@@ -56,6 +56,7 @@ def test_variants_share_what_they_can(tmp_path: Path) -> None:
     assert (variant.difference.mean, variant.difference.mcnemar[0].only_variant) == (0, 0)
 
 
+@pytest.mark.slow
 def test_other_hosts_share_all_but_the_model(tmp_path: Path) -> None:
     """A DeiT of these arguments is the study's ViT under another name: its runs are the baseline's, bit for bit."""
     args = tiny(tmp_path).host.args  # type: ignore[union-attr]

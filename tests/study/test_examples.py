@@ -37,6 +37,7 @@ def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", ["digits", "cifar10", "tiny_imagenet20"])
+@pytest.mark.slow
 def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
     path = next(path for path in EXAMPLES if path.stem == f"{name}-bixt")
     config = study_from_dict(read_study(path), source=str(path))

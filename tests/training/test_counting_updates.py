@@ -46,6 +46,7 @@ def test_evaluations_are_where_they_were_asked_for(
 
 
 @pytest.mark.parametrize("step", [1, 3, 5, 6, 8])
+@pytest.mark.slow
 def test_stopped_anywhere_it_ends_the_same(tmp_path: Path, step: int) -> None:
     recipe = counted(save_every=1)
     train(recipe, tmp_path / "one", progress=Silent())

@@ -56,6 +56,7 @@ def image_recipe(data: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> None:
     parts = {"train": {"a": 4, "b": 4}, "val": {"a": 2, "b": 2}, "test": {"a": 3, "b": 3}}
     recipe = recipe_from_dict(image_recipe(make_folder(tmp_path / "data", parts)))

@@ -167,6 +167,7 @@ def test_a_stage_may_have_batches_and_data_of_its_own(batched_run: Path, tmp_pat
 
 
 @pytest.mark.parametrize("step", [3, 4, 5, 7, 8, 9, 11, 14, 15, 17])
+@pytest.mark.slow
 def test_stopped_in_a_stage_with_other_batches_it_ends_the_same(batched_run: Path, tmp_path: Path, step: int) -> None:
     with pytest.raises(TrainingError, match="stopped by the test"):
         train(batched(), tmp_path, progress=StopAt(step))

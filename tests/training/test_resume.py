@@ -33,7 +33,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("workers", "saves"), [(0, 12), pytest.param(2, 24, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "saves"), [(0, 12), (2, 24)])
 def test_killed_at_random_moments(undisturbed: Path, tmp_path: Path, workers: int, saves: int) -> None:
     """Killed again and again, after 1 to `saves` more checkpoints and a moment: in a step, a write, an evaluation."""
     moments = random.Random(workers)

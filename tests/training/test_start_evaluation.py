@@ -78,6 +78,7 @@ def before_training(host: str, graft: str, weights: Path, folder: Path) -> dict[
     "host",
     [name if name.startswith("vit") else pytest.param(name, marks=pytest.mark.slow) for name in HOSTS],
 )
+@pytest.mark.slow
 def test_every_identity_form_scores_what_the_host_scores(
     trained: Callable[[str], Path], tmp_path: Path, host: str
 ) -> None:

@@ -156,7 +156,7 @@ class AttentionSite(GraftedModule):
         return self.attn_drop.p if self.training else 0.0
 
     def mix(self, projected: Projected, again: Callable[[Tensor], Projected]) -> Mixed:
-        """Compute heads from projections with the mix graft, or without one with the host's own attention."""
+        """Compute the heads from the projections, with the mix graft if there is one, otherwise with the host's attention."""
         mixers = self.grafts_at("mix")
         if not mixers:
             return Mixed(self.attend(projected))

@@ -32,6 +32,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.slow
 def test_features_carry_grafts_at_the_hosts_own_paths(name: str) -> None:
     if name.startswith("crossvit") and Version(timm.__version__) <= Version("1.0.26"):
         pytest.skip("timm 1.0.26 gives no features of CrossViT")

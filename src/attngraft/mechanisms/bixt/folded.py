@@ -40,7 +40,7 @@ def pays(r_latents: Tensor, tokens: Tensor, out_weight: Tensor) -> bool:
 
 
 class Weights(NamedTuple):
-    """The projections of the tokens by head."""
+    """Projections of the tokens, split into heads."""
 
     to_r: Tensor  #: (H, d, c)
     to_v: Tensor  #: (H, d, c)
@@ -50,7 +50,7 @@ class Weights(NamedTuple):
 
 
 class Latents(NamedTuple):
-    """The latents, with the tokens' projections folded in."""
+    """Latents combined with the projections of the tokens, so that raw tokens can attend to them."""
 
     keys: Tensor  #: (b, H M, c)
     shifts: Tensor  #: (b, 1, H M), added to the scores of all tokens

@@ -65,7 +65,7 @@ class ElsaSwinHost(BlockFamily):
 
 
 class ElsaVoloHost(TimmVolo):
-    """Sites `network.0.<j>.attn` (recording only) and `.mlp`; the other sites as in `TimmVolo`."""
+    """Sites `network.0.<j>.attn` (recording only) and `network.0.<j>.mlp`, and those of `TimmVolo` in later stages."""
 
     name = "elsa.volo"
     summary = "ELSA-VOLO (attngraft's own elsa_volo_d1, ...): sites as in VOLO; its own attention can be recorded"

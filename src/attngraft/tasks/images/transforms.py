@@ -111,7 +111,7 @@ def train_transform(config: AugmentConfig, plan: TransformPlan, host: HostInput)
 
 
 class Preprocessor:
-    """Preprocessing of image files for a model, as in evaluation."""
+    """Evaluation preprocessing of image files for a model."""
 
     def __init__(self, host: HostInput) -> None:
         self.host, self._transform = host, eval_transform(host, crop_pct=host.crop_pct)
