@@ -156,7 +156,7 @@ class AttentionSite(GraftedModule):
         return self.attn_drop.p if self.training else 0.0
 
     def mix(self, projected: Projected, again: Callable[[Tensor], Projected]) -> Mixed:
-        """Compute the heads from the projections, with the mix graft if there is one, otherwise with the host's attention."""
+        """Compute the heads from the projections, with the mix graft if there is one, else the host's attention."""
         mixers = self.grafts_at("mix")
         if not mixers:
             return Mixed(self.attend(projected))
