@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -107,6 +108,7 @@ def train(
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None
+    gc.collect()  # models in reference cycles keep the group's threads alive, which abort the process when it exits
     PartialState().destroy_process_group()
     if as_json and is_first_process():
         _print_json(record)

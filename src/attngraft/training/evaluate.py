@@ -128,10 +128,11 @@ class SplitEvaluator:
         for part in parts:
             merged.add_part(part, outputs=accelerator.is_main_process)
         accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            for part in parts:
-                part.unlink()
-            if self._folder is None:
+        # its own only: others may already write the parts of the next evaluation
+        parts[accelerator.process_index].unlink()
+        if self._folder is None:
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:
                 folder.rmdir()
         return merged
 
