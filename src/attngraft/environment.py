@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+@cache
 def _commit() -> str | None:
     """Return the commit of the package's checkout, with `+` for uncommitted changes; None outside a checkout."""
     source = Path(__file__).resolve()

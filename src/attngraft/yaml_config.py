@@ -23,7 +23,7 @@ _RESOLVERS = {
 }
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # PyYAML may lack libyaml
     """SafeLoader with YAML 1.2 scalars that rejects repeated keys."""
 
     yaml_implicit_resolvers = {first: list(resolvers) for first, resolvers in _RESOLVERS.items()}  # noqa: RUF012

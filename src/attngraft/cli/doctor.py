@@ -58,14 +58,13 @@ def doctor(
 
 
 def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:
-    import torch
-
     from attngraft.models.create import create_host
     from attngraft.models.examine import examine
     from attngraft.models.trust import trusting
+    from attngraft.tensors import meta_device
 
     arguments = assignments(host_arg, option="--host-arg")
-    with trusting(name), torch.device("meta"):
+    with trusting(name), meta_device():
         model = create_host(name, **arguments).eval()
     found = examine(model)
     if as_json:

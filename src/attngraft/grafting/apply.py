@@ -18,6 +18,7 @@ from attngraft.grafting.placement import Placement, build, place, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification
 from attngraft.hosts import Host, HostAdapter, find_host, patched_class
+from attngraft.tensors import meta_device
 
 
 def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
@@ -67,7 +68,7 @@ def _build_like(module: nn.Module, core: nn.Module, placement: Placement) -> Gra
     """Build a graft with the device, dtype and training mode of the host's module."""
     parameters = itertools.chain(module.parameters(), core.parameters())
     like = next((each for each in parameters if each.is_floating_point()), torch.empty(0))
-    with torch.device("meta") if like.device.type == "meta" else nullcontext():
+    with meta_device() if like.device.type == "meta" else nullcontext():
         graft = build(placement)
     return graft.to(device=like.device, dtype=like.dtype).train(module.training)
 

@@ -16,7 +16,7 @@ from attngraft.grafting.placement import Placement, build
 from attngraft.grafting.report import Entry, GraftReport
 from attngraft.grafting.spec import GraftSpec
 from attngraft.hosts import Host, patched_class
-from attngraft.tensors import on_meta
+from attngraft.tensors import meta_device, on_meta
 
 #: cached counts: grafts of the same type and options cost the same at all sites of the same class and geometry
 _costs: dict[Hashable, tuple[int, int | None]] = {}
@@ -77,7 +77,7 @@ def _entry(host: Host, placement: Placement) -> Entry:
 def _added_cost(host: Host, placement: Placement) -> tuple[int, int | None]:
     """Return the parameters and MACs that one graft adds; MACs are None if the number of tokens is unknown."""
     geometry, hook_point = placement.site.geometry, placement.hook_point
-    with torch.device("meta"):
+    with meta_device():
         graft = build(placement).eval()
     parameters = sum(parameter.numel() for parameter in graft.parameters())
     shape = geometry.shape(hook_point)

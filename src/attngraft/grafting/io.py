@@ -37,7 +37,7 @@ from attngraft.grafting.where import Where
 from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import graft_types
 from attngraft.strict import FieldError, read
-from attngraft.tensors import unshared
+from attngraft.tensors import meta_device, unshared
 
 KEY = "attngraft"
 FORMAT = 1
@@ -326,7 +326,7 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
 def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors: Mapping[str, Tensor]) -> None:
     expected: dict[str, torch.Size] = {}
     for placement in placements:
-        with torch.device("meta"):
+        with meta_device():
             state = build(placement).state_dict()
         prefix = _tensor_prefix(host, placement.target, placement.instance)
         expected.update((prefix + name, tensor.shape) for name, tensor in state.items())

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -101,11 +101,8 @@ def forget(model: nn.Module) -> None:
 
 def _refuse_wrapped(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        bases = [base.__name__ for base in type(module).__mro__]
-        wrapper = next((what for name, what in _WRAPPERS.items() if name in bases), None)
-        if isinstance(module, torch.jit.ScriptModule):
-            wrapper = "torch.jit"
-        elif parametrize.is_parametrized(module):
+        wrapper = _wrapper(type(module))
+        if parametrize.is_parametrized(module):
             wrapper = "torch.nn.utils.parametrize"
         if wrapper:
             where = f" at {path}" if path else ""
@@ -113,6 +110,15 @@ def _refuse_wrapped(model: nn.Module) -> None:
             raise HostError(
                 f"the model is already wrapped{where} ({wrapper}); graft the plain model first, then wrap it{other}"
             )
+
+
+@cache
+def _wrapper(kind: type[nn.Module]) -> str | None:
+    """Return the name of the function whose results have the class `kind`; None: not a wrapper."""
+    if issubclass(kind, torch.jit.ScriptModule):
+        return "torch.jit"
+    bases = [base.__name__ for base in kind.__mro__]
+    return next((what for name, what in _WRAPPERS.items() if name in bases), None)
 
 
 def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:

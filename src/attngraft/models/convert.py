@@ -8,7 +8,6 @@ from typing import Any
 
 import safetensors.torch
 import timm
-import torch
 
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
@@ -16,7 +15,7 @@ from attngraft.models.checkpoint_file import KEY, CheckpointFile, read_checkpoin
 from attngraft.models.create import create_host
 from attngraft.models.trust import trusting
 from attngraft.models.weights import Fitted, weights_of
-from attngraft.tensors import unshared
+from attngraft.tensors import meta_device, unshared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ def convert_checkpoint(
     arguments = dict(checkpoint.arguments if host is None else host_args or {})
     fitted = None
     if architecture is not None:
-        with trusting(host), torch.device("meta"):
+        with trusting(host), meta_device():
             model = create_host(architecture, **arguments)
         fitted = weights.fit(model)[1]
     facts = {

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import timm
-import torch
 
 from attngraft.errors import HostError
 from attngraft.grafting.fit import Fit, fit
@@ -14,6 +13,7 @@ from attngraft.grafting.spec import parse
 from attngraft.hosts import find_host
 from attngraft.hosts.unread import why_unread
 from attngraft.models.attends import attends, example_image
+from attngraft.tensors import meta_device
 
 #: the counted grafts: one reweights heads, the other replaces the mix of queries, keys and values
 COUNTED = ("horizontal", "bisa")
@@ -55,7 +55,7 @@ def timm_names() -> list[str]:
 def cover(name: str) -> Covered:
     """Return the coverage of one model, which is created on the meta device at its own size."""
     family = timm.model_entrypoint(name).__module__.removeprefix("timm.models.")
-    with torch.device("meta"):
+    with meta_device():
         model = timm.create_model(name).eval()
     seen = attends(model, example_image(model), first=True)
     if not seen or not seen[-1].over_tokens:

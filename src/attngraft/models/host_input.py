@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from timm.data import resolve_model_data_config
 from torch import nn
 
 from attngraft.errors import UsageError
 from attngraft.models.create import create_host
 from attngraft.models.schemes import split_scheme
+from attngraft.tensors import meta_device
 
 
 def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError, HostError: as in `create_host`; or the input of the host is unknown.
     """
-    with torch.device("meta"):
+    with meta_device():
         model = create_host(name, **arguments)
     other = other_input(model)
     if other is not None:

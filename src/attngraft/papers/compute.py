@@ -25,6 +25,7 @@ from attngraft.papers.runs import Run, matching
 from attngraft.papers.schema import Paper, PaperColumn, PaperRow, PaperTable
 from attngraft.papers.skeletons import SKELETONS
 from attngraft.suggest import did_you_mean
+from attngraft.tensors import meta_device
 
 Verdict = Literal["agrees", "differs", "not computed", "from runs", "printed"]
 
@@ -185,6 +186,6 @@ def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
         return SKELETONS[name](parse(row.graft), **row.args)
     if name is None or not timm.is_model(name):
         raise HostError(f"there is no model {name!r}")
-    with torch.device("meta"):
+    with meta_device():
         model = create_model(name, graft=row.graft, **row.args).eval()
         return model, (torch.empty(1, *row.input),)

@@ -15,6 +15,7 @@ from attngraft.attention import AttentionGeometry, Projected
 from attngraft.grafting.spec import GraftSpec
 from attngraft.hosts.timm.attention import SelfAttention
 from attngraft.mechanisms.registry import graft_types
+from attngraft.tensors import meta_device
 
 DIM, HEADS, HIDDEN, LAYERS, LENGTH = 512, 8, 2048, 6, 64
 
@@ -83,7 +84,7 @@ def translation_transformer(spec: GraftSpec, **args: Any) -> tuple[nn.Module, tu
     geometry = AttentionGeometry(
         dim=DIM, heads=HEADS, key_width=DIM // HEADS, value_width=DIM // HEADS, tokens=LENGTH, init="xavier_uniform"
     )
-    with torch.device("meta"):
+    with meta_device():
         model = TranslationTransformer(**args)
         for attention in (module for module in model.modules() if isinstance(module, Attention)):
             for term in spec.terms:

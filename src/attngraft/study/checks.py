@@ -7,7 +7,6 @@ report lists the differences.
 
 import dataclasses
 
-import torch
 from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, GraftSpecError, TrainingError, UsageError
@@ -21,6 +20,7 @@ from attngraft.study.variants import StudyHost, Variant
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import TaskData, load_task
+from attngraft.tensors import meta_device
 from attngraft.training.build import (
     build_initial_model,
     build_model,
@@ -131,7 +131,7 @@ def _on_meta(recipe: Recipe) -> nn.Module:
     train = recipe.train
     if train.parameters == "grafts" or (train.first is not None and train.first.parameters == "grafts"):
         train = dataclasses.replace(train, parameters="all", first=None)
-    with torch.device("meta"):
+    with meta_device():
         return build_model(dataclasses.replace(recipe, graft=None, train=train, stages=()), {}, load_weights=False)
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from timm.models import is_model, list_models
 
 from attngraft._version import __version__
@@ -23,6 +22,7 @@ from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.task import FITTED_FOLDER, Evaluation, load_task
+from attngraft.tensors import meta_device
 from attngraft.training.build import build_initial_model, model_data_config
 from attngraft.training.evaluate import Weights, run_target
 from attngraft.training.recipe import HostConfig, Recipe
@@ -154,7 +154,7 @@ def host_config(name: str, options: HostOptions) -> tuple[HostConfig, bool]:
         raise UsageError(f"{file}: has weights of grafts; give its run, or a folder of attngraft export")
     if "num_classes" in host.args:
         return host, True
-    with torch.device("meta"):
+    with meta_device():
         outputs = weights.outputs(create_host(host.name, **host.args))
     if outputs is None:
         return host, False

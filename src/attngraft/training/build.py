@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
@@ -17,6 +16,7 @@ from attngraft.models.token_mixing import ARGUMENT, mix_tokens_in_training, no_p
 from attngraft.models.weights import WeightsFile, read_weights
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
+from attngraft.tensors import meta_device
 from attngraft.training.freezing import freeze
 from attngraft.training.recipe import Recipe, load_recipe
 from attngraft.training.run_folder import RunFolder
@@ -65,7 +65,7 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
     if not task.hosts:
         return
     if host is None:
-        with torch.device("meta"):
+        with meta_device():
             host = _start_host(recipe, {}, pretrained=False).model
     if reason := task.refusal(host, recipe.host.name):
         raise UsageError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,8 +111,8 @@ class ImageSplit(LabelledSplit):
 class PixelSplit(LabelledSplit):
     """Resized images cached as bytes (N, C, H, W); shifted and flipped according to `plan` (None: evaluation).
 
-    Images that are in memory are cached at construction, files on first access (separately in each worker). Random numbers
-    come from a counter-based generator keyed by (seed, epoch, index), so no global generator is used.
+    Images are cached on first access, in memory that forked worker processes share. Random numbers come from a counter-based
+    generator keyed by (seed, epoch, index), so no global generator is used.
     """
 
     def __init__(
@@ -126,11 +128,11 @@ class PixelSplit(LabelledSplit):
         super().__init__(images, transform, host=host, seed=seed, epoch_sampling=epoch_sampling)
         margin = plan.padding if plan else 0
         shape = (len(images), host.channels, host.height + 2 * margin, host.width + 2 * margin)
-        self.plan, self.pixels = plan, np.zeros(shape, dtype=np.uint8)
-        self.cached = np.zeros(len(images), dtype=bool)
-        if images.in_memory:
-            for index in range(len(images)):
-                self._cache(index)
+        memory = mmap.mmap(
+            -1, max(math.prod(shape), 1)
+        )  # shared with forked processes; pages are allocated when written
+        self.plan, self.pixels = plan, np.frombuffer(memory, dtype=np.uint8, count=math.prod(shape)).reshape(shape)
+        self.cached = np.zeros(len(images), dtype=bool)  # not shared: another process may be about to write the pixels
 
     def __getitem__(self, key: tuple[int, int]) -> Example:
         epoch, index = key
