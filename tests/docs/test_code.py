@@ -16,7 +16,7 @@ from tests.docs.pages import DOCS, ROOT, blocks, written_pages
 from tests.slow import slow_but
 
 #: what is run at every change
-TEACHING = [DOCS / name for name in ("extend/graft.md", "extend/host.md", "extend/task.md", "start.md")]
+TEACHING = [DOCS / name for name in ("extend/host.md", "extend/task.md", "start.md")]
 PAGES = [page for page in written_pages() if page.is_relative_to(DOCS) and any(b.runs for b in blocks(page, "python"))]
 
 #: runs programs in one process, each as a main module in a folder of its own; a page's lines stand in its tracebacks

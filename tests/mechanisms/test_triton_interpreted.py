@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.mechanisms.triton_runs import installed, outside, run_inside
 
 FOLDER = Path(__file__).parent
@@ -17,6 +19,7 @@ CALLS = (
 )
 
 
+@pytest.mark.slow
 @outside
 @installed
 def test_a_call_of_every_kernel() -> None:

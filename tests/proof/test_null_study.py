@@ -90,7 +90,7 @@ def _down(share: float) -> str:
     return f"{int(share * 1000) / 10:.1f}%"
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_the_command_measures_and_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], digits: tuple[np.ndarray, np.ndarray]
 ) -> None:

@@ -150,7 +150,6 @@ CASES = (
         kept="everything",
         remedy=AGAIN,
         run=_stopped(signal.SIGTERM, target=LOAD, call=900, seconds=60, saved=7),
-        quick=True,
     ),
     Case(
         name="sigterm-slow-workers",

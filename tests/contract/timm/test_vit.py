@@ -32,7 +32,7 @@ class TestViT(HostContract):
 
 @pytest.mark.slow
 class TestViTWithRegisters(HostContract):
-    """No class token, registers, qk-norm, output norm, LayerScale, average pooling; the slow tests use every graft."""
+    """No class token, registers, qk-norm, output norm, LayerScale, average pooling; the product tests use every graft."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS | NO_CLASS_TOKEN
@@ -44,7 +44,7 @@ class TestViTWithRegisters(HostContract):
 
 
 class TestDistilledDeiT(HostContract):
-    """Class and distillation token; the slow tests use every graft."""
+    """Class and distillation token; the product tests use every graft."""
 
     layers = 2
     refused: ClassVar = NO_WINDOWS
@@ -54,7 +54,7 @@ class TestDistilledDeiT(HostContract):
         return timm.create_model("deit_tiny_distilled_patch16_224", **TINY)
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestViTWithRegistersAndEveryGraft(TestViTWithRegisters):
     specs: ClassVar = GRAFTS
 
