@@ -158,8 +158,8 @@ def _check_auto_class(transformers: Any, host: str, kind: str, model_type: str) 
     Raises:
         UsageError: transformers has no such class, or the class creates other models.
     """
-    names = [name for name in dir(transformers) if name.startswith("AutoModel")]
-    if kind not in names:
+    if not (str(kind).startswith("AutoModel") and hasattr(transformers, str(kind))):
+        names = [name for name in dir(transformers) if name.startswith("AutoModel")]  # takes a quarter of a second
         raise UsageError(f"auto_class {kind!r}: transformers has no such class{did_you_mean(str(kind), names)}")
     if model_type not in getattr(transformers, kind)._model_mapping._model_mapping:
         raise UsageError(
