@@ -46,8 +46,8 @@ def evaluate(
         str | None,
         typer.Option(
             "--split",
-            help="Split to use. Default: test if there is one, else validation; for a run's own data, the split that "
-            "the run is evaluated on.",
+            help="Split of the data to use; val and test are those of the run. Default: test if there is one, else "
+            "validation; for a run's own data, the split that the run is evaluated on.",
             metavar="NAME",
         ),
     ] = None,

@@ -198,8 +198,8 @@ def evaluate_run(
     Args:
         folder: the run's folder.
         data: other data of the same kind (`task.data.source`); None: the run's own.
-        split: another split of the data (`task.data.val_split`); None: the split that the run is evaluated on
-            or, for other data, the test split if there is one, else the validation split.
+        split: another split of the data (`task.data.val_split`), or `val` or `test` for those of the run; None: the split
+            that the run is evaluated on or, for other data, the test split if there is one, else the validation split.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         trust_code: import a `module:` host named in the folder; this runs its code.
 
@@ -269,20 +269,21 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     """
     if data is None and "data" not in target.recipe.task and not target.is_run:
         raise UsageError(f"{target.name}: give the data to evaluate this {target.kind} on, with --data SOURCE")
-    recipe = with_data(target.recipe, data, split)
+    own = None  # a split of the run itself, which may be random or have another name in the data
+    if data is None and split in (None, "val", target.judged_split):
+        own = split or target.judged_split
+    recipe = with_data(target.recipe, data, None if own else split)
     task = build_task(recipe)
     if target.facts or target.is_run:
         task.use_fitted_transform(target.facts)
     if target.fitted is not None:
         task.load_files(target.fitted)
-    if data is None and split is None and target.split is not None:
+    if own and target.split is not None:
         task.load_split(target.split)
     found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
     _check_facts(task, target, found.facts, where=data or "the data")
-    part = "val" if split is not None or found.test is None else "test"
-    if data is None and split is None and target.judged_split is not None:
-        part = target.judged_split
+    part = own or ("val" if split is not None or found.test is None else "test")
     examples = found.val if part == "val" else found.test
     if examples is None:
         raise target.data_error(

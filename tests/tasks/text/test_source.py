@@ -50,6 +50,15 @@ def test_a_folder_has_a_table_for_each_split(tmp_path: Path) -> None:
     table(tmp_path / "valid.csv", sentences(4, seed=1))
     found = open_texts(TextDataConfig(source=str(tmp_path)))
     assert (len(found.train), len(found.val), found.origin) == (6, 4, "train.csv and valid.csv")
+    table(tmp_path / "test.csv", [*sentences(2), ("Another one.", "good")])
+    found = open_texts(TextDataConfig(source=str(tmp_path)))
+    assert found.test is not None and len(found.test) == 3
+    assert found.notes == ("2 test texts are also in the training split.",)
+    table(tmp_path / "test.csv", [("Another one.", "odd")])
+    found = open_texts(TextDataConfig(source=str(tmp_path)))
+    assert found.test is None and "The split test is not used as a test split" in found.notes[0]
+    with pytest.raises(DataError, match="the test split test cannot be used"):
+        open_texts(TextDataConfig(source=str(tmp_path), test_split="test"))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     """
     table, side, origin, test_split = _read(Path(config.source).expanduser(), config)
     if (side < 0).any():
-        table, side = _rows(table, np.flatnonzero(side >= 0)), side[side >= 0]
+        table, side = table.take(np.flatnonzero(side >= 0)), side[side >= 0]
     column = text_column(table, config.text_column)
     split_column = config.split_column or find_column(table, SPLIT_NAMES)
     labels = read_labels(table, config.as_table(), exclude={column, split_column or ""})
@@ -105,10 +105,6 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     if absent or not len(val):
         what = f"training text of class {labels.classes[absent[0]]!r}" if absent else "text for validation"
         raise DataError(f"{table.where}: no {what} ({origin}); add some, or change the split")
-    twice = len(set(train.texts) & set(val.texts))
-    notes = [labels.note] if labels.note else []
-    if twice:
-        notes.append(f"{twice} validation {'text is' if twice == 1 else 'texts are'} also in the training split.")
     test, note = None, ""
     if test_split is not None:
         test, note = _test_texts(config, test_split, labels.classes)
@@ -117,7 +113,10 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
             f"{table.where}: no split {config.test_split!r} (task.data.test_split) besides training and validation; "
             "correct the name, or remove it"
         )
-    notes += [note] if note else []
+    notes = [labels.note, note]
+    for name, texts_of in {"validation": val, "test": test}.items():
+        if twice := 0 if texts_of is None else len(set(train.texts) & set(texts_of.texts)):
+            notes.append(f"{twice} {name} {'text is' if twice == 1 else 'texts are'} also in the training split.")
     return TextSource(
         where=table.where,
         column=column,
@@ -127,7 +126,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         test=test,
         origin=origin,
         drawn=drawn,
-        notes=tuple(notes),
+        notes=tuple(filter(None, notes)),
     )
 
 
@@ -264,11 +263,6 @@ def _together(tables: list[LabelTable], folder: Path) -> tuple[LabelTable, np.nd
         numbers=[f"{Path(table.where).name}, row {number}" for table in tables for number in table.numbers],
     )
     return both, np.repeat(np.arange(len(tables)), [len(table) for table in tables]), origin
-
-
-def _rows(table: LabelTable, rows: np.ndarray) -> LabelTable:
-    columns = {name: [entries[i] for i in rows] for name, entries in table.columns.items()}
-    return LabelTable(where=table.where, columns=columns, numbers=[table.numbers[i] for i in rows])
 
 
 def _texts(table: LabelTable, column: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import ImageSource, open_source
 from tests.tasks.images.datasets import make_folder, make_tar, picture
@@ -76,3 +77,22 @@ def test_every_kind_of_source_has_one(tmp_path: Path, make: Callable[[Path], Pat
 def counts(source: ImageSource) -> dict[str, int]:
     assert source.test is not None
     return dict(zip(source.classes, np.bincount(source.test.labels).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("label", ["", "cow"])
+def test_rows_of_a_test_split_that_cannot_be_used_do_not_matter(tmp_path: Path, label: str) -> None:
+    path = as_column(tmp_path)
+    path.write_text(path.read_text().replace("cat,test", f"{label},test"))
+    source = open_source(DataConfig(source=str(path)))
+    assert (source.classes, len(source.train), source.test) == (("cat", "dog"), 4, None)
+    assert any("The split test is not used as a test split" in note for note in source.notes)
+    with pytest.raises(DataError, match="the test split test cannot be used"):
+        open_source(DataConfig(source=str(path), test_split="test"))
+
+
+def test_a_test_split_alone_is_not_validation(tmp_path: Path) -> None:
+    path = make_folder(tmp_path, {part: PARTS[part] for part in ("train", "test")})
+    with pytest.raises(DataError, match=r"no validation split \(found: test\).*val_fraction=0\.2"):
+        open_source(DataConfig(source=str(path), test_split="test"))
+    source = open_source(DataConfig(source=str(path), test_split="test", val_fraction=0.5))
+    assert (source.val, counts(source)) == (None, {"cat": 1, "dog": 2})

@@ -214,7 +214,8 @@ def find_val(available: Sequence[str], config: DataConfig, *, train: str, where:
     """
     if not config.val_split and config.splits_train:
         return None
-    val = find_split(available, config.val_split, VAL_NAMES, field="val_split", where=where)
+    others = [name for name in available if name != config.test_split]
+    val = find_split(others, config.val_split, VAL_NAMES, field="val_split", where=where)
     if val is None:
         raise missing_validation(where, train, available)
     return val

@@ -140,9 +140,14 @@ def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray
             f"{table.where}: cannot find the column of paths (looked for {', '.join(PATH_NAMES[:4])}, ...); name it with "
             f"task.data.path_column; available: {', '.join(table.columns)}"
         )
+    exclude = {column, config.split_column or find_column(table, SPLIT_NAMES) or ""}
+    used = table.take(np.flatnonzero(side >= 0))
+    labels = (read_numbers if config.numeric else read_labels)(used, config, exclude=exclude)
+    if labels.multilabel and len(used) < len(table):  # classes are those of all rows
+        labels = read_labels(table, config, exclude=exclude)
+    else:
+        table, side = used, side[side >= 0]
     paths = _paths(table, table.column(column, field="path_column"), column)
-    split_column = config.split_column or find_column(table, SPLIT_NAMES) or ""
-    labels = (read_numbers if config.numeric else read_labels)(table, config, exclude={column, split_column})
     root, extension = _root(folder, paths, config)
     paths = [f"{path}{extension}" for path in paths] if extension else paths
     notes = [labels.note] if labels.note else []

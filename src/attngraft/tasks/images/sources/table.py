@@ -46,6 +46,11 @@ class LabelTable:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
 
+    def take(self, rows: np.ndarray) -> "LabelTable":
+        """Return the table of these rows."""
+        columns = {name: [entries[row] for row in rows] for name, entries in self.columns.items()}
+        return LabelTable(where=self.where, columns=columns, numbers=[self.numbers[row] for row in rows])
+
     def column(self, name: str, *, field: str) -> list[Any]:
         """Return the column that is configured in `task.data.<field>`.
 
