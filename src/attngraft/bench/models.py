@@ -12,13 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from attngraft.bench.result import FORMAT, Setting, current_setting
 from attngraft.errors import UsageError
-from attngraft.models.create import create_model
 from attngraft.models.host_input import host_input
-from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+from attngraft.models.trust import trusting
 from attngraft.results.study import Interval
 from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import read_manifest
-from attngraft.targets.judged import HostOptions, host_config, kind_of, named_by_weights
+from attngraft.targets.judged import HostOptions, create_target, kind_of
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import Codec, Program, Serving
 from attngraft.tasks.seeding import seeded
@@ -71,13 +70,9 @@ def open_programs(where: str, host: HostOptions, *, trust_code: bool = False) ->
         model = load(path, trust_code=trust_code).float()
         with trusting(every=trust_code):
             return model, open_codec(read_manifest(path), path)
-    name, options = named_by_weights(path, host) if kind == "weights" else (where, host)
-    with trusting(name if kind == "host" else None, every=trust_code):
-        config, _ = host_config(name, options)
-        if name.startswith(SCHEME):
-            refuse_untrusted(name)  # create_model does not check whether the code is trusted
-        model = create_model(name, pretrained=config.pretrained, weights=config.weights, **config.args)
-        shown = host_input(name, config.args)
+    config, model = create_target(where, host, trust_code=trust_code)
+    with trusting(config.name):
+        shown = host_input(config.name, config.args)
     takes = shown.get("kind", "images")
     if takes not in ("images", "text"):
         raise UsageError(

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from attngraft.errors import HostError, UsageError
 from attngraft.hosts import find_host
-from attngraft.models.create import create_model
 from attngraft.models.host_input import other_input
-from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import read_manifest
-from attngraft.targets.judged import HostOptions, host_config, kind_of, named_by_weights
+from attngraft.targets.judged import HostOptions, create_target, kind_of
 from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import Preprocessor
@@ -89,12 +87,7 @@ def open_handle(
         opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
         return replace(handle, record=opened.record, weights=weights)
-    named, options = named_by_weights(path, options) if kind == "weights" else (where, options)
-    with trusting(named if kind == "host" else None, every=trust_code):
-        config, _ = host_config(named, options)
-        if config.name.startswith(SCHEME):
-            refuse_untrusted(config.name)  # create_model trusts its caller
-        model = create_model(config.name, pretrained=config.pretrained, weights=config.weights, **config.args)
+    _, model = create_target(where, options, trust_code=trust_code)
     return model_handle(name or (where if kind == "host" else path.stem), model)
 
 

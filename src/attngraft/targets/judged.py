@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from timm.models import is_model, list_models
+from torch import nn
 
 from attngraft._version import __version__
 from attngraft.errors import ExportError, UsageError
 from attngraft.files import writing
 from attngraft.models.checkpoint_file import SUFFIXES, read_checkpoint
-from attngraft.models.create import create_host
+from attngraft.models.create import create_host, create_model
 from attngraft.models.schemes import SCHEMES, split_scheme
 from attngraft.models.transformers_folder import CONFIG, transformers_folder
-from attngraft.models.trust import trusting
+from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.models.weights import read_weights
 from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
@@ -159,6 +160,21 @@ def host_config(name: str, options: HostOptions) -> tuple[HostConfig, bool]:
     if outputs is None:
         return host, False
     return replace(host, args={**host.args, "num_classes": outputs}), True
+
+
+def create_target(where: str, options: HostOptions, *, trust_code: bool = False) -> tuple[HostConfig, nn.Module]:
+    """Create a host by name, or the host of a file of weights; return its configuration and the model.
+
+    Raises:
+        UsageError: see `named_by_weights` and `host_config`; or a `module:` host named in the file is not permitted.
+        HostError: the host cannot be created.
+    """
+    name, options = named_by_weights(Path(where), options) if Path(where).is_file() else (where, options)
+    with trusting(where, every=trust_code):
+        config, _ = host_config(name, options)
+        if name.startswith(SCHEME):
+            refuse_untrusted(name)  # create_model trusts its caller
+        return config, create_model(name, pretrained=config.pretrained, weights=config.weights, **config.args)
 
 
 def save_evaluation(evaluation: Evaluation, target: Target, folder: Path, *, data: str | None) -> None:
