@@ -44,7 +44,7 @@ def study(out: Path, *, epochs: int, depth: int, size: int) -> StudyConfig:
 def carry_out(config: StudyConfig, executor: Executor) -> list[Any]:
     """Train the runs, and return the metrics (without times) and the predictions of each as bytes."""
     config.out.mkdir(parents=True, exist_ok=True)
-    notes = train_runs(resolve_runs(config), executor=executor, train=Tools().train, progress=StudyLog())
+    notes = train_runs(resolve_runs(config), executor=executor, train_run=Tools().train, progress=StudyLog())
     if notes:
         raise WrongOutputsError(f"a run failed: {notes[0]}")
     return [_outcome(run.folder) for run in resolve_runs(config).runs]
