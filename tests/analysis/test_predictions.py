@@ -18,6 +18,7 @@ from attngraft.export.run import export_run
 from attngraft.results.analysis import Pictures
 from attngraft.targets.handle import ModelHandle, open_handle
 from attngraft.targets.images import ImageSet, images_from_data
+from attngraft.training.run_folder import Judged
 from tests.analysis.requests import image_set, make_request, rows_of, run_and_check, vit
 from tests.export.runs import make_run
 
@@ -70,6 +71,11 @@ def test_saved_answers_are_those_of_the_own_images_and_the_last_weights(insects:
     assert len(predictions_of_all(replace(given, image_set=own))[0][0].names) == 16, "somebody named these"
     best = replace(given.models[0], weights="best")
     assert len(predictions_of_all(replace(given, models=(best,)))[0][0].names) == 16
+    record = given.models[0].record
+    assert record is not None
+    judged = Judged(weights="last", epoch=1, split="test", metrics={})  # the saved predictions are of other images
+    tested = replace(given.models[0], record=replace(record, judged=judged))
+    assert predictions_of_all(replace(given, models=(tested,)))[0][0].names == tuple(own.names)
     assert open_handle(str(run), weights="best").weights == "best"
 
 

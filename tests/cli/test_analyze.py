@@ -60,7 +60,7 @@ def test_a_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entropy, scaling = load_analyses(folder)
     assert entropy.subjects == ["baseline", "cb_s"]
     assert entropy.baseline == 0
-    assert entropy.made["images"] == f"5 of {study.parent / 'flowers'}"
+    assert entropy.made["images"] == f"5 of {study.parent / 'flowers'} (validation)"
     assert scaling.name == "scaling"
     page = (folder / "analysis.html").read_text(encoding="utf-8")
     assert page.count("<section") == 2
@@ -143,7 +143,7 @@ def test_answers_of_models_about_data(flowers: Path, tmp_path: Path, capsys: pyt
     assert run("analyze", "confusion", "sides", *models, "--out", out, "--limit", 8) == 0
     confusion, sides = load_analyses(out)
     assert sides.numbers["of images"] == 8
-    assert confusion.made["images"] == f"8 of {flowers}"
+    assert confusion.made["images"] == f"8 of {flowers} (validation)"
     capsys.readouterr()
     assert run("analyze", "sides", "--model", taken, "--model", two, "--image", flowers / "val", "--out", out) == 2
     assert "these images have no labels" in " ".join(capsys.readouterr().err.split())

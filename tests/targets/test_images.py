@@ -94,3 +94,15 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         images_from_files([str(tmp_path / "nowhere.png")]).open(0)
     with pytest.raises(DataError, match="cannot be read as an image"):
         images_from_files([__file__]).open(0)
+
+
+def test_images_of_a_run_are_those_of_validation(flowers: Path, tmp_path: Path) -> None:
+    """Also if the data have a test split, and if validation was drawn at random."""
+    (flowers / "val").rename(flowers / "test")
+    data = {"source": str(flowers), "val_fraction": 0.3}
+    record = read_run(make_run(tmp_path / "run", task={"name": "classification", "data": data}))
+    own = images_from_run(record)
+    assert len(own) == 6 and all(name.startswith("train/") for name in own.names)
+    assert own.source == f"{flowers} (validation)"
+    assert list(images_from_run(record, split="val").names) == list(own.names)
+    assert images_from_run(record, split="test").names[0] == "test/daisy/0.jpg"

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -14,6 +13,7 @@ from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import data_config, open_images
 from attngraft.tasks.images.sources.decoding import UnreadableImage, decode
+from attngraft.training.evaluate import with_data
 from attngraft.training.run_folder import RunFolder, RunRecord
 
 
@@ -21,7 +21,7 @@ from attngraft.training.run_folder import RunFolder, RunRecord
 class ImageSet:
     """Images in a fixed order, opened one at a time."""
 
-    source: str  #: name of the data, for messages
+    source: str  #: name of the data and split, for messages
     names: Sequence[str]  #: unique
     open: Callable[[int], Image.Image]
     labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabeled
@@ -93,42 +93,33 @@ def images_from_data(source: str, *, split: str | None = None) -> ImageSet:
     Raises:
         DataError: the source cannot be opened.
     """
-    return _open(DataConfig(source=source, val_split=split), None, user_chosen=True)
+    return _open(DataConfig(source=source, val_split=split), None, split=split, user_chosen=True)
 
 
 def images_from_run(record: RunRecord, *, data: str | None = None, split: str | None = None) -> ImageSet:
-    """Return the validation images of a run, or the chosen split of its data or of other data.
+    """Return the validation images of a run, even if it is judged on a test split, or the chosen split of any data.
 
     Raises:
         UsageError: the run's task has no images.
         DataError: the data cannot be opened.
     """
-    section: dict[str, Any] = dict(record.recipe.task.get("data", {}))
+    if data is None and split == "val":
+        split = None  # the run's own, which may be random or have another name in the data
+    own = data is None and split is None
+    section = with_data(record.recipe, data, split).task.get("data", {})
     if not section or record.facts.get("kind") == "text":
         raise UsageError(
             f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images; give a run of images"
         )
-    saved_split: Path | None = RunFolder(record.folder).split
-    if data is not None or split is not None:
-        section.pop("split_file", None)
-        saved_split = None
-    if data is not None:
-        section["source"] = data
-    if split is not None:
-        section |= {"val_split": split, "val_fraction": None}
-        section.pop("test_split", None)
+    saved_split = RunFolder(record.folder).split
     config = read(data_config(record.recipe.task["name"]), section, where="task.data")
-    return _open(
-        config,
-        saved_split if saved_split is not None and saved_split.is_file() else None,
-        user_chosen=data is not None or split is not None,
-    )
+    return _open(config, saved_split if own and saved_split.is_file() else None, split=split, user_chosen=not own)
 
 
-def _open(config: DataConfig, saved_split: Path | None, *, user_chosen: bool) -> ImageSet:
+def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, user_chosen: bool) -> ImageSet:
     opened = open_images(config, saved_split=saved_split)
     return ImageSet(
-        source=opened.source.where,
+        source=f"{opened.source.where} ({split or 'validation'})",
         names=numbered_names(opened.val.names),
         open=opened.val.open,
         labels=None if config.numeric else opened.val.labels,
