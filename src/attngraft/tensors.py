@@ -22,6 +22,17 @@ def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], *, unknown: str) -> list[str]:
+    """Describe how names and shapes of `tensors` differ from the expected ones; `unknown` says who lacks a name."""
+    problems = [f"lacks {name}" for name in expected if name not in tensors]
+    problems += [f"has {name}, which {unknown}" for name in tensors if name not in expected]
+    return problems + [
+        f"has {name} of shape {tuple(tensors[name].shape)} where {tuple(shape)} fits"
+        for name, shape in expected.items()
+        if name in tensors and tensors[name].shape != shape
+    ]
+
+
 @contextmanager
 def meta_device() -> Iterator[None]:
     """Create tensors on the meta device, without the operations that would only fill new ones.

@@ -19,6 +19,7 @@ from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, TrainingError
 from attngraft.export.run import export_run
+from attngraft.timing.memory import storage_bytes
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.failures import OutOfMemory
@@ -360,7 +361,7 @@ def test_costs_and_estimates_time_the_teacher_too(teacher: Path, monkeypatch: py
     alone.train_step()
     model = benchmark.teacher.model
     own = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
-    assert profiler.state_bytes() - alone.state_bytes() == own
+    assert storage_bytes(profiler._state()) - storage_bytes(alone._state()) == own
     assert seen == [64]
 
 

@@ -7,6 +7,7 @@ import torch
 
 from attngraft.analysis.request import AnalysisRequest
 from attngraft.errors import TrainingError, UsageError
+from attngraft.suggest import shortened
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet, numbered_names
 from attngraft.tasks.capabilities import require
@@ -124,11 +125,7 @@ def _columns(model: ModelHandle, images: ImageSet, outputs: int) -> list[int]:
     missing = [name for name in images.classes if name not in known]
     if missing:
         raise UsageError(
-            f"{model.name}: class {_first(missing)} of {images.source} is not among the model's classes ({_first(known)}); "
-            "use data with classes that the model was trained for"
+            f"{model.name}: class {shortened(missing, 3)} of {images.source} is not among the model's classes "
+            f"({shortened(known, 3)}); use data with classes that the model was trained for"
         )
     return [known.index(name) for name in images.classes]
-
-
-def _first(names: list[str] | tuple[str, ...]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

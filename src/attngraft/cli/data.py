@@ -121,8 +121,9 @@ def check(
 
 def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
     from attngraft.strict import read
+    from attngraft.tasks.images.sources.splitting import save_split
     from attngraft.tasks.text.config import TextDataConfig
-    from attngraft.tasks.text.source import open_texts, save_split
+    from attngraft.tasks.text.source import open_texts
 
     config: TextDataConfig = read(TextDataConfig, settings, where="task.data")
     try:

@@ -37,7 +37,8 @@ from attngraft.grafting.where import Where
 from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import graft_types
 from attngraft.strict import FieldError, read
-from attngraft.tensors import meta_device, unshared
+from attngraft.suggest import shortened
+from attngraft.tensors import meta_device, misfits, unshared
 
 KEY = "attngraft"
 FORMAT = 1
@@ -330,17 +331,11 @@ def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors:
             state = build(placement).state_dict()
         prefix = _tensor_prefix(host, placement.target, placement.instance)
         expected.update((prefix + name, tensor.shape) for name, tensor in state.items())
-    stored = {name: tensor.shape for name, tensor in tensors.items() if not name.startswith(_HOST)}
-    problems = [f"lacks {name}" for name in expected if name not in stored]
-    problems += [f"has {name}, which no graft uses" for name in stored if name not in expected]
-    problems += [
-        f"has {name} of shape {tuple(stored[name])} where {tuple(shape)} fits"
-        for name, shape in expected.items()
-        if name in stored and stored[name] != shape
-    ]
-    if problems:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise GraftFileError(f"{file} does not match its own manifest: it {problems[0]}{more}; save the grafts again")
+    stored = {name: tensor for name, tensor in tensors.items() if not name.startswith(_HOST)}
+    if problems := misfits(stored, expected, unknown="no graft uses"):
+        raise GraftFileError(
+            f"{file} does not match its own manifest: it {shortened(problems, 1)}; save the grafts again"
+        )
 
 
 def _host_state(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from attngraft.grafting.spec import parse
 from attngraft.hosts import Host, Site, find_host
 from attngraft.mechanisms.registry import graft_types
 from attngraft.models.attends import Attends, attends, example_image, may_attend
+from attngraft.timing.macs import evaluating
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,11 @@ def examine(model: nn.Module, inputs: Sequence[Tensor] | None = None) -> Examina
 
 def _seen(model: nn.Module, inputs: Callable[[], Sequence[Tensor]]) -> tuple[list[Attends], str | None]:
     """Return the modules that compute attention, and the error if the model could not be run on `inputs`."""
-    training = [module for module in model.modules() if module.training]
     try:
-        model.eval()  # keeps running statistics unchanged
-        return attends(model, inputs()), None
+        with evaluating(model):  # keeps running statistics unchanged
+            return attends(model, inputs()), None
     except Exception as error:
         return may_attend(model), f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _same_branch(path: str, target: str) -> bool:

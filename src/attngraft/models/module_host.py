@@ -23,6 +23,7 @@ from attngraft.errors import ConfigError, HostError, UsageError
 from attngraft.models.schemes import Started, build_anywhere, last_layer
 from attngraft.models.trust import SCHEME, refuse_untrusted
 from attngraft.suggest import did_you_mean
+from attngraft.timing.macs import evaluating
 
 _FORM = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<factory>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -158,12 +159,9 @@ def _refuse_other_classes(shown: str, model: Any, classes: int, *, accepts: bool
 def _outputs(model: Any, size: tuple[int, ...]) -> int | None:
     """Return the number of columns of the module's outputs (2, columns); None for other shapes."""
     like = next(model.parameters(), torch.zeros(()))
-    states = {path: module.training for path, module in model.named_modules()}
     try:
-        outputs = model.eval()(torch.zeros(2, *size, device=like.device, dtype=like.dtype))
+        with evaluating(model):
+            outputs = model(torch.zeros(2, *size, device=like.device, dtype=like.dtype))
     except Exception:  # user code raises errors of any class; a real mismatch fails again in training
         return None
-    finally:
-        for path, module in model.named_modules():
-            module.training = states[path]
     return outputs.shape[1] if isinstance(outputs, Tensor) and outputs.ndim == 2 else None

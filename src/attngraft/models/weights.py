@@ -11,7 +11,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,7 @@ from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_checkpoint
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
+from attngraft.suggest import shortened
 
 #: paths of weights in folders of runs, exported models, and the Hugging Face Hub; the first that exists is used
 IN_FOLDERS = ("checkpoints/best.safetensors", "checkpoints/last.pt", "model.safetensors", "pytorch_model.bin")
@@ -49,9 +50,9 @@ class Fitted:
     classes: int | None = None  #: number of classes of the file's head; None if the head was not loaded
 
     def __str__(self) -> str:
-        parts = [f"a new head: {_listed(self.new)}"] if self.new else []
+        parts = [f"a new head: {shortened(self.new, _MAX_NAMES)}"] if self.new else []
         parts += [f"with its head for {self.classes} classes"] if self.classes else []
-        parts += [f"resized: {_listed(self.resized)}"] if self.resized else []
+        parts += [f"resized: {shortened(self.resized, _MAX_NAMES)}"] if self.resized else []
         return f"weights of {self.path}" + (f" ({'; '.join(parts)})" if parts else "")
 
 
@@ -320,13 +321,7 @@ def _misfits(values: Mapping[str, Tensor], state: Mapping[str, Tensor], *, missi
         "unexpected:": sorted(name for name in values if name not in state),
         "other shapes:": shapes,
     }
-    return [f"{what} {_listed(names)}" for what, names in found.items() if names]
-
-
-def _listed(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _MAX_NAMES} more" if len(listed) > _MAX_NAMES else ""
-    return ", ".join(listed[:_MAX_NAMES]) + more
+    return [f"{what} {shortened(names, _MAX_NAMES)}" for what, names in found.items() if names]
 
 
 def _in_folder(folder: Path) -> Path:

@@ -27,10 +27,11 @@ from attngraft.models.create import create_host as create_by_name
 from attngraft.models.host_input import host_input
 from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
+from attngraft.suggest import shortened
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, Task, load_task
-from attngraft.tensors import unshared
+from attngraft.tensors import misfits, unshared
 
 _SHOWN = 3  #: maximum number of problems listed in a message
 
@@ -128,19 +129,11 @@ def _load_weights(model: nn.Module, file: Path) -> None:
         raise ExportError(f"{file}: missing; the folder is incomplete, export the model again") from None
     except (OSError, SafetensorError) as error:
         raise ExportError(f"{file}: cannot be read ({error}); it is damaged, export the model again") from None
-    expected = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
-    problems = [f"lacks {name}" for name in expected if name not in weights]
-    problems += [f"has {name}, which the host does not have" for name in weights if name not in expected]
-    problems += [
-        f"has {name} of shape {tuple(weights[name].shape)} instead of {tuple(value.shape)}"
-        for name, value in expected.items()
-        if name in weights and weights[name].shape != value.shape
-    ]
-    if problems:
-        more = f" (and {len(problems) - _SHOWN} more)" if len(problems) > _SHOWN else ""
+    expected = {name: value.shape for name, value in model.state_dict().items() if not is_graft(name)}
+    if problems := misfits(weights, expected, unknown="the host does not have"):
         raise ExportError(
-            f"{file} does not fit the manifest's host: it {', '.join(problems[:_SHOWN])}{more}; export the model again, or "
-            "install the versions in the manifest"
+            f"{file} does not fit the manifest's host: it {shortened(problems, _SHOWN)}; export the model again, or install "
+            "the versions in the manifest"
         )
     model.load_state_dict(weights, strict=False)  # the grafts' weights are already loaded
 

@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 from attngraft.attention import detached_state, load_detached_state, sites_with_detached
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
+from attngraft.suggest import shortened
 from attngraft.tensors import unshared
 from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder
@@ -272,9 +273,8 @@ def _whole() -> StateDictOptions:
 def _refuse_not_finite(weights: Mapping[str, Tensor], counters: Counters) -> None:
     bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         raise TrainingError(
             f"weights are not finite in epoch {counters.epoch + 1} after step {counters.step} "
-            f"({', '.join(bad[:5])}{more}). The last checkpoint is intact; try a lower "
+            f"({shortened(bad, 5)}). The last checkpoint is intact; try a lower "
             "optimizer.lr or train.clip_grad=1"
         )

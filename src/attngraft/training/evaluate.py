@@ -20,6 +20,7 @@ from attngraft.hosts import forget
 from attngraft.models.trust import trusting
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
+from attngraft.suggest import shortened
 from attngraft.tasks.evaluator import Evaluator
 from attngraft.tasks.task import Batch, Evaluation, Predictions, Split, Task
 from attngraft.training.build import build_model, build_task
@@ -336,18 +337,13 @@ def _check_facts(task: Task, target: Target, theirs: Mapping[str, Any], *, where
             f"{where}: the vocabulary or input differs from that of {target.name}; evaluate the {target.kind} on data of "
             "the same kind"
         )
-    both = f"{where}: its classes are {_few(classes)}, and those of {target.name} are {_few(ours)}"
+    both = f"{where}: its classes are {shortened(classes, 4)}, and those of {target.name} are {shortened(ours, 4)}"
     unknown = next((name for name in classes if name not in ours), None)
     if unknown is not None:
         raise target.data_error(
             f"{both}: the model lacks {unknown!r}; evaluate the {target.kind} on data of its own classes"
         )
     raise target.data_error(f"{both}: the same classes in another order would mix up the labels; use the model's order")
-
-
-def _few(names: list[object]) -> str:
-    shown = ", ".join(str(name) for name in names[:4])
-    return f"{shown}, ... ({len(names)})" if len(names) > 4 else shown
 
 
 def weights_file(folder: Path, weights: Weights) -> Path:

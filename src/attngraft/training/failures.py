@@ -20,6 +20,7 @@ from accelerate.utils import send_to_device
 from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
 from attngraft.errors import TrainingError
+from attngraft.suggest import shortened
 from attngraft.training.freezing import train_mode, trained_batch_norms
 from attngraft.training.inputs import in_memory_format
 from attngraft.training.recipe import Recipe
@@ -68,17 +69,12 @@ def raise_not_finite(run: RunContext, losses: dict[str, float]) -> NoReturn:
     worst = sorted(norms.items(), key=lambda item: (item[1] == item[1], -item[1] if item[1] == item[1] else 0.0))
     raise TrainingError(
         f"the loss is not finite in epoch {counters.epoch + 1}, step {counters.step + 1} ({values}).\n"
-        f"  batch: {_shortened(examples)}\n"
-        f"  gradient norms: {_shortened([f'{name} {norm:.3g}' for name, norm in worst])}\n"
+        f"  batch: {shortened(examples, _SHOWN)}\n"
+        f"  gradient norms: {shortened([f'{name} {norm:.3g}' for name, norm in worst], _SHOWN)}\n"
         f"  full report: {path}\n"
         "The last checkpoint is from before this step and intact. A lower optimizer.lr, train.clip_grad=1, a longer warm-up "
         f"or another train.amp (now {run.recipe.train.amp}) may help; if the named examples are broken, remove them."
     )
-
-
-def _shortened(texts: list[str]) -> str:
-    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
-    return ", ".join(texts[:_SHOWN]) + more
 
 
 class OutOfMemory(TrainingError):

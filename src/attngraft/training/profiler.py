@@ -14,7 +14,7 @@ from accelerate.utils import send_to_device
 
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
-from attngraft.timing.memory import peak_bytes, storage_bytes
+from attngraft.timing.memory import peak_bytes
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
 from attngraft.training.inputs import in_memory_format
@@ -114,11 +114,8 @@ class Profiler:
         with state.accelerator.autocast():
             model(*args, **kwargs)
 
-    def state_bytes(self) -> int:
-        """Return the bytes kept between steps: model, optimizer state, moving average, teacher, batch."""
-        return storage_bytes(self._state())
-
     def _state(self) -> list[torch.Tensor]:
+        """Return what is kept between steps: model, optimizer state, moving average, teacher, batch."""
         state, teacher = self._update.state, self.benchmark.teacher
         tensors = [*self.model.parameters(), *self.model.buffers(), *_tensors(self._batch)]
         tensors += [value for values in state.optimizer.state.values() for value in _tensors(values)]

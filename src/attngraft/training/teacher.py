@@ -20,6 +20,7 @@ from attngraft.grafting.spec import parse
 from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
+from attngraft.suggest import shortened
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Batch, Distillation, StepTeacher, Task, TaskData
@@ -30,6 +31,7 @@ from attngraft.training.recipe import DistillConfig, HostConfig, Recipe, Teacher
 from attngraft.training.run_folder import RunFolder, read_json, read_run
 
 FIELD = "distill.teacher"  #: the recipe's field, for error messages
+_SHOWN = 12  #: maximum number of classes in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,17 +276,13 @@ def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
     if sorted(classes) == sorted(theirs):
         raise ConfigError(
             f"{FIELD}: {source.name} has the data's classes in another order; set task.data.classes to the teacher's order: "
-            f"{_listed(theirs)}"
+            f"{shortened(theirs, _SHOWN)}"
         )
     unknown = [name for name in classes if name not in theirs]
     raise ConfigError(
-        f"{FIELD}: {source.name} was trained without the classes {_listed(unknown)}; use a teacher that includes them"
+        f"{FIELD}: {source.name} was trained without the classes {shortened(unknown, _SHOWN)}; use a teacher that includes "
+        "them"
     )
-
-
-def _listed(names: list[str], shown: int = 12) -> str:
-    more = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(map(str, names[:shown])) + more
 
 
 def _input_size(config: TeacherConfig, source: _Source) -> tuple[int, int, int]:

@@ -64,7 +64,7 @@ def run_command(*arguments: object) -> int:
 def test_a_hundred_classes_of_one_image_each_are_refused_with_the_remedy(shared: Path) -> None:
     folder = _there(shared / "data" / "imagenet_samples")
     message = (
-        f"{folder}/labels.csv: 100 classes ('0', '10', '20', '30', '40', ...) have a single image, which cannot be "
+        f"{folder}/labels.csv: 100 classes ('0', '10', '20', '30', '40' and 95 more) have a single image, which cannot be "
         "split into training and validation; add images, or choose the classes to use with task.data.classes"
     )
     with pytest.raises(DataError) as refused:

@@ -71,14 +71,23 @@ def class_weights(config: LossConfig, counts: np.ndarray, classes: Sequence[str]
     if wanted is None:
         return None
     if isinstance(wanted, Mapping):
-        for name in wanted:
-            if name not in classes:
-                raise ConfigError(f"task.loss.class_weights: no class {name!r}{did_you_mean(name, classes)}")
-        return np.array([wanted.get(name, 1.0) for name in classes])
+        return weights_by_name(wanted, classes, field="class_weights")
     beta = config.effective_beta
     weights = 1 / counts if wanted == "balanced" else (1 - beta) / (1 - beta**counts)
     scaled: np.ndarray = weights * counts.sum() / (weights * counts).sum()
     return scaled
+
+
+def weights_by_name(weights: Mapping[str, float], classes: Sequence[str], *, field: str) -> np.ndarray:
+    """Return the weight of each class, 1 by default.
+
+    Raises:
+        ConfigError: a weight is given for an unknown class.
+    """
+    for name in weights:
+        if name not in classes:
+            raise ConfigError(f"task.loss.{field}: no class {name!r}{did_you_mean(name, classes)}")
+    return np.array([weights.get(name, 1.0) for name in classes])
 
 
 class _Weighted:

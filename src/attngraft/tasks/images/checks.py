@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.suggest import shortened
 from attngraft.tasks.images.scan import ScanResult
 from attngraft.tasks.images.sources import Images, ImageSource
 
@@ -14,6 +15,7 @@ CORRUPT_LIMIT = 100  #: largest number of images to skip if `max_corrupt` is a f
 #: how images were compared, by depth of the scan
 _COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}
 _LEAK = ("validation image", "training images")
+_SHOWN = 3  #: largest number of images or groups listed in a note
 _EXAMPLES = 20  #: largest number of groups of duplicates listed in the facts
 
 
@@ -112,7 +114,7 @@ def _refuse_empty(source: ImageSource, counts: np.ndarray, what: str) -> None:
     empty = [name for name, count in zip(source.classes, counts, strict=True) if count == 0]
     if not empty:
         return
-    named = ", ".join(repr(name) for name in empty[:8]) + (", ..." if len(empty) > 8 else "")
+    named = shortened(map(repr, empty), 8)
     plural = "class" if len(empty) == 1 else "classes"
     raise DataError(
         f"{source.where}: no {what} of {plural} {named}; add some, or select the other classes with task.data.classes "
@@ -161,22 +163,22 @@ class DataIssues:
         notes = []
         if self.unreadable:
             names = [name for _, name, _ in self.unreadable]
-            notes.append(f"Skipped {_count(len(names), 'unreadable image')}: {_listed(names)}.")
+            notes.append(f"Skipped {_count(len(names), 'unreadable image')}: {shortened(names, _SHOWN)}.")
         if self.leaks:
             verb = "is" if self.leaked == 1 else "are"
             tested = any(image.part == "test" for group in self.leaks for image in group)
             what, other = ("validation or test image", "images of an earlier split") if tested else _LEAK
             notes.append(
                 f"Leak: {_count(self.leaked, what)} {verb} identical to {other}, "
-                f"{_COMPARED[self.depth]} ({_listed([_group(group) for group in self.leaks])}), so the results are too good."
+                f"{_COMPARED[self.depth]} ({_listed(self.leaks)}), so the results are too good."
             )
         if self.conflicting:
             verb = "has" if len(self.conflicting) == 1 else "have"
-            groups = _listed([_group(group) for group in self.conflicting])
+            groups = _listed(self.conflicting)
             notes.append(f"{_count(len(self.conflicting), 'image')} {verb} copies with another label ({groups}).")
         if self.repeated:
             extra = sum(len(group) - 1 for group in self.repeated)
-            groups = _listed([_group(group) for group in self.repeated])
+            groups = _listed(self.repeated)
             verb = "is a duplicate" if extra == 1 else "are duplicates"
             notes.append(f"{_count(extra, 'image')} {verb} within a split ({groups}).")
         return notes
@@ -265,8 +267,8 @@ def _group(images: list[Duplicate]) -> str:
     return " = ".join(image.name for image in images[:3]) + (" = ..." if len(images) > 3 else "")
 
 
-def _listed(names: Sequence[str], *, most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _listed(groups: Sequence[list[Duplicate]]) -> str:
+    return shortened(map(_group, groups), _SHOWN)
 
 
 def _count(number: int, what: str) -> str:

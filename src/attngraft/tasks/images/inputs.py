@@ -68,6 +68,15 @@ class HostInput:
             crop_mode=config.get("crop_mode") or "center",
         )
 
+    def facts(self) -> dict[str, Any]:
+        """Return size, normalization and interpolation, JSON-ready."""
+        return {
+            "size": [self.channels, self.height, self.width],
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "interpolation": self.interpolation,
+        }
+
     @property
     def mode(self) -> str:
         """Pillow's image mode for the host's channels: L or RGB."""

@@ -12,9 +12,10 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.files import atomic_file, printable
 from attngraft.tasks.images.checks import Duplicate, class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.opening import Survey, split_digest, survey_images
+from attngraft.tasks.images.opening import Survey, survey_images
 from attngraft.tasks.images.scan import Progress
 from attngraft.tasks.images.sources import Images, in_mode
+from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.task import load_task
 
 _SKEWED = 10  #: smallest ratio of class sizes for a note with remedies

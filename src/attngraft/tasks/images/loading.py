@@ -137,13 +137,7 @@ def _facts(opened: OpenedImages, plan: TransformPlan, host: HostInput) -> dict[s
         "targets" if source.numeric else "classes": list(source.classes),
         "sizes": {name: len(images) for name, images in parts.items()},
         **({} if source.numeric else {"counts": {name: counts(images) for name, images in parts.items()}}),
-        "input": {
-            "size": [host.channels, host.height, host.width],
-            "mean": list(host.mean),
-            "std": list(host.std),
-            "interpolation": host.interpolation,
-            "eval_crop_pct": plan.eval_crop_pct,
-        },
+        "input": {**host.facts(), "eval_crop_pct": plan.eval_crop_pct},
         "augment": {"crop": plan.crop, "padding": plan.padding, "hflip": plan.hflip, "vflip": plan.vflip},
     }
     notes = [*opened.facts.get("notes", ()), *classes_without_images(source, val)]

@@ -1,6 +1,5 @@
 """Training, validation and test images from the recipe's `task.data`, checked and ready for training."""
 
-import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from attngraft.tasks.images.checks import (
 from attngraft.tasks.images.config import DataConfig, NumbersConfig
 from attngraft.tasks.images.scan import Progress, ScanResult, scan
 from attngraft.tasks.images.sources import Images, ImageSource, open_source, restrict, with_validation
-from attngraft.tasks.images.sources.splitting import has_unique_names
+from attngraft.tasks.images.sources.splitting import has_unique_names, split_digest
 from attngraft.tasks.task import SPLIT_FILE, load_task
 
 log = logging.getLogger(__name__)
@@ -144,12 +143,6 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None, progre
             note = f"The split {source.test_split} is not used as a test split: {error}"
             source = replace(source, test=None, notes=(*source.notes, note))
     return Survey(source=source, val=val, scan=scanned, issues=issues, split=split, refusals=refusals)
-
-
-def split_digest(images: Images) -> str:
-    """Return an identifier of a split: the first 16 hexadecimal digits of the SHA-256 of its sorted names."""
-    text = "\n".join(sorted(images.names)).encode("utf-8", "surrogateescape")
-    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _readable(parts: Mapping[str, Images], scanned: ScanResult) -> dict[str, Images]:

@@ -99,16 +99,10 @@ class ImageTask(LogitsTask):
     def serving(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> Serving:
         """Return a description of the model's inputs, including the evaluation transform, and of its outputs."""
         host = HostInput.from_model(model_data_config)
+        crop_pct = facts["input"]["eval_crop_pct"]  # chosen by the size of the training images
         return Serving(
             kind="images",
-            input={
-                "size": [host.channels, host.height, host.width],
-                "mean": list(host.mean),
-                "std": list(host.std),
-                "interpolation": host.interpolation,
-                "crop_pct": facts["input"]["eval_crop_pct"],  # chosen by the size of the training images
-                "crop_mode": host.crop_mode,
-            },
+            input={**host.facts(), "crop_pct": crop_pct, "crop_mode": host.crop_mode},
             activation=self.activation,
             classes=tuple(facts["classes"]),
             threshold=self.threshold,

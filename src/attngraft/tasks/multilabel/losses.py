@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor
 
-from attngraft.errors import ConfigError
-from attngraft.suggest import did_you_mean
+from attngraft.tasks.classification.losses import weights_by_name
 from attngraft.tasks.multilabel.config import LossConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -55,10 +54,7 @@ def positive_weights(
     if wanted is None:
         return None
     if isinstance(wanted, Mapping):
-        for name in wanted:
-            if name not in classes:
-                raise ConfigError(f"task.loss.pos_weight: no class {name!r}{did_you_mean(name, classes)}")
-        return np.array([wanted.get(name, 1.0) for name in classes])
+        return weights_by_name(wanted, classes, field="pos_weight")
     if wanted == "balanced":
         ratio = (images - counts) / np.maximum(counts, 1)
         return np.where(counts > 0, np.clip(ratio, 1 / LARGEST_WEIGHT, LARGEST_WEIGHT), 1.0)

@@ -1,8 +1,6 @@
 """Texts with labels from tables, split into training and validation."""
 
-import csv
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.files import write_atomically
-from attngraft.tasks.images.sources.base import find_test, find_train, find_val
-from attngraft.tasks.images.sources.manifest import SPLIT_NAMES
-from attngraft.tasks.images.sources.splitting import DEFAULT_FRACTION, HEADER
-from attngraft.tasks.images.sources.table import KINDS, MISSING, LabelTable, find_column, read_labels, read_table
+from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, read_splits
+from attngraft.tasks.images.sources.splitting import validation_mask
+from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, read_labels, read_table
 from attngraft.tasks.text.config import TextDataConfig
 
 TEXT_NAMES = (
@@ -39,10 +35,6 @@ class Texts:
     def take(self, indices: np.ndarray) -> "Texts":
         names, texts = ([values[i] for i in indices] for values in (self.names, self.texts))
         return Texts(names=names, texts=texts, labels=self.labels[indices])
-
-    def digest(self) -> str:
-        """Return an identifier of the set of names, independent of their order."""
-        return hashlib.sha256("\n".join(sorted(self.names)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,42 +70,49 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         DataError: the data cannot be used; the message names the file and the remedy.
         ConfigError: a column is unknown.
     """
-    table, side, origin, test_split = _read(Path(config.source).expanduser(), config)
-    if (side < 0).any():
-        table, side = table.take(np.flatnonzero(side >= 0)), side[side >= 0]
+    path, settings = Path(config.source).expanduser(), config.as_table()
+    if not path.is_dir() and (not path.is_file() or path.suffix.lower() not in KINDS):
+        what = "not a table" if path.is_file() else "no such file or folder"
+        raise DataError(
+            f"{path}: {what}; give a .csv, .tsv or .parquet with a column of texts and a column of labels, or a folder "
+            "with train.csv and val.csv"
+        )
+    found = read_splits(path, settings).used()
+    table, in_val, origin = found.table, found.side == 1, found.origin
     column = text_column(table, config.text_column)
     split_column = config.split_column or find_column(table, SPLIT_NAMES)
-    labels = read_labels(table, config.as_table(), exclude={column, split_column or ""})
+    labels = read_labels(table, settings, exclude={column, split_column or ""})
     texts = _texts(table, column)
     every = Texts(names=text_names(texts), texts=texts, labels=labels.values)
     if len(labels.classes) < 2:
         raise DataError(f"{table.where}: all texts have the label {labels.classes[0]!r}; training needs two classes")
-    drawn = config.split_file is None and not (side == 1).any()
-    if config.split_file is not None:
-        side, name = _listed(every, Path(config.split_file).expanduser()), Path(config.split_file).name
-        origin = f"{origin}, split by {name}"
-    elif drawn:
-        fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
-        origin = f"{fraction:g} of each class of {origin} for validation, at random with split_seed {config.split_seed}"
-        side = (
-            _draw(every, labels.classes, fraction, config, table)
-            if saved_split is None
-            else _listed(every, saved_split)
+    drawn = config.split_file is None and not in_val.any()
+    notes: list[str] = []
+    if drawn or config.split_file is not None:
+        in_val, origin, notes = validation_mask(
+            every,
+            every.labels,
+            settings,
+            where=table.where,
+            origin=origin,
+            classes=labels.classes,
+            saved_split=saved_split,
+            noun="text",
         )
-    train, val = every.take(np.flatnonzero(side == 0)), every.take(np.flatnonzero(side == 1))
+    train, val = every.take(np.flatnonzero(~in_val)), every.take(np.flatnonzero(in_val))
     absent = sorted(set(range(len(labels.classes))) - set(train.labels.tolist()))
     if absent or not len(val):
         what = f"training text of class {labels.classes[absent[0]]!r}" if absent else "text for validation"
         raise DataError(f"{table.where}: no {what} ({origin}); add some, or change the split")
     test, note = None, ""
-    if test_split is not None:
-        test, note = _test_texts(config, test_split, labels.classes)
+    if found.test_split is not None:
+        test, note = _test_texts(config, found.test_split, labels.classes)
     elif config.test_split not in (None, "none"):
         raise DataError(
             f"{table.where}: no split {config.test_split!r} (task.data.test_split) besides training and validation; "
             "correct the name, or remove it"
         )
-    notes = [labels.note, note]
+    notes = [labels.note, *notes, note]
     for name, texts_of in {"validation": val, "test": test}.items():
         if twice := 0 if texts_of is None else len(set(train.texts) & set(texts_of.texts)):
             notes.append(f"{twice} {name} {'text is' if twice == 1 else 'texts are'} also in the training split.")
@@ -198,107 +197,9 @@ def text_names(texts: Sequence[str]) -> list[str]:
     return names
 
 
-def save_split(path: Path, train: Texts, val: Texts) -> None:
-    """Write the names of both splits to `path`, in the format of split files of images.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    writer.writerows([name, part] for part, texts in (("train", train), ("val", val)) for name in texts.names)
-    write_atomically(path, text.getvalue())
-
-
-def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, str, str | None]:
-    """Return all rows, their splits (0: train, 1: val, -1: neither), a description, and the test split."""
-    settings = config.as_table()
-    if path.is_dir():
-        tables = {each.stem: each for each in sorted(path.iterdir(), reverse=True) if each.suffix.lower() in KINDS}
-        train = find_train(list(tables), settings, where=str(path))
-        if train is None and len(tables) == 1:
-            return _read(next(iter(tables.values())), config)
-        if train is None:
-            raise DataError(
-                f"{path}: no train.csv, train.tsv or train.parquet; rename the training table to one of these, or give a "
-                "single table"
-            )
-        val = find_val(list(tables), settings, train=train, where=str(path))
-        test = find_test(list(tables), settings, used=(train, val), where=str(path))
-        return *_together([read_table(tables[name]) for name in (train, val) if name is not None], path), test
-    if not path.is_file() or path.suffix.lower() not in KINDS:
-        what = "not a table" if path.is_file() else "no such file or folder"
-        raise DataError(
-            f"{path}: {what}; give a .csv, .tsv or .parquet with a column of texts and a column of labels, or a folder "
-            "with train.csv and val.csv"
-        )
-    table, origin = read_table(path), f"the rows of {path.name}"
-    name = config.split_column or find_column(table, SPLIT_NAMES)
-    entries = [] if name is None else [str(entry) for entry in table.column(name, field="split_column")]
-    values, where = sorted({entry for entry in entries if entry.lower() not in MISSING}), f"{path} (column {name!r})"
-    train = find_train(values, settings, where=where) if values else None
-    if train is None:
-        if config.split_column is not None:
-            raise DataError(
-                f"{where}: no training rows; name their split with task.data.train_split; available: {values}"
-            )
-        if asked := config.val_split or config.train_split:
-            raise DataError(f"{path}: no split {asked!r}, because no column names splits; set task.data.split_column")
-        return table, np.zeros(len(table), dtype=np.int64), origin, None
-    val = find_val(values, settings, train=train, where=where)
-    side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
-    test = find_test(values, settings, used=(train, val), where=where)
-    return table, side, f"the rows with {name!r} {train}" + (f" and {val}" if val else ""), test
-
-
-def _together(tables: list[LabelTable], folder: Path) -> tuple[LabelTable, np.ndarray, str]:
-    first, origin = tables[0], " and ".join(Path(table.where).name for table in tables)
-    for table in tables[1:]:
-        if missing := [name for name in first.columns if name not in table.columns]:
-            raise DataError(f"{table.where}: has no column {missing[0]!r}, which {Path(first.where).name} has; add it")
-    both = LabelTable(
-        where=str(folder),
-        columns={name: [entry for table in tables for entry in table.columns[name]] for name in first.columns},
-        numbers=[f"{Path(table.where).name}, row {number}" for table in tables for number in table.numbers],
-    )
-    return both, np.repeat(np.arange(len(tables)), [len(table) for table in tables]), origin
-
-
 def _texts(table: LabelTable, column: str) -> list[str]:
     texts = ["" if entry is None else str(entry) for entry in table.columns[column]]
     empty = next((row for row, text in enumerate(texts) if not text.strip()), None)
     if empty is not None:
         raise DataError(f"{table.line(empty)}: column {column!r} is empty; remove the row")
     return texts
-
-
-def _draw(
-    texts: Texts, classes: Sequence[str], fraction: float, config: TextDataConfig, table: LabelTable
-) -> np.ndarray:
-    stream = np.random.RandomState(config.split_seed)  # its streams are the same in all NumPy versions
-    side = np.zeros(len(texts), dtype=np.int64)
-    for label, name in enumerate(classes):
-        members = np.flatnonzero(texts.labels == label)
-        if len(members) == 1:
-            raise DataError(
-                f"{table.where}: class {name!r} has a single text, which cannot be split into training and validation; add "
-                "texts of this class, or remove the row"
-            )
-        side[stream.permutation(members)[: min(max(1, round(len(members) * fraction)), len(members) - 1)]] = 1
-    return side
-
-
-def _listed(texts: Texts, path: Path) -> np.ndarray:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            parts = {row[0]: row[1] for row in csv.reader(file) if len(row) == 2}
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as a split file ({error})") from None
-    unknown = [name for name in texts.names if name not in parts]
-    if unknown:
-        raise DataError(
-            f"{path}: does not list {len(unknown)} of {len(texts)} texts ({unknown[0]}); if they were added since, remove "
-            "them from the data, add rows for them to this file, or start in another folder"
-        )
-    return np.array([int(parts[name] == "val") for name in texts.names])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attngraft.errors import ConfigError, DataError
 from attngraft.results.records import Records
 from attngraft.tasks.classification.labels import LabelTask
+from attngraft.tasks.images.sources.splitting import save_split, split_digest
 from attngraft.tasks.task import (
     FITTED_FOLDER,
     SPLIT_FILE,
@@ -26,7 +27,7 @@ from attngraft.tasks.task import (
 )
 from attngraft.tasks.text.config import TextClassificationConfig
 from attngraft.tasks.text.lengths import call_model, takes_padding
-from attngraft.tasks.text.source import Texts, TextSource, open_texts, save_split
+from attngraft.tasks.text.source import Texts, TextSource, open_texts
 from attngraft.tasks.text.tokenizer import FILE, Tokenizer, folder_tokenizer, pad, read_tokenizer, train_tokenizer
 
 
@@ -213,9 +214,9 @@ def _facts(source: TextSource, tokenizer: Tokenizer, splits: Mapping[str, TextSp
         },
         "tokens": {"median": int(np.median(lengths)), "longest": int(lengths.max()), "cut": cut},
         "notes": list(source.notes),
-        "split_digest": source.val.digest(),
-        "check": {"train_digest": source.train.digest()},
-        **({} if source.test is None else {"test_digest": source.test.digest()}),
+        "split_digest": split_digest(source.val),
+        "check": {"train_digest": split_digest(source.train)},
+        **({} if source.test is None else {"test_digest": split_digest(source.test)}),
     }
     if cut > 0:
         facts["notes"].append(f"{cut} texts are cut to {tokenizer.max_length} tokens.")

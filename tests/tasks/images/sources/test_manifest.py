@@ -50,7 +50,7 @@ def test_one_label_for_each_image(pictures: Path, name: str, separator: str, ins
 
 def test_a_split_that_the_table_does_not_have_is_refused(pictures: Path) -> None:
     path = table(pictures / "x.csv", "file,label", [f"images/{i}.png,{'ab'[i % 2]}" for i in range(12)])
-    with pytest.raises(DataError, match="no split 'nope'.*these data have no splits"):
+    with pytest.raises(DataError, match="no split 'nope', because no column names splits"):
         parts_of(path, val_split="nope")
 
 

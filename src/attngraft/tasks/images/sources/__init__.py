@@ -113,9 +113,7 @@ def _open_numbers(config: DataConfig, source: str) -> ImageSource:
     )
     if not path.exists():
         raise _missing(source, path, "bars", give=give)
-    if path.is_dir() and manifest.manifests_in(path):
-        return manifest.open_manifests(path, config)
-    if path.is_file() and path.suffix.lower() in table.KINDS:
+    if manifest.manifests_in(path) if path.is_dir() else path.suffix.lower() in table.KINDS:
         return manifest.open_manifest(path, config)
     raise DataError(f"{source}: regression needs {give}, or a folder with such tables")
 
@@ -136,7 +134,7 @@ def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> ImageSource:
     if coco.coco_in(path):
         return coco.open_coco(path, config)
     if manifest.manifests_in(path) and not folder.has_class_folders(path):
-        return manifest.open_manifests(path, config)
+        return manifest.open_manifest(path, config)
     if alone := npz.alone_in(path):
         return npz.open_npz(alone, config)
     return folder.open_folder(path, config)

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 
@@ -233,6 +233,21 @@ def find_test(available: Sequence[str], config: DataConfig, *, used: Collection[
     return None if found in used else found
 
 
+def find_splits(
+    available: Sequence[str], config: DataConfig, *, where: str
+) -> tuple[str, str | None, str | None] | tuple[None, None, None]:
+    """Return the names of the training, validation and test splits, as found by `find_train`, ...
+
+    Raises:
+        DataError: no such split; if there is no training split, None is returned instead.
+    """
+    train = find_train(available, config, where=where)
+    if train is None:
+        return None, None, None
+    val = find_val(available, config, train=train, where=where)
+    return train, val, find_test(available, config, used=(train, val), where=where)
+
+
 def missing_validation(where: str, train: str, available: Sequence[str]) -> DataError:
     """Return the error for a source that has a training split but no validation split."""
     others = ", ".join(sorted(name for name in available if name != train)[:8]) or "nothing else"
@@ -257,7 +272,7 @@ def restrict(source: ImageSource, classes: tuple[str, ...] | None) -> ImageSourc
     for name in classes:
         if name not in source.classes:
             near = did_you_mean(name, source.classes)
-            listed = ", ".join(source.classes[:20]) + (", ..." if len(source.classes) > 20 else "")
+            listed = shortened(source.classes, 20)
             raise ConfigError(f"task.data.classes: {source.where} has no class {name!r}{near}; available: {listed}")
     columns = [source.classes.index(name) for name in classes]
     new_label = np.full(len(source.classes), -1, dtype=np.int64)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from attngraft.tasks.images.sources.base import (
     split_name,
 )
 from attngraft.tasks.images.sources.listing import natural
-from attngraft.tasks.images.sources.table import Labels, LabelTable, read_labels
+from attngraft.tasks.images.sources.table import Labels, LabelTable, arrow_errors, read_labels
 
 if TYPE_CHECKING:  # pyarrow is optional, so it is imported in functions
     import pyarrow
@@ -160,7 +159,7 @@ def open_table(path: Path) -> pyarrow.Table:
     Raises:
         DataError: the file cannot be read, or pyarrow is not installed.
     """
-    with _reading(path) as pa:
+    with arrow_errors(path) as pa:
         return _unpacked(path, pa) if path.suffix.lower() == ".parquet" else _mapped(path, pa)
 
 
@@ -170,26 +169,10 @@ def read_schema(path: Path) -> pyarrow.Schema:
     Raises:
         DataError: see `open_table`.
     """
-    with _reading(path) as pa:
+    with arrow_errors(path) as pa:
         if path.suffix.lower() == ".parquet":
-            from pyarrow import parquet
-
-            return parquet.read_schema(path)
+            return pa.parquet.read_schema(path)
         return _mapped(path, pa).schema
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[Any]:
-    """Context manager that yields pyarrow and converts its errors to `DataError`."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError:
-        raise DataError(f"{path}: requires pyarrow; run pip install 'attngraft[data]'") from None
-    try:
-        yield pyarrow
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
 def _mapped(path: Path, pa: Any) -> pyarrow.Table:
@@ -202,8 +185,6 @@ def _mapped(path: Path, pa: Any) -> pyarrow.Table:
 
 def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
     """Convert a parquet file to Arrow in the cache folder (in memory if it is not writable) and open it."""
-    from pyarrow import parquet
-
     stat = os.stat(path)
     cached = cache_file("arrow", UNPACKED_VERSION, os.path.realpath(path), str(stat.st_size), str(stat.st_mtime_ns))
     cached = cached.with_suffix(".arrow")
@@ -211,13 +192,13 @@ def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
         try:
             with (
                 atomic_file(cached) as file,
-                parquet.ParquetFile(path) as packed,
+                pa.parquet.ParquetFile(path) as packed,
                 pa.ipc.new_stream(file, packed.schema_arrow) as writer,
             ):
                 for batch in packed.iter_batches(batch_size=_ROWS):
                     writer.write_batch(batch)
         except StorageError:
-            return parquet.read_table(path)
+            return pa.parquet.read_table(path)
     return _mapped(cached, pa)
 
 

@@ -15,9 +15,7 @@ from attngraft.tasks.images.sources.base import (
     VAL_NAMES,
     Images,
     ImageSource,
-    find_test,
-    find_train,
-    find_val,
+    find_splits,
 )
 
 #: extensions of image files
@@ -115,18 +113,17 @@ def split_folders(listing: Listing, config: DataConfig, *, kind: str, make: Make
     depth = inside.count("/") + 1 if inside else 0
     names = list(by_class(listing, depth))
     where = f"{listing.where}/{inside}" if inside else listing.where
-    train = find_train(names, config, where=where)
+    train, val, test = find_splits(names, config, where=where)
     if train is None:
         source = _class_folders_only(listing, config, names, depth, where=where, kind=kind, make=make)
     else:
-        val = find_val(names, config, train=train, where=where)
         prefix = f"{inside}/" if inside else ""
         below = {name: by_class(listing.below(prefix + name), depth + 1) for name in (train, val) if name is not None}
         origin = f"the folders {train} and {val}" if val else f"the folder {train}"
         source = class_source(
             below[train], below[val] if val else None, kind=kind, where=where, origin=origin, make=(make, make)
         )
-        source = replace(source, test_split=find_test(names, config, used=(train, val), where=where))
+        source = replace(source, test_split=test)
     if not listing.unsupported:
         return source
     kinds = ", ".join(sorted({f".{name.rpartition('.')[2].lower()}" for name in listing.unsupported}))

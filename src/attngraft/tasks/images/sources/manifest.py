@@ -5,7 +5,7 @@ A table has a column of paths and a column of labels, with a single label or a l
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
     ImageSource,
     configured_root,
-    find_test,
-    find_train,
-    find_val,
+    find_splits,
 )
 from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
 from attngraft.tasks.images.sources.table import (
@@ -45,51 +43,88 @@ _EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif"
 _PROBED = 20  #: number of paths to try when searching for the base folder
 
 
+@dataclass(frozen=True, kw_only=True)
+class SplitTable:
+    """The rows of all splits, and the split of each row."""
+
+    table: LabelTable
+    side: np.ndarray  #: 0: training, 1: validation, 2: test, -1: none of them
+    origin: str  #: description of the splits
+    test_split: str | None = None  #: name of the test split; its rows are in `table` only if a column names splits
+
+    def used(self) -> "SplitTable":
+        """Return the rows of training and validation only."""
+        rows = np.flatnonzero((self.side == 0) | (self.side == 1))
+        return replace(self, table=self.table.take(rows), side=self.side[rows])
+
+
 def open_manifest(path: Path, config: DataConfig) -> ImageSource:
-    """Open the images listed in the table at `path`.
+    """Open the images listed in a table, or in the tables of a folder.
 
     Raises:
-        DataError: the file cannot be read as a table, it has no column of paths or of labels, or labels are missing.
+        DataError: see `read_splits`; or there is no column of paths or of labels, or labels are missing.
         ConfigError: a column is unknown.
     """
-    return _by_split_column(read_table(path), path.parent, config)
+    found = read_splits(path, config)
+    source = replace(_build(found, path if path.is_dir() else path.parent, config), test_split=found.test_split)
+    others = int((found.side == -1).sum())
+    if others:
+        rows, verb = ("row", "is") if others == 1 else ("rows", "are")
+        note = f"{others} {rows} with other values in column {_split_column(found.table, config)!r} {verb} not used."
+        source = replace(source, notes=(*source.notes, note))
+    return source
 
 
-def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
-    """Open `train.csv` and `val.csv` (or .tsv, .parquet) in a folder, or its only table (`metadata.csv`, ...).
+def read_splits(path: Path, config: DataConfig) -> SplitTable:
+    """Read a table, split by the column that names each row's split, if there is one.
+
+    In a folder, read `train.csv` and `val.csv` (or .tsv, .parquet), or its only table (`metadata.csv`, ...).
 
     Raises:
-        DataError: there is no validation table; see also `open_manifest`.
+        DataError: a file cannot be read as a table, or there is no such split.
+        ConfigError: a column is unknown.
     """
-    tables = _tables(folder)
-    train = find_train(list(tables), config, where=str(folder))
+    if not path.is_dir():
+        return _by_split_column(read_table(path), config)
+    tables = _tables(path)
+    train, val, test = find_splits(list(tables), config, where=str(path))
     if train is None:
-        lowered = {name.lower(): path for name, path in tables.items()}
-        return open_manifest(next(lowered[name] for name in TABLE_NAMES if name in lowered), config)
-    val = find_val(list(tables), config, train=train, where=str(folder))
-    test = find_test(list(tables), config, used=(train, val), where=str(folder))
-    if val is None:
-        source = _all_train(read_table(tables[train]), folder, config, f"{tables[train].name}")
-        return replace(source, test_split=test)
-    first, second = read_table(tables[train]), read_table(tables[val])
-    missing = [name for name in first.columns if name not in second.columns]
+        lowered = {name.lower(): file for name, file in tables.items()}
+        usual = [lowered[name] for name in TABLE_NAMES if name in lowered]
+        if not usual and len(tables) != 1:
+            raise DataError(
+                f"{path}: no train.csv, train.tsv or train.parquet; rename the training table to one of these, or give a "
+                "single table"
+            )
+        return _by_split_column(read_table([*usual, *tables.values()][0]), config)
+    table, origin = read_table(tables[train]), tables[train].name
+    side = np.zeros(len(table), dtype=np.int64)
+    if val is not None:
+        table = _together(table, read_table(tables[val]), path)
+        side = np.concatenate([side, np.ones(len(table) - len(side), dtype=np.int64)])
+        origin = f"{origin} and {tables[val].name}"
+    return SplitTable(table=table, side=side, origin=origin, test_split=test)
+
+
+def _together(train: LabelTable, val: LabelTable, folder: Path) -> LabelTable:
+    names = [Path(table.where).name for table in (train, val)]
+    missing = [name for name in train.columns if name not in val.columns]
     if missing:
         raise DataError(
-            f"{tables[val]}: has no column {missing[0]!r}, which {tables[train].name} has; if it is not a validation split, "
+            f"{val.where}: has no column {missing[0]!r}, which {names[0]} has; if it is not a validation split, "
             "take a random one with task.data.val_fraction=0.2"
         )
-    both = LabelTable(
+    return LabelTable(
         where=str(folder),
-        columns={name: first.columns[name] + second.columns[name] for name in first.columns},
-        numbers=first.numbers + second.numbers,
+        columns={name: entries + val.columns[name] for name, entries in train.columns.items()},
+        numbers=[
+            f"{name}, row {row}" for name, table in zip(names, (train, val), strict=True) for row in table.numbers
+        ],
     )
-    side = np.array([0] * len(first) + [1] * len(second))
-    source = _build(both, folder, config, side, f"{tables[train].name} and {tables[val].name}")
-    return replace(source, test_split=test)
 
 
 def manifests_in(folder: Path) -> bool:
-    """Return whether `folder` contains tables that `open_manifests` can read."""
+    """Return whether `folder` contains tables that `open_manifest` can read."""
     lowered = {name.lower() for name in _tables(folder)}
     return any(name in lowered for name in (*TRAIN_NAMES, *TABLE_NAMES))
 
@@ -99,54 +134,51 @@ def _tables(folder: Path) -> dict[str, Path]:
     return {entry.stem: entry for entry in reversed(files)}
 
 
-def _by_split_column(table: LabelTable, folder: Path, config: DataConfig) -> ImageSource:
-    """Split by the column that names each image's split, if there is one."""
-    all_rows = f"the rows of {Path(table.where).name}"
-    name = config.split_column or find_column(table, SPLIT_NAMES)
-    if name is None:
-        return _all_train(table, folder, config, all_rows)
-    entries = ["" if entry is None else str(entry) for entry in table.column(name, field="split_column")]
+def _split_column(table: LabelTable, config: DataConfig) -> str | None:
+    return config.split_column or find_column(table, SPLIT_NAMES)
+
+
+def _by_split_column(table: LabelTable, config: DataConfig) -> SplitTable:
+    name = _split_column(table, config)
+    entries = [] if name is None else table.column(name, field="split_column")
+    entries = ["" if entry is None else str(entry) for entry in entries]
     values = sorted({entry for entry in entries if entry.lower() not in MISSING})
     where = f"{table.where} (column {name!r})"
-    train = find_train(values, config, where=where)
+    train, val, test = find_splits(values, config, where=where) if name is not None else (None, None, None)
     if train is None:
-        if config.split_column is None and config.val_split is None:
-            return _all_train(table, folder, config, all_rows)
-        raise DataError(
-            f"{where}: no training rows; name the training split with task.data.train_split; available: {values}"
-        )
-    val = find_val(values, config, train=train, where=where)
-    side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
-    origin = f"the rows with {name!r} {train}" + (f" and {val}" if val else "")
-    test = find_test(values, config, used=(train, val), where=where)
-    source = replace(_build(table, folder, config, side, origin), test_split=test)
-    others = sum(part < 0 and entry != test for part, entry in zip(side, entries, strict=True))
-    if others:
-        rows, verb = ("row", "is") if others == 1 else ("rows", "are")
-        note = f"{others} {rows} with other values in column {name!r} {verb} not used."
-        source = replace(source, notes=(*source.notes, note))
-    return source
+        asked = config.val_split or config.train_split
+        if config.split_column is not None or (name is not None and asked):
+            raise DataError(
+                f"{where}: no training rows; name the training split with task.data.train_split; available: {values}"
+            )
+        if asked:
+            raise DataError(
+                f"{table.where}: no split {asked!r}, because no column names splits; set task.data.split_column"
+            )
+        side = np.zeros(len(table), dtype=np.int64)
+        return SplitTable(table=table, side=side, origin=f"the rows of {Path(table.where).name}")
+    sides = {split: side for side, split in enumerate((train, val, test)) if split is not None}
+    return SplitTable(
+        table=table,
+        side=np.array([sides.get(entry, -1) for entry in entries]),
+        origin=f"the rows with {name!r} {train}" + (f" and {val}" if val else ""),
+        test_split=test,
+    )
 
 
-def _all_train(table: LabelTable, folder: Path, config: DataConfig, origin: str) -> ImageSource:
-    return _build(table, folder, config, np.zeros(len(table), dtype=np.int64), origin)
-
-
-def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray, origin: str) -> ImageSource:
-    """Build a source from a table; `side` is 0 for training, 1 for validation and -1 for unused rows."""
-    column = config.path_column or find_column(table, PATH_NAMES)
+def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
+    table, column = found.table, config.path_column or find_column(found.table, PATH_NAMES)
     if column is None:
         raise DataError(
             f"{table.where}: cannot find the column of paths (looked for {', '.join(PATH_NAMES[:4])}, ...); name it with "
             f"task.data.path_column; available: {', '.join(table.columns)}"
         )
-    exclude = {column, config.split_column or find_column(table, SPLIT_NAMES) or ""}
-    used = table.take(np.flatnonzero(side >= 0))
-    labels = (read_numbers if config.numeric else read_labels)(used, config, exclude=exclude)
-    if labels.multilabel and len(used) < len(table):  # classes are those of all rows
+    exclude, used = {column, _split_column(table, config) or ""}, found.used()
+    labels = (read_numbers if config.numeric else read_labels)(used.table, config, exclude=exclude)
+    if labels.multilabel and len(used.table) < len(table):  # classes are those of all rows
         labels = read_labels(table, config, exclude=exclude)
     else:
-        table, side = used, side[side >= 0]
+        found, table = used, used.table
     paths = _paths(table, table.column(column, field="path_column"), column)
     root, extension = _root(folder, paths, config)
     paths = [f"{path}{extension}" for path in paths] if extension else paths
@@ -157,7 +189,7 @@ def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray
         notes.append(f"{extension} is added to the paths.")
 
     def images(which: int) -> FolderImages:
-        rows = np.flatnonzero(side == which)
+        rows = np.flatnonzero(found.side == which)
         return FolderImages(root, names=[paths[row] for row in rows], labels=labels.values[rows])
 
     return ImageSource(
@@ -165,8 +197,8 @@ def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray
         where=table.where,
         classes=labels.classes,
         train=images(0),
-        val=images(1) if (side == 1).any() else None,
-        origin=origin,
+        val=images(1) if (found.side == 1).any() else None,
+        origin=found.origin,
         multilabel=labels.multilabel,
         numeric=config.numeric,
         notes=tuple(notes),

@@ -10,7 +10,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_test, find_train, find_val
+from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_splits
 
 
 def open_npz(path: Path, config: DataConfig) -> ImageSource:
@@ -24,11 +24,10 @@ def open_npz(path: Path, config: DataConfig) -> ImageSource:
     """
     arrays = _load(path)
     names = [key.removeprefix("x_") for key in arrays if key.startswith("x_")]
-    train = find_train(names, config, where=str(path))
+    train, val, test = find_splits(names, config, where=str(path))
     if train is None:
         keys = ", ".join(sorted(arrays)) or "nothing"
         raise DataError(f"{path}: must contain the arrays x_train and y_train; found: {keys}")
-    val = find_val(names, config, train=train, where=str(path))
     classes = _classes(arrays, path, [split for split in (train, val) if split is not None])
     return ImageSource(
         kind="npz",
@@ -36,7 +35,7 @@ def open_npz(path: Path, config: DataConfig) -> ImageSource:
         classes=classes,
         train=_images(arrays, train, path=path, count=len(classes)),
         val=None if val is None else _images(arrays, val, path=path, count=len(classes)),
-        test_split=find_test(names, config, used=(train, val), where=str(path)),
+        test_split=test,
         origin=f"the arrays x_{train} and x_{val}" if val else f"the array x_{train}",
     )
 

@@ -1,15 +1,18 @@
 """Splitting into training and validation: random and stratified, or as listed in an editable file."""
 
 import csv
+import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
+from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
 
@@ -21,72 +24,103 @@ _CHECK_WRITES_IT = "add rows for them, or write the file again with attngraft da
 _REMOVE_THEM = "remove them from the data, add rows for them to this file, or start in another folder"
 
 
+class Named(Protocol):
+    """Examples with names, such as `Images`."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+
 def with_validation(
     source: ImageSource, config: DataConfig, *, saved_split: Path | None = None
 ) -> tuple[ImageSource, Images]:
-    """Return the source with its final training split, and the validation images.
-
-    A random split takes the same fraction of every class, but at least one image, and leaves at least one for training. It
-    depends only on the order of the images, the fraction and `split_seed`. Multi-label images are split by iterative
-    stratification, images labeled with numbers without stratification.
-
-    With `split_file`, that file assigns the images of the training split. `saved_split` is a file of the same format that
-    is used instead of a random split.
+    """Return the source with its final training split, and the validation images; see `validation_mask`.
 
     Raises:
-        DataError: a class has a single image and cannot be split; see also `read_split`.
+        DataError: see `validation_mask`.
+    """
+    if source.val is not None and not config.splits_train:
+        return source, source.val
+    images, labels = source.train, source.train.labels
+    in_val, origin, notes = validation_mask(
+        images,
+        labels,
+        config,
+        where=source.where,
+        origin=source.origin,
+        classes=source.classes,
+        saved_split=saved_split,
+    )
+    train, val = np.flatnonzero(~in_val), np.flatnonzero(in_val)
+    rest = replace(source, train=images.take(train, labels[train]), origin=origin, notes=(*source.notes, *notes))
+    return rest, images.take(val, labels[val])
+
+
+def validation_mask(
+    examples: Named,
+    labels: np.ndarray,
+    config: DataConfig,
+    *,
+    where: str,
+    origin: str,
+    classes: Sequence[str],
+    saved_split: Path | None,
+    noun: str = "image",
+) -> tuple[np.ndarray, str, list[str]]:
+    """Return which of the training examples are used for validation, a description of the split, and notes.
+
+    A random split takes the same fraction of every class, but at least one example, and leaves at least one for training. It
+    depends only on the order of the examples, the fraction and `split_seed`. Examples with several labels are split by
+    iterative stratification, examples labeled with numbers without stratification.
+
+    With `split_file`, that file assigns the examples. `saved_split` is a file of the same format that is used instead of a
+    random split.
+
+    Raises:
+        DataError: a class has a single example and cannot be split; see also `read_split`.
     """
     if config.split_file is not None:
         path = Path(config.split_file).expanduser()
-        in_val, note = read_split(path, source)
-        source = replace(source, notes=(*source.notes, note) if note else source.notes)
-        return _apply(source, in_val, f"{source.origin}, split by {path.name}")
-    if source.val is not None and not config.splits_train:
-        return source, source.val
+        in_val, notes = read_split(path, examples, where=where, noun=noun)
+        return in_val, f"{origin}, split by {path.name}", notes
     fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
-    if saved_split is None:
-        stream = np.random.RandomState(config.split_seed)  # its streams are the same in all NumPy versions
-        draw = _at_random if source.numeric else _by_rarest_label if source.multilabel else _by_class
-        in_val = draw(source.train.labels, fraction, stream, source)
-    else:
-        in_val, note = read_split(saved_split, source, remedy=_REMOVE_THEM)
-        source = replace(source, notes=(*source.notes, note) if note else source.notes)
-    of = "" if source.numeric else "each class of "
-    origin = f"{fraction:g} of {of}{source.origin} for validation, at random with split_seed {config.split_seed}"
-    return _apply(source, in_val, origin)
+    of = "" if labels.dtype.kind == "f" else "each class of "
+    drawn = f"{fraction:g} of {of}{origin} for validation, at random with split_seed {config.split_seed}"
+    if saved_split is not None:
+        in_val, notes = read_split(saved_split, examples, where=where, noun=noun, remedy=_REMOVE_THEM)
+        return in_val, drawn, notes
+    stream = np.random.RandomState(config.split_seed)  # its streams are the same in all NumPy versions
+    if labels.dtype.kind == "f":
+        return _at_random(labels, fraction, stream), drawn, []
+    if labels.ndim == 2:
+        return _by_rarest_label(labels, fraction, stream), drawn, []
+    alone = [repr(classes[label]) for label in np.flatnonzero(np.bincount(labels) == 1).tolist()]
+    if alone:
+        named = shortened(alone, _SHOWN)
+        what = f"class {named} has" if len(alone) == 1 else f"{len(alone)} classes ({named}) have"
+        other = "choose the classes to use with task.data.classes" if noun == "image" else "remove the class"
+        raise DataError(
+            f"{where}: {what} a single {noun}, which cannot be split into training and validation; add {noun}s, or {other}"
+        )
+    return _by_class(labels, fraction, stream), drawn, []
 
 
-def _apply(source: ImageSource, in_val: np.ndarray, origin: str) -> tuple[ImageSource, Images]:
-    labels = source.train.labels
-    train, val = np.flatnonzero(~in_val), np.flatnonzero(in_val)
-    rest = replace(source, train=source.train.take(train, labels[train]), origin=origin)
-    return rest, source.train.take(val, labels[val])
-
-
-def _at_random(labels: np.ndarray, fraction: float, stream: np.random.RandomState, _: ImageSource) -> np.ndarray:
+def _at_random(labels: np.ndarray, fraction: float, stream: np.random.RandomState) -> np.ndarray:
     in_val = np.zeros(len(labels), dtype=bool)
     in_val[stream.permutation(len(labels))[: min(max(1, round(len(labels) * fraction)), len(labels) - 1)]] = True
     return in_val
 
 
-def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState, source: ImageSource) -> np.ndarray:
+def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState) -> np.ndarray:
     in_val = np.zeros(len(labels), dtype=bool)
-    alone = np.flatnonzero(np.bincount(labels, minlength=len(source.classes)) == 1)
-    if len(alone):
-        named = ", ".join(repr(source.classes[int(label)]) for label in alone[:5]) + (", ..." if len(alone) > 5 else "")
-        what = f"class {named} has" if len(alone) == 1 else f"{len(alone)} classes ({named}) have"
-        raise DataError(
-            f"{source.where}: {what} a single image, which cannot be split into training and validation; add images, or "
-            "choose the classes to use with task.data.classes"
-        )
-    for label in range(len(source.classes)):
+    for label in range(labels.max(initial=-1) + 1):
         members = np.flatnonzero(labels == label)
         count = min(max(1, round(len(members) * fraction)), len(members) - 1)
         in_val[stream.permutation(members)[: max(count, 0)]] = True
     return in_val
 
 
-def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.RandomState, _: ImageSource) -> np.ndarray:
+def _by_rarest_label(labels: np.ndarray, fraction: float, stream: np.random.RandomState) -> np.ndarray:
     """Split in two by iterative stratification (Sechidis et al. 2011).
 
     In each step, the images of the label with the fewest unassigned images are assigned, each to the side that lacks more
@@ -129,16 +163,22 @@ def _can_leave_training(image: np.ndarray, kept: np.ndarray) -> bool:
     return bool((kept[image > 0] > 1).all())
 
 
-def has_unique_names(train: Images, val: Images) -> bool:
+def split_digest(examples: Named) -> str:
+    """Return an identifier of a split: the first 16 hexadecimal digits of the SHA-256 of its sorted names."""
+    text = "\n".join(sorted(examples.names)).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def has_unique_names(train: Named, val: Named) -> bool:
     """Return whether all names differ, as required for a split file."""
-    return len({*train.names, *val.names}) == len(train) + len(val)
+    return len({*train.names, *val.names}) == len(train.names) + len(val.names)
 
 
-def save_split(path: Path, train: Images, val: Images) -> Path:
-    """Write the names of the images of both splits to `path`.
+def save_split(path: Path, train: Named, val: Named) -> Path:
+    """Write the names of the examples of both splits to `path`.
 
     Raises:
-        DataError: two images have the same name.
+        DataError: two examples have the same name.
         StorageError: the file cannot be written.
     """
     if not has_unique_names(train, val):
@@ -148,31 +188,31 @@ def save_split(path: Path, train: Images, val: Images) -> Path:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
-    writer.writerows([name, part] for part, images in (("train", train), ("val", val)) for name in images.names)
+    writer.writerows([name, part] for part, examples in (("train", train), ("val", val)) for name in examples.names)
     return write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
-def read_split(path: Path, source: ImageSource, *, remedy: str = _CHECK_WRITES_IT) -> tuple[np.ndarray, str]:
-    """Return the validation mask of `source.train`, and a note on listed names that have no image.
+def read_split(
+    path: Path, examples: Named, *, where: str, noun: str, remedy: str = _CHECK_WRITES_IT
+) -> tuple[np.ndarray, list[str]]:
+    """Return the validation mask of `examples`, and a note if names are listed that no example has.
 
-    `remedy` is the end of the error message for images that the file does not list.
+    `remedy` is the end of the error message for examples that the file does not list.
 
     Raises:
-        DataError: the file is missing, not in the format of `save_split`, or does not list all images.
+        DataError: the file is missing, not in the format of `save_split`, or does not list all examples.
     """
-    listed = dict(_rows(path))
-    unknown = [name for name in source.train.names if name not in listed]
+    listed, names = dict(_rows(path)), examples.names
+    unknown = [name for name in names if name not in listed]
     if unknown:
-        shown = ", ".join(unknown[:_SHOWN]) + (", ..." if len(unknown) > _SHOWN else "")
         raise DataError(
-            f"{path}: does not list {len(unknown)} of {len(source.train)} images of {source.where} ({shown}); if they "
-            f"were added since, {remedy}"
+            f"{path}: does not list {len(unknown)} of {len(names)} {noun}s of {where} ({shortened(unknown, _SHOWN)}); if "
+            f"they were added since, {remedy}"
         )
-    existing = set(source.train.names)
-    gone = sum(name not in existing for name in listed)
-    what = "image" if gone == 1 else "images"
-    note = f"{gone} {what} listed in the split file {'is' if gone == 1 else 'are'} not in the data." if gone else ""
-    return np.array([listed[name] == "val" for name in source.train.names], dtype=bool), note
+    gone = len(listed.keys() - set(names))
+    what, are = (noun, "is") if gone == 1 else (f"{noun}s", "are")
+    notes = [f"{gone} {what} listed in the split file {are} not in the data."] if gone else []
+    return np.array([listed[name] == "val" for name in names], dtype=bool), notes
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:

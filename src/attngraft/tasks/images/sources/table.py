@@ -7,7 +7,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,16 +118,24 @@ def _text(path: Path) -> LabelTable:
     return LabelTable(where=str(path), columns=columns, numbers=numbers)
 
 
-def _parquet(path: Path) -> LabelTable:
+@contextmanager
+def arrow_errors(path: Path) -> Iterator[Any]:
+    """Context manager that yields pyarrow and converts its errors to `DataError`."""
     try:
         import pyarrow  # optional dependency
-        from pyarrow import parquet
+        import pyarrow.ipc
+        import pyarrow.parquet
     except ImportError:
-        raise DataError(f"{path}: .parquet requires pyarrow; run pip install 'attngraft[data]'") from None
+        raise DataError(f"{path}: requires pyarrow; run pip install 'attngraft[data]'") from None
     try:
-        table = parquet.read_table(path)
+        yield pyarrow
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: cannot be read as .parquet ({error})") from None
+        raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
+
+
+def _parquet(path: Path) -> LabelTable:
+    with arrow_errors(path) as pa:
+        table = pa.parquet.read_table(path)
     return LabelTable(
         where=str(path),
         columns={name: table[name].to_pylist() for name in table.column_names},

@@ -29,9 +29,7 @@ from attngraft.tasks.images.sources.base import (
     ImageSource,
     Stamp,
     file_stamp,
-    find_test,
-    find_train,
-    find_val,
+    find_splits,
     split_name,
 )
 from attngraft.tasks.images.sources.listing import (
@@ -390,11 +388,10 @@ def open_shards(pattern: str, config: DataConfig) -> ImageSource:
 
 def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> ImageSource:
     groups = grouped(paths)
-    train = find_train(list(groups), config, where=where)
+    train, val, test = find_splits(list(groups), config, where=where)
     if train is None and len(groups) > 1:
         listed = ", ".join(path.name for path in paths[:8])
         raise DataError(f"{where}: no train.tar among {listed}; name the training tar with task.data.train_split")
-    val = None if train is None else find_val(list(groups), config, train=train, where=where)
     first = _Tars.opened(groups[train] if train is not None else list(paths))
     second = None if val is None else _Tars.opened(groups[val])
     origin = first.name if second is None else f"{first.name} and {second.name}"
@@ -409,7 +406,6 @@ def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> Im
             origin=origin,
             make=(first.by_names, (second or first).by_names),
         )
-    test = None if train is None else find_test(list(groups), config, used=(train, val), where=where)
     return replace(source, test_split=test)
 
 
