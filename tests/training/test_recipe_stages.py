@@ -21,6 +21,7 @@ from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict, recipe_to_yaml
 from attngraft.training.stages import StagePlan
 from attngraft.training.stopping import Interrupted
+from tests.slow import slow_but
 from tests.training.processes import finish, start, start_together
 from tests.training.test_stages import StopAt
 from tests.training.toys import Toy, assert_same_outcome, final_state, metric_rows, toy_recipe
@@ -73,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 6, 9, 10, 12, 13, 15])
+@pytest.mark.parametrize("step", slow_but([1, 3, 4, 6, 9, 10, 12, 13, 15], 3, 4, 10, 13))
 def test_stopped_anywhere_it_ends_the_same(undisturbed: Path, tmp_path: Path, step: int) -> None:
     with pytest.raises(TrainingError, match="stopped by the test"):
         train(staged(ALL), tmp_path, progress=StopAt(step))
