@@ -101,7 +101,7 @@ def forget(model: nn.Module) -> None:
 
 def _refuse_wrapped(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        wrapper = _wrapper(type(module))
+        wrapper = _wrapper(type(module))  # type: ignore[arg-type]  # classes are hashable
         if parametrize.is_parametrized(module):
             wrapper = "torch.nn.utils.parametrize"
         if wrapper:
