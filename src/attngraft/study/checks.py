@@ -47,8 +47,9 @@ def refuse_unsupported(config: StudyConfig) -> None:
     recipe_of = config.recipes()
     for variant in config.variants:
         recipe = recipe_of(variant, config.seeds[0])
-        require_suites(load_task(recipe.task["name"]), choices)
-        require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
+        kind = load_task(recipe.task["name"])
+        require_suites(kind, choices)
+        require(kind, *needs, *(["teacher"] if recipe.distill is not None else []))
         if not variant.is_baseline:
             continue  # no variant has a metric of its own
         task = build_task(recipe)
