@@ -15,7 +15,7 @@ from attngraft.errors import ConfigError, UsageError
 from attngraft.results.halving import HALVING_FILE, rank_at, read_halving
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
-from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only
+from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only, runner
 from attngraft.study.plan import resolve_runs
 from attngraft.study.progress import describe_plan
 from attngraft.study.rungs import Rungs
@@ -171,8 +171,9 @@ def test_the_plan_says_it_and_estimates_less(tmp_path: Path) -> None:
         prepare(halved(tmp_path, epochs=3, halving=4), tools=tools(FakeTrainer()))
 
 
-def test_a_time_budget_takes_what_halving_spares(tmp_path: Path) -> None:
+def test_a_time_budget_takes_what_halving_spares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """90 s; 7 variants with 2 seeds start for 1 s each and take 1 s an epoch: 5 epochs each, or more where most stop."""
+    monkeypatch.setattr(runner, "COST_SECONDS", 120.0)
     plain = prepare(halved(tmp_path, halving=None, epochs=None, time_budget="100s"), tools=tools(FakeTrainer()))
     assert plain.fitted_epochs == 5
     config = halved(tmp_path, epochs=None, time_budget="100s")
