@@ -19,7 +19,7 @@ from timm.data import resolve_model_data_config
 import attngraft
 from attngraft.cli import main
 from attngraft.errors import HostError, UsageError
-from attngraft.models.create import why_no_weights
+from attngraft.models.unavailable import why_no_weights
 from tests.models.hub_cache import fill
 
 VIT = "vit_tiny_patch16_224"

@@ -13,7 +13,7 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.results.storage import csv_text
-from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
+from attngraft.study import compare, load_result, prepare, read_study, report_only, runner, study_from_dict
 from attngraft.study.checks import check_variants
 from attngraft.study.plan import resolve_runs
 from attngraft.study.throughput import measure_throughput
@@ -187,10 +187,11 @@ def test_a_changed_set_is_no_run_of_the_study(tmp_path: Path) -> None:
     assert len(trainer.calls) == 4
 
 
-def test_variants_with_other_epochs(tmp_path: Path) -> None:
+def test_variants_with_other_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grafts = ["cb_s", {"name": "longer", "graft": "cb_s", "set": {"schedule.epochs": 6}}]
     prepared = prepare(study(tmp_path, grafts=grafts), tools=tools(FakeTrainer()))
     assert prepared.seconds == 2 * (4 + 4 + 7)
+    monkeypatch.setattr(runner, "COST_SECONDS", 120.0)
     fitted = prepare(study(tmp_path, grafts=grafts, epochs=None, time_budget="60s"), tools=tools(FakeTrainer()))
     assert [run.recipe.schedule.epochs for run in fitted.runs[:3]] == [9, 9, 6]
     result = compare(study(tmp_path, grafts=grafts), tools=tools(FakeTrainer()))

@@ -10,7 +10,7 @@ from attngraft.errors import TrainingError, UsageError
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet, numbered_names
 from attngraft.tasks.capabilities import require
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.suites.test_sets import CLASSES, synsets
 from attngraft.tasks.task import load_task
 

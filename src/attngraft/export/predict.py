@@ -27,7 +27,7 @@ from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import OTHER, Codec, Serving
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.text.lengths import call_model

@@ -70,25 +70,6 @@ def split_scheme(name: str) -> tuple[str, str]:
     raise UsageError(f"{name}: unknown scheme {scheme!r}; {hint}")
 
 
-def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name with its scheme (omitted for timm), and arguments that fully determine the host.
-
-    The returned arguments of an `hf:` host include its configuration, so that later builds do not read its folder.
-
-    Raises:
-        UsageError: unknown scheme, or a folder that transformers cannot read.
-        HostError: the configuration cannot be downloaded.
-    """
-    scheme, rest = split_scheme(name)
-    if scheme == "timm":
-        return rest, arguments
-    if scheme == "hf":
-        from attngraft.models.transformers_host import resolve_arguments
-
-        return f"hf:{rest}", resolve_arguments(rest, arguments)
-    return name, arguments
-
-
 def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
     """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU."""
     if torch.empty(0).device.type != "meta":

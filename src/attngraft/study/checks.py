@@ -32,23 +32,27 @@ from attngraft.training.build import (
 )
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
+from attngraft.training.stages import stage_recipe
 from attngraft.training.teacher import check_teacher
 from attngraft.yaml_config import apply_overrides, differing_fields
 
 
 def refuse_unsupported(config: StudyConfig) -> None:
-    """Check the task sections of all runs, and that the tasks have the capabilities that the study needs.
+    """Check the task sections and stages of all runs, and that the tasks have the capabilities that the study needs.
 
     Raises:
-        ConfigError: a capability is missing, a task section is invalid, or the task does not have the metric.
+        ConfigError: a capability is missing, a task section or a stage is invalid, or the task does not have the metric.
     """
     choices = parse_suites(config.suites)
     needs = ["halving"] if config.halving is not None else []
     recipe_of = config.recipes()
     for variant in config.variants:
         recipe = recipe_of(variant, config.seeds[0])
-        require_suites(load_task(recipe.task["name"]), choices)
-        require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
+        kind = load_task(recipe.task["name"])
+        require_suites(kind, choices)
+        require(kind, *needs, *(["teacher"] if recipe.distill is not None else []))
+        for stage in recipe.all_stages:
+            stage_recipe(recipe, stage)
         if not variant.is_baseline:
             continue  # no variant has a metric of its own
         task = build_task(recipe)

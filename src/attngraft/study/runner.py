@@ -36,7 +36,7 @@ from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
-from attngraft.study.halving import HalvingQueue
+from attngraft.study.halving import HalvingQueue, refuse_other_units
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.suites import check_suites, evaluate_finished
@@ -192,6 +192,8 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
         if not counted:
             progress.on_stage("timing a few steps of every variant")
         try:
+            if study.halving is not None and benchmark is not None:
+                refuse_other_units(study, benchmark)
             estimate = None if counted else tools.measure_throughput(study, benchmark)
         except Exception as error:
             if not is_out_of_memory(error):

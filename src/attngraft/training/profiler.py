@@ -5,13 +5,17 @@ folders are not changed.
 """
 
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import send_to_device
+from torch import nn
 
+from attngraft.results.records import Records, RecordTable
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
 from attngraft.timing.memory import peak_bytes, storage_bytes
@@ -57,6 +61,7 @@ class BenchmarkBatch:
                 seconds.append(time.perf_counter() - start)
             self.batch = batches[0]
             self.eval_batch = validation.collate([validation[key] for key in evaluation[0]])
+        self.eval_names = np.array([validation.name(index) for _, index in evaluation[0]])
         self.order, self.steps_per_epoch, self.eval_batches = order, order.steps, len(evaluation)
         self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
 
@@ -103,16 +108,34 @@ class Profiler:
     @torch.inference_mode()
     def evaluate_batch(self) -> None:
         """Run inference on a batch: one forward pass, unless the task infers differently (generation, tiling)."""
-        state, train, task = self._update.state, self.recipe.train, self.benchmark.task
-        state.model.eval()
-        model = in_memory_format(state.model, channels_last=train.channels_last)
+        task = self.benchmark.task
         if type(task).infer is not Task.infer:
-            with state.accelerator.autocast():
-                task.infer(model, self._eval_batch, full=False)
+            self._infer()
             return
         args, kwargs = task.to_model(self._eval_batch)
-        with state.accelerator.autocast():
+        model = self._eval_model()
+        with self._update.state.accelerator.autocast():
             model(*args, **kwargs)
+
+    @torch.inference_mode()
+    def units(self) -> str:
+        """Return the `Measured.comparable` of the primary metric, from the evaluation batch; empty without an entry."""
+        benchmark, task = self.benchmark, self.benchmark.task
+        if type(task).measure is Task.measure:
+            return ""
+        with _separate_stream(self.recipe), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some metrics are undefined if a class is missing in the batch
+            table = RecordTable(names=benchmark.eval_names, columns=self._infer().statistics)
+            return task.measure(table, benchmark.data.facts).comparable.get(task.primary, "")
+
+    def _infer(self) -> Records:
+        model = self._eval_model()
+        with self._update.state.accelerator.autocast():
+            return self.benchmark.task.infer(model, self._eval_batch, full=False)
+
+    def _eval_model(self) -> nn.Module:
+        model = self._update.state.model.eval()
+        return in_memory_format(model, channels_last=self.recipe.train.channels_last)
 
     def state_bytes(self) -> int:
         """Return the bytes kept between steps: model, optimizer state, moving average, teacher, batch."""

@@ -60,7 +60,7 @@ class HostConfig:
         require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
         require(self, "weights", self.weights != "", "must be the path of a file, or null")
         if ":" in self.name or os.path.isdir(self.name):
-            from attngraft.models.schemes import resolve_host  # imported here because it imports torch
+            from attngraft.models.create import resolve_host  # imported here because it imports torch
 
             name, args = resolve_host(self.name, self.args)
             object.__setattr__(self, "name", name)

@@ -34,7 +34,7 @@ from attngraft.training.loading import TrainOrder, train_order
 from attngraft.training.optimizer import create_ema, create_optimizer
 from attngraft.training.recipe import Recipe, Stage
 from attngraft.training.run_folder import JudgedSplit, RunFolder, write_json
-from attngraft.training.stages import StageContext, stage_recipe
+from attngraft.training.stages import StageContext, has_same_examples, stage_recipe
 from attngraft.training.teacher import Teacher, create_teacher, record_teacher
 from attngraft.training.update import Update
 
@@ -113,6 +113,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     if recipe.distill is not None:
         require(task, "teacher")
     check_task_host(recipe)
+    of_stages = [stage_recipe(recipe, stage) for stage in recipe.all_stages]  # raises before the data are opened
     task.load_split(folder.split)
     task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
@@ -121,7 +122,10 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         data = replace(data, test=None)
     _refuse_other_data(accelerator, data)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
-    stages = [_stage_context(recipe, stage, task, data, order) for stage in recipe.all_stages]
+    stages = [
+        _stage_context(recipe, stage, changed, task, data, order)
+        for stage, changed in zip(recipe.all_stages, of_stages, strict=True)
+    ]
     steps = recipe.schedule.steps
     epochs = recipe.schedule.epochs if steps is None else order.epochs_of(steps)
     updates = steps or _most_updates(stages)
@@ -167,16 +171,17 @@ def _most_updates(stages: Sequence[StageContext]) -> int:
     return updates
 
 
-def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder) -> StageContext:
+def _stage_context(
+    recipe: Recipe, stage: Stage, changed: Recipe, task: Task, data: TaskData, order: TrainOrder
+) -> StageContext:
     """Return a stage with its batches, from its own data if its task differs from the run's.
 
-    The run's split and fitted objects are reused.
+    The run's fitted objects and, for the same examples, its random split are reused.
 
     Raises:
         ConfigError: the stage requires a different model, or its batches cannot be formed.
         DataError: its data cannot be used.
     """
-    changed = stage_recipe(recipe, stage)
     if stage.batch_size is not None:
         order = replace(order, batch_size=stage.batch_size, size_field=f"stages.{stage.name}.batch_size")
     if not stage.task:
@@ -184,7 +189,7 @@ def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, ord
     own = build_task(changed)
     with TemporaryDirectory() as shared:  # the run's folder has these files only when it resumes
         split = Path(shared, SPLIT_FILE)
-        if changed.task.get("data") == recipe.task.get("data") and task.save_split(split):
+        if has_same_examples(changed.task, recipe.task) and task.save_split(split):
             own.load_split(split)
         task.save_files(Path(shared))
         own.load_files(Path(shared))

@@ -14,7 +14,7 @@ from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
 from attngraft.tasks.classification.losses import class_weights, training_loss
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.logits import LogitsTask
 from attngraft.tasks.task import Batch, Serving
 

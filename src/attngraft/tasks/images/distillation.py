@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.task import Batch, Distillation
 

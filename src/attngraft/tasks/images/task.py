@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.distillation import ImageDistillation, TeacherLoss
-from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches, Mix
 from attngraft.tasks.images.loading import LoadedImages, load_images
 from attngraft.tasks.images.opening import TrainVal
