@@ -1,4 +1,4 @@
-"""Every fault of the table, made for real: quick ones by default, one of each kind with the slow tests, all on demand."""
+"""Every fault of the table, made for real: one of each kind with the slow tests, all on demand."""
 
 from __future__ import annotations
 
@@ -18,17 +18,15 @@ ALIKE = {
     *("sigterm-before", "sigterm-program", "sigterm-slow-evaluation", "sighup", "ctrl-c", "killed-in-scan"),
     *("killed-in-loading", "killed-before-rename", "killed-before-checkpoint", "killed-at-the-end", "killed-in-a-run"),
     *("killed-in-results", "limit-checkpoint", "limit-predictions", "full-metrics", "full-predictions", "full-report"),
-    *("memory-real", "auto-batch-evaluation", "moved-run"),
+    *("memory-real", "auto-batch-evaluation", "auto-batch-study", "moved-run", "sigterm-jobs", "nan-in-a-study"),
 }
 
 
-def marks(case: Case) -> list[pytest.MarkDecorator]:
-    if case.quick:
-        return []
-    return [pytest.mark.product if case.name in ALIKE else pytest.mark.slow]
-
-
-ALL = [pytest.param(case, id=case.name, marks=marks(case)) for cases in CASES.values() for case in cases]
+ALL = [
+    pytest.param(case, id=case.name, marks=pytest.mark.product if case.name in ALIKE else pytest.mark.slow)
+    for cases in CASES.values()
+    for case in cases
+]
 
 
 @pytest.fixture(scope="module")

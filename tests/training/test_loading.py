@@ -209,6 +209,7 @@ def test_loading_processes_leave_at_once_whatever_they_are_at() -> None:
     del found
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_while_it_asks_holds_up_nobody() -> None:
     class EndsInsideTheEvent(ToySplit):
         def __getitem__(self, key: tuple[int, int]) -> Any:
