@@ -14,7 +14,7 @@ from tests.contract.timm import test_levit as levit
 from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
 from tests.contract.timm import test_vit as vit
-from tests.slow import slow_but
+from tests.slow import product_but, slow_but
 
 pytestmark = pytest.mark.oldest
 
