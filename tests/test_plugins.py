@@ -80,14 +80,14 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (tmp_path / "attngraft_plugin.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(grafts, "_types", dict(grafts._types))
-    monkeypatch.setattr(hosts, "_adapters", dict(hosts._adapters))
     loaded = (grafts._load, hosts._load_plugins)
     for each in loaded:
         each.cache_clear()
     yield importlib.import_module("attngraft_plugin")
     for each in loaded:
         each.cache_clear()
+    grafts._types.pop("doubled", None)
+    hosts._adapters.pop("mine.vit", None)
     sys.modules.pop("attngraft_plugin")
 
 
@@ -109,14 +109,14 @@ def test_what_a_package_declares_wrongly_is_skipped_with_a_warning(
     assert type(grafts.graft_types()["cb"]).__module__.startswith("attngraft.")
     hosts.host_adapters()
     warnings = [record.getMessage() for record in caplog.records]
-    assert all(text.startswith("the package attngraft-plugin is ignored for attngraft.") for text in warnings)
+    assert all(" of the package attngraft-plugin: ignoring " in text for text in warnings)
     expected = [
-        ("grafts: cannot use taken", "a graft named 'cb' is already registered"),
-        ("grafts: cannot use brief", "it lacks summary, source"),
-        ("grafts: cannot use number", "it is not a GraftType"),
-        ("grafts: cannot use lost (attngraft_plugin.nowhere:Nothing)", "ModuleNotFoundError: No module named"),
-        ("hosts: cannot use taken", "attngraft has a host adapter named 'hf.vit'"),
-        ("hosts: cannot use lost", "AttributeError"),
+        ("grafts of the package attngraft-plugin: ignoring taken", "a graft named 'cb' is already registered"),
+        ("ignoring brief", "it lacks summary, source"),
+        ("ignoring number", "it is not a GraftType"),
+        ("ignoring lost (attngraft_plugin.nowhere:Nothing)", "ModuleNotFoundError: No module named"),
+        ("hosts of the package attngraft-plugin: ignoring taken", "attngraft has a host adapter named 'hf.vit'"),
+        ("ignoring lost (attngraft_plugin:Nothing)", "AttributeError"),
     ]
     assert len(warnings) == len(expected)
     for (what, why), text in zip(expected, warnings, strict=True):

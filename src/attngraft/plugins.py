@@ -50,8 +50,8 @@ def register_declared(kind: Literal["grafts", "hosts"], base: type[T], register:
             register(made)
         except Exception as error:  # anything may fail in the module of another package
             log.warning(
-                "the package %s is ignored for attngraft.%s: cannot use %s (%s): %s: %s; update or uninstall it",
-                *(package_of(entry), kind, entry.name, entry.value, type(error).__name__, error),
+                "attngraft.%s of the package %s: ignoring %s (%s): %s: %s; update or uninstall the package",
+                *(kind, package_of(entry), entry.name, entry.value, type(error).__name__, error),
             )
         else:
             packages[made.name] = package_of(entry)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from attngraft.errors import ConfigError
 from attngraft.training import tracking
@@ -17,56 +16,15 @@ from attngraft.training.progress import Silent
 from attngraft.training.recipe import Recipe, load_recipe
 from attngraft.training.tracking import Tracking, check_trackers
 from tests.training.toys import assert_same_outcome, toy_recipe
-
-
-class Fake(GeneralTracker):
-    """Keeps what it is given, and raises in the methods of `fails`."""
-
-    name = "fake"
-    requires_logging_directory = False
-    fails: ClassVar[set[str]] = set()
-    made: ClassVar[list[Fake]] = []
-
-    def __init__(self, project: str, **arguments: Any) -> None:
-        super().__init__()
-        self.project, self.arguments, self.config = project, arguments, None
-        self.rows: list[tuple[int | None, dict[str, float]]] = []
-        self.started = self.finished = 0
-        self.made.append(self)
-
-    @property
-    def tracker(self) -> Fake:
-        return self
-
-    def start(self) -> None:
-        self._may_fail("start")
-        self.started += 1
-
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.config = values
-
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self._may_fail("log")
-        self.rows.append((step, values))
-
-    def finish(self) -> None:
-        self._may_fail("finish")
-        self.finished += 1
-
-    def _may_fail(self, method: str) -> None:
-        if method in self.fails:
-            raise RuntimeError(f"{method}: no network")
+from tests.training.trackers import Fake, install
 
 
 @pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "fake", Fake)
-    monkeypatch.setattr(Fake, "made", [])
-    monkeypatch.setattr(Fake, "fails", set())
-    return Fake
+def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
 
 
-def tracked(*names: str, **sections: Any) -> Recipe:
+def tracked(*names: str, **sections: object) -> Recipe:
     return toy_recipe(**{"train": {"track": list(names)}, **sections})
 
 
@@ -85,12 +43,20 @@ def test_a_tracker_gets_settings_and_metrics_and_changes_nothing(tmp_path: Path)
 
 def test_a_resumed_run_sends_what_is_missing_also_of_epochs_without_the_tracker(tmp_path: Path) -> None:
     longer = {"schedule": {"epochs": 4}}
-    for names, end in (("fake",), 1), ((), 2), (("fake",), 3), (("fake",), None):
+    for names, end in (("wandb",), 1), ((), 2), (("wandb",), 3), (("wandb",), None):
         train(tracked(*names, **longer), tmp_path, progress=Silent(), stop_after_epoch=end)
     assert [[step for step, _ in one.rows] for one in Fake.made] == [[1], [2, 3], [4]]
     assert [one.config is None for one in Fake.made] == [False, True, True], "settings are stored once"
-    train(tracked("fake", **longer), tmp_path, progress=Silent())
+    assert len({one.arguments["id"] for one in Fake.made}) == 1
+    train(tracked("wandb", **longer), tmp_path, progress=Silent())
     assert len(Fake.made) == 3, "a finished run starts no tracker"
+
+
+def test_a_tracker_that_cannot_continue_a_run_gets_all_of_it_again(tmp_path: Path) -> None:
+    for end in (1, None):
+        train(tracked("fake"), tmp_path, progress=Silent(), stop_after_epoch=end)
+    assert [[step for step, _ in one.rows] for one in Fake.made] == [[1], [1, 2]]
+    assert Fake.made[0].config == Fake.made[1].config
 
 
 def test_what_is_judged_is_a_result_without_a_step(tmp_path: Path) -> None:
@@ -106,7 +72,7 @@ def test_a_tracker_that_fails_is_one_warning_and_no_more(
 ) -> None:
     Fake.fails.add(method)
     assert train(tracked("fake"), tmp_path / "run", progress=Silent()).finished
-    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    found = [record.getMessage() for record in caplog.records if record.name == tracking.__name__]
     expected = f"run: tracking with fake failed and is off until the next start: RuntimeError: {method}: no network"
     assert found == [expected]
 
@@ -119,9 +85,9 @@ def test_damaged_trackers_json_starts_new_tracker_runs(tmp_path: Path, caplog: p
 
 
 def test_another_recipe_in_the_folder_of_a_failed_attempt_starts_new_tracker_runs(tmp_path: Path) -> None:
-    (tmp_path / "trackers.json").write_text('{"fake": {"id": "old", "step": 7}}')
+    (tmp_path / "trackers.json").write_text('{"wandb": {"id": "old", "step": 7}}')
     (tmp_path / "recipe.yaml").write_text("seed: 3\n")
-    train(tracked("fake"), tmp_path, progress=Silent())
+    train(tracked("wandb"), tmp_path, progress=Silent())
     assert [step for step, _ in Fake.made[0].rows] == [1, 2]
 
 

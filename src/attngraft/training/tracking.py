@@ -29,7 +29,10 @@ log = logging.getLogger(__name__)
 
 PROJECT = "attngraft"
 #: trackers whose project, as passed by accelerate, would override the user's variable
-_PROJECT_VARIABLES = {"wandb": "WANDB_PROJECT", "trackio": "TRACKIO_PROJECT", "comet_ml": "COMET_PROJECT_NAME"}
+_PROJECT_VARIABLES = {"wandb": "WANDB_PROJECT", "comet_ml": "COMET_PROJECT_NAME"}
+
+#: trackers that can continue a run; others get a new run with all rows
+_CONTINUED = ("wandb", "mlflow", "trackio", "comet_ml")
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -113,7 +116,7 @@ class Tracking:
             self._guarded(name, add)
 
     def _start(self, name: str) -> None:
-        known = self._known.get(name)
+        known = self._known.get(name) if name in _CONTINUED else None
         identity = uuid.uuid4().hex if known is None else known["id"]
         kind = LOGGER_TYPE_TO_CLASS[name]
         project = os.environ.get(_PROJECT_VARIABLES.get(name, ""), PROJECT)
