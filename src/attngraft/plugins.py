@@ -41,8 +41,8 @@ def register_declared(kind: Literal["grafts", "hosts"], base: type[T], register:
     packages = {}
     for entry in declared(kind):
         try:
-            found: Any = entry.load()
-            made = found() if isinstance(found, type) else found
+            found = entry.load()
+            made: Any = found() if isinstance(found, type) else found
             if not isinstance(made, base):
                 raise TypeError(f"it is not a {base.__name__}")
             if missing := [name for name in base.__annotations__ if not hasattr(made, name)]:
