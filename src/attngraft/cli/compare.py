@@ -12,6 +12,7 @@ From the command to the first batch:
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraft.cli.output import command_line, output_console, print_json, progress_display
-from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE
+from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRACK, TRUST_CODE
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
@@ -146,6 +147,7 @@ def compare(
         ),
     ] = None,
     auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,
+    track: Annotated[list[str] | None, _training("--track", metavar="NAME", help=TRACK)] = None,
     study: Annotated[
         Path | None,
         _comparison("--study", metavar="FILE", help="A study file (YAML); other options override its fields."),
@@ -226,6 +228,7 @@ def compare(
         "task.metrics.primary": metric,
         "train.auto_batch": "true" if auto_batch else None,
         "train.parameters": parameters,
+        "train.track": json.dumps(track) if track else None,
     }
     overrides = [f"{name}={value}" for name, value in shorthands.items() if value is not None]
     options: dict[str, Any] = {

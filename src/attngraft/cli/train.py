@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraft.cli.output import is_first_process, print_json, progress_display
-from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE, refuse_untyped_hosts
+from attngraft.cli.values import (
+    AUTO_BATCH,
+    HOST,
+    HOST_ARG,
+    PRETRAINED,
+    START,
+    TASK,
+    TRACK,
+    TRUST_CODE,
+    refuse_untyped_hosts,
+)
 
 if TYPE_CHECKING:
     from attngraft.training.run_folder import RunRecord
@@ -50,6 +60,7 @@ def train(
         typer.Option("--save-every", min=1, help="Save a checkpoint every N updates, in addition to every epoch."),
     ] = None,
     auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
+    track: Annotated[list[str] | None, typer.Option("--track", metavar="NAME", help=TRACK)] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume: fail if there is one."),
@@ -90,6 +101,7 @@ def train(
     given["task.data"] = data and {"source": data}  # options of the recipe's data do not apply to other data
     given["train.parameters"] = parameters
     given["train.auto_batch"] = auto_batch or None
+    given["train.track"] = track
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
     overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]

@@ -34,6 +34,7 @@ from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
 from attngraft.training.stages import stage_recipe
 from attngraft.training.teacher import check_teacher
+from attngraft.training.tracking import check_trackers
 from attngraft.yaml_config import apply_overrides, differing_fields
 
 
@@ -41,13 +42,15 @@ def refuse_unsupported(config: StudyConfig) -> None:
     """Check the task sections and stages of all runs, and that the tasks have the capabilities that the study needs.
 
     Raises:
-        ConfigError: a capability is missing, a task section or a stage is invalid, or the task does not have the metric.
+        ConfigError: a tracker or a capability is missing, a task section or a stage is invalid, or the task does not have
+            the metric.
     """
     choices = parse_suites(config.suites)
     needs = ["halving"] if config.halving is not None else []
     recipe_of = config.recipes()
     for variant in config.variants:
         recipe = recipe_of(variant, config.seeds[0])
+        check_trackers(recipe.train.track)
         kind = load_task(recipe.task["name"])
         require_suites(kind, choices)
         require(kind, *needs, *(["teacher"] if recipe.distill is not None else []))

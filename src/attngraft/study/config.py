@@ -31,9 +31,8 @@ from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.strict import read
 from attngraft.study.variants import ENTRY, StudyHost, Variant, read_variants
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
+from attngraft.training.run_folder import STUDY_FILE as STUDY_FILE
 from attngraft.yaml_config import apply_overrides, merge, read_yaml
-
-STUDY_FILE = "study.yaml"
 
 #: recipe fields set by the study -> the option to use instead
 _RESERVED = {"seed": "--seeds", "graft": "--graft"}

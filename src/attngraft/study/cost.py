@@ -164,6 +164,8 @@ def _measured_for(recipe: Mapping[str, Any]) -> dict[str, Any]:
     defaults = recipe_to_dict(Recipe())
     kept = {name: {**defaults[name], **recipe[name]} for name in ("host", "optimizer", "train")}
     kept |= {"task": recipe["task"]} | ({"distill": recipe["distill"]} if recipe.get("distill") else {})
-    kept["train"] = {name: value for name, value in kept["train"].items() if name not in ("judge", "eval_every")}
+    kept["train"] = {
+        name: value for name, value in kept["train"].items() if name not in ("judge", "eval_every", "track")
+    }
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain

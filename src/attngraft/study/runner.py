@@ -48,6 +48,7 @@ from attngraft.study.throughput import (
     measure_throughput,
     trained_share,
 )
+from attngraft.study.tracking import track_result
 from attngraft.training.failures import is_out_of_memory
 from attngraft.training.lock import locked
 from attngraft.training.loop import train
@@ -137,7 +138,11 @@ def compare(
                 notes += tools.evaluate_suites(study, progress=progress)
             measured = _costs(study, notes, progress, tools) if costs else None
             progress.on_stage("writing the report")
-            return _report(study, measured, notes, tools)
+            result = _report(study, measured, notes, tools)
+            if trackers := study.baseline_recipe.train.track:
+                progress.on_stage(f"sending the summary to {', '.join(trackers)}")
+                track_result(trackers, result, study)
+            return result
         finally:
             progress.on_end()
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -28,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from attngraft.errors import ConfigError
 from attngraft.hosts import ModelParts, model_parts
+from attngraft.plugins import declared, package_of
 from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
@@ -53,7 +53,6 @@ TASKS = {
 }
 SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
 FITTED_FOLDER = "fitted"  #: folder of `Task.save_files` in the folder of a run, a study or an exported model
-ENTRY_POINTS = "attngraft.tasks"  #: entry point group with which installed packages add tasks
 
 #: old -> new names of `Task`'s methods
 _RENAMED = {
@@ -514,7 +513,13 @@ _add_old_names(Task)  # type: ignore[type-abstract]
 
 def known_tasks() -> dict[str, str]:
     """Return a mapping from name to "module:class" of all tasks, built-in and from installed packages."""
-    return {each.name: each.value for each in importlib.metadata.entry_points(group=ENTRY_POINTS)} | TASKS
+    return {entry.name: entry.value for entry in declared("tasks")} | TASKS
+
+
+def package_of_task(name: str) -> str:
+    """Return the name of the package that the task called `name` comes from."""
+    plugins = {} if name in TASKS else {entry.name: package_of(entry) for entry in declared("tasks")}
+    return plugins.get(name) or known_tasks()[name].partition(".")[0]
 
 
 def load_task(name: str) -> type[Task]:

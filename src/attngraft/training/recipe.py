@@ -27,7 +27,7 @@ from attngraft.yaml_config import (
 RECIPES = Path(__file__).parent / "recipes"
 
 #: fields that do not change the result, so that a resumed run may change them
-HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outputs")
+HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outputs", "train.track")
 
 #: fields that a run with train.auto_batch chooses itself, and keeps when it resumes
 CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
@@ -226,6 +226,9 @@ class TrainConfig:
     #: keep the outputs of the evaluated examples (captions, boxes, masks), compressed, in predictions.npz; statistics,
     #: from which metrics are computed, are always kept
     outputs: bool = False
+    #: trackers that also receive settings and metrics, besides TensorBoard's files: wandb, mlflow, trackio, comet_ml, or
+    #: others of accelerate
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every", "eval_every"):

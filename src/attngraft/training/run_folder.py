@@ -12,6 +12,7 @@ tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
 predictions.npz     predictions of the last epoch on the validation split, or of `judged` in finished.json
 finished.json       written last: the run is complete
+trackers.json       tracker runs (only with train.track)
 evaluation/         results of suites (attngraft eval --suite)
 """
 
@@ -41,6 +42,9 @@ from attngraft.yaml_config import differing_fields, read_yaml
 Metrics = dict[str, float]
 JudgedSplit = Literal["val", "test"]
 
+STUDY_FILE = "study.yaml"  #: in the folder of a study, which has its runs in runs/<variant>/seed<k>/
+TRACKERS_FILE = "trackers.json"  #: in the folder of a run or a study
+
 
 class RunFolder:
     """Paths of the files of a run."""
@@ -61,6 +65,7 @@ class RunFolder:
         self.previous = self.checkpoints / "previous.pt"
         self.predictions = path / "predictions.npz"
         self.finished = path / "finished.json"
+        self.trackers = path / TRACKERS_FILE
 
     def best(self, kind: str = "") -> Path:
         """Return the path of the best weights by the primary metric.
@@ -68,6 +73,12 @@ class RunFolder:
         `kind` is "ema" for the best moving average, "stage<n>" for the best weights of stage n (from 1), otherwise empty.
         """
         return self.checkpoints / f"best{kind and '-' + kind}.safetensors"
+
+    @property
+    def study(self) -> Path | None:
+        """Return the folder of the study that contains the run; None if there is none."""
+        above = self.path.resolve().parents
+        return above[2] if len(above) > 2 and (above[2] / STUDY_FILE).is_file() else None
 
     @property
     def has_saved(self) -> bool:
@@ -127,9 +138,10 @@ class RunFolder:
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the split and fitted objects if an earlier attempt with another recipe left them."""
+        """Remove the split, fitted objects and tracker runs if an earlier attempt with another recipe left them."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
+            self.trackers.unlink(missing_ok=True)
             shutil.rmtree(self.fitted, ignore_errors=True)
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
