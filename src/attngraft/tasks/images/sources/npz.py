@@ -1,8 +1,8 @@
 """Images and labels in the arrays of an .npz file, or of a folder of .npy files.
 
 Arrays of splits are called `x_train` and `y_train`, or `train_images` and `train_labels` as in MedMNIST. Without splits,
-they are `x` and `y`, or `images` and `labels`. Upper and lower case are the same. Optional arrays are `classes` and the file
-names `f_train` (without splits `f`).
+they are `x` and `y`, or `images` and `labels`. Upper and lower case are the same. Optional arrays are `classes` and, with
+splits, the file names `f_train`.
 """
 
 import zipfile
@@ -126,7 +126,7 @@ class _Keys:
                 f"{self.path}: must contain the arrays x_train and y_train (or train_images and train_labels), or, without "
                 f"splits, x and y (or images and labels); found: {listed}"
             )
-        return self._part(None, _UNSPLIT_IMAGES, _UNSPLIT_LABELS, self.named("f"))
+        return self._part(None, _UNSPLIT_IMAGES, _UNSPLIT_LABELS, [])
 
     def _part(self, split: str | None, images: Sequence[str], labels: Sequence[str], files: Sequence[str]) -> _Part:
         key = self.named(*images)[0]
