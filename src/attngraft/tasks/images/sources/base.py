@@ -146,7 +146,7 @@ def decoded(images: Images, mode: str) -> ArrayImages:
 class ImageSource:
     """Training and validation images of one source, with their classes."""
 
-    kind: str  #: digits, folder, tar, webdataset, npz, table, coco, huggingface, timm
+    kind: str  #: digits, folder, tar, webdataset, npz, npy, table, coco, huggingface, timm
     where: str  #: path or name of the source, for messages
     classes: tuple[str, ...]
     train: Images
