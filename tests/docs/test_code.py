@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,6 +19,9 @@ from tests.slow import slow_but
 #: what is run at every change
 TEACHING = [DOCS / name for name in ("extend/host.md", "extend/task.md", "start.md")]
 PAGES = [page for page in written_pages() if page.is_relative_to(DOCS) and any(b.runs for b in blocks(page, "python"))]
+
+#: pages that need a package of the extra dev
+NEEDS = {"guide/lightning.md": "lightning", "guide/peft.md": "peft"}
 
 #: runs programs in one process, each as a main module in a folder of its own; a page's lines stand in its tracebacks
 RUNNER = """
@@ -69,6 +73,8 @@ def run(programs: dict[str, list[tuple[int, str]]], folder: Path) -> dict[str, s
 
 @pytest.mark.parametrize("page", slow_but(PAGES, *TEACHING), ids=name)
 def test_page_runs(page: Path) -> None:
+    if (package := NEEDS.get(name(page))) and importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}: pip install {package}")
     others = [one for one in PAGES if one not in TEACHING]
     failure = outcomes(*(TEACHING if page in TEACHING else others))[name(page)]
     assert failure is None, failure
