@@ -61,8 +61,8 @@ class GraftCheckpoints(TrainerCallback):
         parameters = [parameter for _, _, _, graft in grafted(model) for parameter in graft.parameters()]
         if parameters and not any(parameter.requires_grad for parameter in parameters):
             log.warning(
-                "the grafts are not trained: all of their parameters are frozen. peft.get_peft_model freezes them; graft its "
-                "result instead: attngraft.graft(get_peft_model(host, config), spec)"
+                "the grafts are not trained: all of their parameters are frozen. peft.get_peft_model freezes them; graft "
+                "its result instead: attngraft.graft(get_peft_model(host, config), spec)"
             )
         optimizer = known.get("optimizer")
         if optimizer is not None and optimizer is not self._pinned:

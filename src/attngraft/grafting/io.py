@@ -182,7 +182,7 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
 def _check_unwrapped(path: str, graft: object) -> None:
     if not isinstance(graft, Graft):
         raise GraftSpecError(
-            f"{path} is wrapped in {type(graft).__name__} (modules_to_save of PEFT), so its weights are part of the adapter; "
+            f"{path} is wrapped in {type(graft).__name__} (modules_to_save of PEFT), so its weights are in the adapter; "
             "save the adapter (model.save_pretrained), or graft after get_peft_model, without modules_to_save for grafts"
         )
 

@@ -99,7 +99,7 @@ def repeated_grafts(host: Host, placements: list[Placement]) -> list[str]:
     for placement in placements:
         module, kind = host.module(placement.target), (placement.term.name, placement.hook_point)
         for instance, graft in module.grafts.items() if isinstance(module, GraftedModule) else ():
-            if (graft.kind, graft.hook_point) == kind:
+            if (cast(Graft, graft).kind, cast(Graft, graft).hook_point) == kind:
                 repeated.setdefault(placement.term.name, {})[instance] = None
     return [
         f"The model already has {name} at some of these sites, and the new {name} is applied in addition. To replace the "
