@@ -13,7 +13,7 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.results.storage import csv_text
-from attngraft.study import compare, load_result, prepare, read_study, report_only, runner, study_from_dict
+from attngraft.study import compare, load_result, prepare, read_study_file, report_only, runner, study_from_dict
 from attngraft.study.checks import check_variants
 from attngraft.study.plan import resolve_runs
 from attngraft.study.throughput import measure_throughput
@@ -84,7 +84,7 @@ def test_halving_needs_equal_epochs(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=[*GRAFTS, {"graft": "cb", "set": {"optimizer.opt": "a, b", "distill": None}}])
     (tmp_path / "study.yaml").write_text(dump_yaml(config.to_dict()))
-    assert study_from_dict(read_study(tmp_path / "study.yaml")) == config
+    assert study_from_dict(read_study_file(tmp_path / "study.yaml")) == config
 
 
 # --- recipes ------------------------------------------------------------------------------------------------------

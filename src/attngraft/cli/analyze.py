@@ -218,7 +218,7 @@ def _run(
     """
     from attngraft.report import write_report
     from attngraft.report.analyses import write_analyses
-    from attngraft.results.storage import RESULT_FILE, load_result
+    from attngraft.results.storage import RESULT_FILE, read_study
 
     shown = study.resolve().name if study is not None else ", ".join(request.names)
     results: list[AnalysisResult] = []
@@ -240,7 +240,7 @@ def _run(
             "no analysis applies to these models; run attngraft list analyses for the requirements of each"
         )
     if study is not None and (study / RESULT_FILE).is_file():
-        write_report(load_result(study), study)
+        write_report(read_study(study), study)
     return results
 
 
@@ -256,8 +256,8 @@ def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> d
 
 
 def _show(results: list[AnalysisResult], folder: Path, study: Path | None) -> None:
-    from attngraft.report import REPORT_FILE
     from attngraft.report.analyses import PAGE
+    from attngraft.results.study import REPORT_FILE
 
     console = output_console()
     for result in results:

@@ -273,13 +273,13 @@ def compare(
 def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
     """Return the configuration of the study file, if any, with the given options applied."""
     from attngraft.errors import UsageError
-    from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
+    from attngraft.study.config import STUDY_FILE, read_study_file, study_from_dict
 
     options = {key: value for key, value in options.items() if value is not None}
     file = study
     if report_only and file is None:
         file = Path(options.get("out", ".")) / STUDY_FILE
-    base = read_study(file) if file is not None else {}
+    base = read_study_file(file) if file is not None else {}
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
         base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved
     _merge_variants(options, base)

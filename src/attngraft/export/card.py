@@ -13,7 +13,7 @@ from attngraft.export.fold import summary
 from attngraft.models.schemes import split_scheme
 from attngraft.results import facts as described
 from attngraft.results import wording
-from attngraft.results.storage import RESULT_FILE, cost_ratios, load_result
+from attngraft.results.storage import RESULT_FILE, cost_ratios, read_study
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.training.recipe import recipe_to_dict
@@ -158,7 +158,7 @@ def study_of(run: Path) -> StudyOfRun | None:
     run = run.resolve()
     if len(run.parents) < 3 or not (run.parents[2] / RESULT_FILE).is_file():
         return None
-    result = load_result(run.parents[2])
+    result = read_study(run.parents[2])
     inside = run.relative_to(run.parents[2]).as_posix()
     variant = next((each for each in result.variants if any(one.folder == inside for one in each.runs)), None)
     return None if variant is None else StudyOfRun(result=result, variant=variant)

@@ -33,7 +33,7 @@ from attngraft.study.checks import (
     refuse_unsupported,
 )
 from attngraft.study.collect import collect
-from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
+from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
 from attngraft.study.halving import HalvingQueue, refuse_other_units
@@ -224,7 +224,7 @@ def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
     path = config.out / STUDY_FILE
     if config.time_budget is None or config.fitted_epochs is not None or not path.is_file():
         return config
-    before = study_from_dict(read_study(path), source=str(path))
+    before = study_from_dict(read_study_file(path), source=str(path))
     if (before.time_budget, before.epochs) != (config.time_budget, config.epochs):
         return config
     return dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
@@ -427,7 +427,7 @@ def _without_stopped(config: StudyConfig) -> StudyConfig:
 
 
 def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[str], tools: Tools) -> StudyResult:
-    result = collect(config, costs=costs, notes=notes)
+    result = dataclasses.replace(collect(config, costs=costs, notes=notes), folder=config.out)
     save_result(result, config.out)
     tools.write_report(result, config.out)
     return result

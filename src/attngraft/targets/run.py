@@ -13,7 +13,7 @@ from attngraft.hosts import host_of
 from attngraft.models.schemes import split_scheme
 from attngraft.models.trust import trusting
 from attngraft.results import wording
-from attngraft.results.storage import RESULT_FILE, load_result
+from attngraft.results.storage import RESULT_FILE, read_study
 from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.codec import OTHER, Codec, Serving
@@ -127,7 +127,7 @@ def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
 
 def _runs_of(study: Path) -> str:
     """Return the first run of each of a study's best variants, for a message."""
-    result = load_result(study)
+    result = read_study(study)
     style = wording.metric_format(result)
     sign = 1 if result.higher_is_better else -1
     ranked = []
