@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraft.cli.output import is_first_process, print_json, progress_display
-from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE, refuse_untyped_hosts
+from attngraft.cli.values import (
+    AUTO_BATCH,
+    HOST,
+    HOST_ARG,
+    PRETRAINED,
+    START,
+    TASK,
+    TRUST_CODE,
+    choose_recipe,
+    refuse_untyped_hosts,
+)
 
 if TYPE_CHECKING:
     from attngraft.training.run_folder import RunRecord
@@ -95,10 +105,7 @@ def train(
     overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]
     overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    if task is not None:
-        from attngraft.training.build import recipe_for_task
-
-        recipe = recipe_for_task(task, recipe)
+    recipe = choose_recipe(task, recipe, data, set_ or [])
     resolved = load_recipe(recipe or "default", [*overrides, *(set_ or [])])
     if not trust_code:
         refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])
