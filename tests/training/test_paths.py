@@ -8,7 +8,7 @@ import pytest
 from attngraft.errors import TrainingError
 from attngraft.training.paths import real_paths
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
-from attngraft.training.run_folder import RunFolder
+from attngraft.training.run_folder import RunFolder, read_run
 
 
 def recipe(source: str, **data: Any) -> Recipe:
@@ -37,6 +37,7 @@ def test_another_spelling_of_the_data_is_the_same_recipe(places: Path, monkeypat
     monkeypatch.chdir(places / "elsewhere")
     run.refuse_other_recipe(recipe("../flowers"))
     run.refuse_other_recipe(recipe("./flowers"))  # as it was given, perhaps on another machine
+    assert read_run(run.path).recipe == recipe(str(places / "flowers")), "for evaluations from another folder"
     for source in ("../leaves", "../nowhere"):
         with pytest.raises(TrainingError, match="task.data.source"):
             run.refuse_other_recipe(recipe(source))

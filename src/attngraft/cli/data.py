@@ -129,12 +129,12 @@ def check(
 
 def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
     """Load the data as training with the task's default recipe would, and return the result with what that finds."""
-    from attngraft.training.build import build_task
+    from attngraft.training.build import build_task, model_data_config
 
     recipe = _default_recipe(result.task, settings)
     logging.disable(logging.WARNING)  # of notes that the result has already
     try:
-        data = build_task(recipe).load(model_data_config={})
+        data = build_task(recipe).load(model_data_config=model_data_config(recipe))
     except (ConfigError, DataError) as error:
         return replace(result, refusals=[str(error)])
     finally:

@@ -2,7 +2,10 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
+
+from attngraft.training.recipe import Recipe
 
 #: fields of `task.data` that contain paths
 _FIELDS = ("source", "root", "split_file")
@@ -37,6 +40,20 @@ def with_same_spelling(
     task = recipe["task"]
     data = {**task["data"], **{name: other["task"]["data"][name] for name in same}}
     return {**recipe, "task": {**task, "data": data}}
+
+
+def with_reachable_paths(recipe: Recipe, recorded: Mapping[str, str]) -> Recipe:
+    """Return `recipe` with its `recorded` real paths where its own are not found, as in another working directory."""
+    data = recipe.task.get("data")
+    if not isinstance(data, Mapping):
+        return recipe
+    given = {name.rpartition(".")[2]: path for name, path in recorded.items()}
+    lost = {
+        name: f"{_SCHEME if str(data[name]).startswith(_SCHEME) else ''}{path}"
+        for name, path in given.items()
+        if data.get(name) is not None and _real_path(str(data[name])) is None and _real_path(path) is not None
+    }
+    return replace(recipe, task={**recipe.task, "data": {**data, **lost}}) if lost else recipe
 
 
 def _real_path(text: str) -> str | None:

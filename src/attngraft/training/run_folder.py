@@ -28,7 +28,7 @@ from attngraft.errors import TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
-from attngraft.training.paths import with_same_spelling
+from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
     HARMLESS,
@@ -250,7 +250,7 @@ def read_run(folder: Path | str) -> RunRecord:
     judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
         folder=run.path,
-        recipe=run.read_recipe(),
+        recipe=with_reachable_paths(run.read_recipe(), data.get("paths", {})),
         environment=read_json(run.environment) if run.environment.is_file() else {},
         model_args=data["model_args"],
         facts=data["facts"],

@@ -135,9 +135,7 @@ def test_images_with_masks_are_not_two_classes(tmp_path: Path, names: tuple[str,
     make_folder(tmp_path, dict.fromkeys(names, 5))
     for image in (tmp_path / names[1]).iterdir():
         image.rename(image.with_stem(f"{image.stem}_mask"))
-    with pytest.raises(
-        DataError, match=rf"'{names[0]}' and '{names[1]}' have the same 5 file names, so"
-    ):
+    with pytest.raises(DataError, match=rf"'{names[0]}' and '{names[1]}' have the same 5 file names, so"):
         load(tmp_path)
     make_folder(tmp_path / "other", {"images": 5, "roses": 5})
     load(tmp_path / "other")
