@@ -133,7 +133,7 @@ def test_a_task_that_does_not_fit_is_refused(
 
 
 def test_an_image_that_patches_do_not_cover_is_told_at_once(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _compare(tables, "one.csv", "--host-arg", "img_size=20") == 2
+    assert _compare(tables, "one.csv", "--set", "host.args.img_size=20") == 2
     said = " ".join(capsys.readouterr().err.split())
     assert "the image size 20 is not a multiple of the patch size 8; use --host-arg img_size=16" in said
 

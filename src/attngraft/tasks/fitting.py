@@ -44,15 +44,15 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
         return "regression", "bars are labeled with numbers"
     if source == "digits":
         return DEFAULT, "digits have one class each"
+    path, found = Path(source).expanduser(), None
     try:
-        path = _table_of(Path(source).expanduser())
-        found = None if path is None else _task_of(read_table(path), path, data)
+        if source and path.is_dir() and folder.has_class_folders(path):
+            return DEFAULT, f"class folders in {source}"
+        table = _table_of(path)
+        found = None if table is None else _task_of(read_table(table), table, data)
     except (AttngraftError, OSError):  # reported when the data are opened
-        found = None
-    if found is not None:
-        return found
-    is_tree = Path(source).expanduser().is_dir()
-    return DEFAULT, f"class folders in {source}" if is_tree else "the default"
+        pass
+    return found or (DEFAULT, "the default")
 
 
 def _table_of(path: Path) -> Path | None:
@@ -61,8 +61,6 @@ def _table_of(path: Path) -> Path | None:
         stored = path.suffix.lower() == ".parquet" and huggingface.holds_images(path)
         return path if path.suffix.lower() in KINDS and not stored else None
     if not path.is_dir() or huggingface.is_saved(path) or tar.tars_in(path) or coco.coco_in(path):
-        return None
-    if folder.has_class_folders(path):
         return None
     tables = manifest.tables_in(path)
     lowered = {name.lower(): table for name, table in tables.items()}

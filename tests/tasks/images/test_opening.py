@@ -116,8 +116,10 @@ def test_identical_images_in_both_parts_are_told(folder: Path) -> None:
 def test_new_runs_refuse_validation_images_that_are_training_images(folder: Path) -> None:
     assert load(folder).refusal == ""
     shutil.copy(folder / "train" / "a" / "0.png", folder / "val" / "a" / "copy.png")
+    assert load(folder).refusal == ""
+    shutil.copy(folder / "train" / "b" / "0.png", folder / "val" / "b" / "copy.png")
     refusal = load(folder).refusal
-    assert f"{folder}: 1 of 7 validation images are copies of training images" in refusal
+    assert f"{folder}: 2 of 8 validation images are copies of training images" in refusal
     assert "take another part for validation: --set task.data.val_fraction=0.2" in refusal
     assert load(folder, data={"check": "off"}).refusal == ""
     make_folder(folder / "more", {"train": {"a": 40, "b": 40}, "val": {"a": 10, "b": 10}})

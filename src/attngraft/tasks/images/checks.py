@@ -17,7 +17,7 @@ CORRUPT_LIMIT = 100  #: largest number of images to skip if `max_corrupt` is a f
 _COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}
 _LEAK = ("validation image", "training images")
 _EXAMPLES = 20  #: largest number of groups of duplicates listed in the facts
-LEAK_LIMIT = 0.1  #: largest fraction of a split's images that may be copies of training images
+LEAK_LIMIT = 0.1  #: largest fraction of a split's images that may be copies of training images; one image always may
 
 #: usual names of folders of images and of their annotations, in lower case
 _PICTURES = frozenset({"image", "images", "img", "imgs", "input", "inputs", "photo", "photos", "picture", "pictures"})
@@ -251,7 +251,7 @@ def leak_refusal(source: ImageSource, issues: DataIssues, parts: Mapping[str, Im
         drawn: whether the validation split is a random part of the training split.
     """
     for part, name in (("val", "validation"), ("test", "test")):
-        if part not in parts or issues.copied(part) <= LEAK_LIMIT * len(parts[part]):
+        if part not in parts or issues.copied(part) <= max(LEAK_LIMIT * len(parts[part]), 1):
             continue
         remedy = "take another part for validation: --set task.data.val_fraction=0.2"
         if part == "test":
