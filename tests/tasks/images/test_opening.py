@@ -122,6 +122,7 @@ def test_new_runs_refuse_validation_images_that_are_training_images(folder: Path
     assert f"{folder}: 2 of 8 validation images are copies of training images" in refusal
     assert "take another part for validation: --set task.data.val_fraction=0.2" in refusal
     assert load(folder, data={"check": "off"}).refusal == ""
+    assert "10 of 10 validation images" in load(folder, data={"val_split": "train"}).refusal
     make_folder(folder / "more", {"train": {"a": 40, "b": 40}, "val": {"a": 10, "b": 10}})
     shutil.copy(folder / "more" / "train" / "a" / "0.png", folder / "more" / "val" / "a" / "copy.png")
     few = load(folder / "more")

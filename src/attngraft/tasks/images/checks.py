@@ -251,7 +251,11 @@ def leak_refusal(source: ImageSource, issues: DataIssues, parts: Mapping[str, Im
         drawn: whether the validation split is a random part of the training split.
     """
     for part, name in (("val", "validation"), ("test", "test")):
-        if part not in parts or issues.copied(part) <= max(LEAK_LIMIT * len(parts[part]), 1):
+        if part not in parts or issues.depth == "off":
+            continue
+        same = part == "val" and list(parts["train"].names) == list(parts["val"].names)
+        copies = len(parts[part]) if same else issues.copied(part)
+        if copies <= max(LEAK_LIMIT * len(parts[part]), 1):
             continue
         remedy = "take another part for validation: --set task.data.val_fraction=0.2"
         if part == "test":
@@ -260,7 +264,7 @@ def leak_refusal(source: ImageSource, issues: DataIssues, parts: Mapping[str, Im
             remedy = "keep one copy of each (attngraft data check --json lists them)"
         other = "training images" if part == "val" else "images of the other splits"
         return (
-            f"{source.where}: {issues.copied(part)} of {len(parts[part])} {name} images are copies of {other}, so "
+            f"{source.where}: {copies} of {len(parts[part])} {name} images are copies of {other}, so "
             "results would "
             f"be too good; remove them, or {remedy}; to train anyway, use --set task.data.check=off"
         )
