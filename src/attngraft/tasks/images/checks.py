@@ -68,7 +68,7 @@ def refuse_masks(source: ImageSource) -> None:
     parts = [source.train] if source.val is None else [source.train, source.val]
 
     def stems(label: int) -> set[str]:
-        members = (images.names[i] for images in parts for i in np.flatnonzero(images.labels == label))
+        members = (images.names[int(i)] for images in parts for i in np.flatnonzero(images.labels == label))
         return {_SUFFIX.sub("", PurePosixPath(name).stem.lower()) for name in members}
 
     named = {name.lower(): label for label, name in enumerate(source.classes)}
