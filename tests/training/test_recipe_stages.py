@@ -276,11 +276,6 @@ def test_stages_that_cannot_be_are_refused(sections: dict[str, Any], says: str) 
 @pytest.mark.parametrize(
     ("stage", "says"),
     [
-        (
-            {"batch_size": 64},
-            "stages.a.batch_size 64 is more than an epoch's 48 training examples: use stages.a.batch_size",
-        ),
-        ({"task": {"train": 8}}, "train.batch_size 16 is more than an epoch's 8 training examples"),
         ({"task": {"nose": 16}}, "task.nose: unknown field"),
         ({"schedule": {"warmup": 3}}, "stages.a.schedule.warmup: unknown field"),
         ({"patience": 1, "metric": "bleu"}, "stages.a.metric: unknown metric 'bleu'; known: top1, nll"),

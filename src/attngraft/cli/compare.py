@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraft.cli.output import command_line, output_console, print_json, progress_display
-from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRACK, TRUST_CODE
+from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRACK, TRUST_CODE, choose_recipe
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
@@ -284,12 +284,12 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
         base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved
     _merge_variants(options, base)
     task = options.pop("task", None)
-    if task is not None and not report_only:
-        from attngraft.training.build import recipe_for_task
-
-        options["recipe"] = recipe_for_task(task, options.get("recipe", base.get("recipe")))
     if "set" in options:
         options["set"] = [*base.get("set", []), *options["set"]]
+    if not report_only and (base or "grafts" in options):
+        given = {**base, **options}
+        recipe = choose_recipe(task, given.get("recipe"), given.get("data"), given.get("set", []))
+        options |= {} if recipe is None else {"recipe": recipe}
     if {"epochs", "time_budget"} & options.keys():
         base.pop("fitted_epochs", None)
     host = {key: value for key, value in host.items() if value not in (None, {}, False)}

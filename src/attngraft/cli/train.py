@@ -19,6 +19,7 @@ from attngraft.cli.values import (
     TASK,
     TRACK,
     TRUST_CODE,
+    choose_recipe,
     refuse_untyped_hosts,
 )
 
@@ -107,10 +108,7 @@ def train(
     overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]
     overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    if task is not None:
-        from attngraft.training.build import recipe_for_task
-
-        recipe = recipe_for_task(task, recipe)
+    recipe = choose_recipe(task, recipe, data, set_ or [])
     resolved = load_recipe(recipe or "default", [*overrides, *(set_ or [])])
     if not trust_code:
         refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])

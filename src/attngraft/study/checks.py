@@ -26,12 +26,14 @@ from attngraft.training.build import (
     build_model,
     build_task,
     check_as_is,
+    check_patches,
     check_start,
     check_task_host,
     model_data_config,
 )
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
+from attngraft.training.sizes import with_cut
 from attngraft.training.stages import stage_recipe
 from attngraft.training.teacher import check_teacher
 from attngraft.training.tracking import check_trackers
@@ -93,6 +95,8 @@ def check_variants(study: Study) -> None:
     host = _on_meta(study.baseline_recipe)
     check_task_host(study.baseline_recipe, host)
     new = {run.variant.name for run in study.runs if run.state == "new"}
+    if new:
+        check_patches(study.baseline_recipe, host)
     for variant in study.variants:
         if variant.is_baseline:
             continue
@@ -178,6 +182,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     except AttngraftError as error:
         raise UsageError(f"the variant {variant.name}: {error}") from error
     if fetch:
+        check_patches(recipe, host)
         try:
             check_start(recipe)
         except AttngraftError as error:
@@ -252,7 +257,7 @@ def refuse_other_variants(config: StudyConfig) -> None:
                 continue
             recipe = record.recipe
             plain = recipe_to_dict(recipe)
-            changed = recipe_to_dict(recipe_from_dict(apply_overrides(plain, variant.overrides)))
+            changed = recipe_to_dict(with_cut(recipe_from_dict(apply_overrides(plain, variant.overrides)), record.cut))
             if different := differing_fields(plain, changed):
                 raise TrainingError(
                     f"{folder}: this run's recipe differs from {variant.where}.set: {'; '.join(different)}; report on the "

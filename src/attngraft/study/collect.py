@@ -23,7 +23,7 @@ from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_statistics, corrected, spread
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task
-from attngraft.training.recipe import Recipe, changed_settings, recipe_to_dict
+from attngraft.training.recipe import changed_settings, recipe_to_dict
 from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import parse_yaml
 
@@ -70,7 +70,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
     settings = {
-        variant.name: _changed_settings(variant, list(records[variant.name].values()), first.recipe)
+        variant.name: _changed_settings(variant, list(records[variant.name].values()), first)
         for variant in config.variants
     }
     variants = [
@@ -134,10 +134,12 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     )
 
 
-def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
+def _changed_settings(variant: Variant, records: Sequence[RunRecord], first: RunRecord) -> dict[str, Any]:
     """Return the recipe fields that the variant changes, from its first run or, without runs, its `set`."""
     if records:
-        return changed_settings(records[0].recipe, study)
+        found = changed_settings(records[0].recipe, first.recipe)
+        same = {name for name, path in records[0].paths.items() if first.paths.get(name) == path}
+        return {name: value for name, value in found.items() if name not in same}
     return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
 
 

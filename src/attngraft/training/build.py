@@ -73,6 +73,37 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
         )
 
 
+def check_patches(recipe: Recipe, host: nn.Module | None = None) -> None:
+    """Check that the host's patches cover its images; without `host`, build it on the meta device.
+
+    timm accepts other sizes, but the model ignores the pixels of the incomplete patches, or fails.
+
+    Raises:
+        UsageError: the image size is not a multiple of the patch size.
+    """
+    if not {"img_size", "patch_size"} & recipe.host.args.keys():
+        return
+    if host is None:
+        with meta_device():
+            host = _start_host(recipe, {}, pretrained=False).model
+    embed = getattr(host, "patch_embed", None)
+    size, patch, stride = (
+        getattr(part, name, None)
+        for part, name in ((embed, "img_size"), (embed, "patch_size"), (getattr(embed, "proj", None), "stride"))
+    )
+    if getattr(embed, "dynamic_img_pad", False) or patch != stride or not (isinstance(size, tuple) and patch):
+        return
+    if any(side % step for side, step in zip(size, patch, strict=True)):
+        fitting = [max(round(side / step), 1) * step for side, step in zip(size, patch, strict=True)]
+        given, of, use = (
+            str(sides[0]) if len({*sides}) == 1 else str([*sides]).replace(" ", "") for sides in (size, patch, fitting)
+        )
+        raise UsageError(
+            f"host {recipe.host.name}: the image size {given} is not a multiple of the patch size {of}; use --host-arg "
+            f"img_size={use}, or another patch_size"
+        )
+
+
 def model_data_config(recipe: Recipe) -> dict[str, Any]:
     """Return the host's input configuration (`host_input`), for images timm's data config.
 

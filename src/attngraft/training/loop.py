@@ -135,7 +135,7 @@ def _train_or_shrink(
         if not (recipe.train.auto_batch and error.fits):
             raise
         log.warning("%s\nResuming with this size", error)
-        recipe = error.fitting(recipe)
+        recipe = error.fitting(run.recipe)
         folder.record_choice(recipe, epoch=counters.epoch + 1, step=counters.step + 1)
     else:
         if finished and accelerator.is_main_process:

@@ -15,6 +15,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch import nn
 
+from attngraft.errors import DataError
 from attngraft.results.records import Records, RecordTable
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
@@ -25,6 +26,7 @@ from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, train_order
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import build_training, create_accelerator
+from attngraft.training.sizes import fit_sizes
 from attngraft.training.teacher import create_teacher
 
 
@@ -32,14 +34,13 @@ class BenchmarkBatch:
     """Task, data, teacher, a training micro-batch and an evaluation batch, shared by all variants.
 
     The data are opened as in a run. `folder` is a run or study whose random split (`Task.save_split`) and, if `fitted`,
-    fitted objects (`Task.save_files`) are used.
+    fitted objects (`Task.save_files`) are used. Without `folder`, data that no new run accepts are refused.
 
     Raises:
         DataError, ConfigError: as in a run.
     """
 
     def __init__(self, recipe: Recipe, *, folder: Path | None = None, fitted: bool = True) -> None:
-        train = recipe.train
         self.recipe, self._folder = recipe, folder
         with _separate_stream(recipe):
             self.task = build_task(recipe)
@@ -49,9 +50,12 @@ class BenchmarkBatch:
                     self.task.load_files(folder / FITTED_FOLDER)
             self.input = model_data_config(recipe)
             self.data = self.task.load(model_data_config=self.input)
+            if self.data.refusal and folder is None:
+                raise DataError(self.data.refusal)
             self.teacher = create_teacher(recipe, self.task, self.data, device=run_device())
             examples, validation = self.data.train, self.data.val
-            order = train_order(recipe, examples)
+            fitted_recipe = fit_sizes(recipe, examples)
+            train, order = fitted_recipe.train, train_order(fitted_recipe, examples)
             size = train.eval_batch_size or train.batch_size // train.accumulate
             evaluation = list(EvalOrder(length=len(validation), batch_size=size))
             seconds = []
@@ -80,6 +84,7 @@ class Profiler:
     """A model with its optimizer; `train_step` and `evaluate_batch` repeat the benchmark's batches."""
 
     def __init__(self, recipe: Recipe, benchmark: BenchmarkBatch) -> None:
+        recipe = fit_sizes(recipe, benchmark.data.train)
         self.recipe, self.benchmark = recipe, benchmark
         accelerator = create_accelerator(recipe)
         self.device = accelerator.device

@@ -206,7 +206,7 @@ class TrainConfig:
 
     parameters: Parameters = "all"  #: trained parameters; `head` is linear probing
     first: FirstStage | None = None  #: train fewer parameters first: {parameters: grafts+head, epochs: 2}
-    batch_size: int = 128  #: examples per update, over all processes and micro-batches
+    batch_size: int = 128  #: examples per update, over all processes and micro-batches; cut to smaller training data
     eval_batch_size: int | None = None  #: examples per evaluation batch; null: batch_size / accumulate
     accumulate: int = 1  #: micro-batches per update (less memory; same result except for batch norms)
     auto_batch: bool = False  #: after an out-of-memory error, raise accumulate (or lower eval_batch_size) until it fits

@@ -2,7 +2,7 @@
 
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
-data.json           facts about the data, and the host arguments that they require
+data.json           facts about the data, the host arguments that they require, their real paths, and batch sizes cut to them
 split.csv           validation examples (only if they were drawn at random)
 fitted/             objects that the task fitted to the training data, such as a tokenizer (few tasks)
 teacher.json        distillation teacher and the hash of its weights (only with distill)
@@ -29,6 +29,7 @@ from attngraft.errors import TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
+from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
     HARMLESS,
@@ -37,6 +38,7 @@ from attngraft.training.recipe import (
     recipe_to_dict,
     recipe_to_yaml,
 )
+from attngraft.training.sizes import Cut, with_cut
 from attngraft.yaml_config import differing_fields, read_yaml
 
 Metrics = dict[str, float]
@@ -94,9 +96,38 @@ class RunFolder:
         write_atomically(self.recipe, recipe_to_yaml(recipe))
 
     def write_data(
-        self, *, model_args: Mapping[str, Any], facts: Mapping[str, Any], judged_split: JudgedSplit = "val"
+        self,
+        *,
+        model_args: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        judged_split: JudgedSplit = "val",
+        paths: Mapping[str, str] | None = None,
+        cut: Cut | None = None,
     ) -> None:
-        write_json(self.data, {"model_args": dict(model_args), "facts": dict(facts), "judged_split": judged_split})
+        """Write data.json.
+
+        Args:
+            model_args: arguments of the host's factory that the data require.
+            facts: facts that the task returned.
+            judged_split: split on which the run is compared.
+            paths: from `paths.real_paths`.
+            cut: from `sizes.cut_between`; added to a cut that is already recorded.
+        """
+        earlier = self.cut
+        cut = earlier | {name: [earlier.get(name, pair)[0], pair[1]] for name, pair in (cut or {}).items()}
+        data = {"model_args": dict(model_args), "facts": dict(facts), "judged_split": judged_split}
+        more = {name: dict(values) for name, values in (("paths", paths), ("cut", cut)) if values}
+        write_json(self.data, data | more)
+
+    @property
+    def cut(self) -> Cut:
+        """Return the sizes that were cut to the data when the run began."""
+        cut: Cut = self._data().get("cut", {})
+        return cut
+
+    def _data(self) -> dict[str, Any]:
+        data: dict[str, Any] = read_json(self.data) if self.data.is_file() else {}
+        return data
 
     @property
     def judged_on_val(self) -> bool:
@@ -143,9 +174,12 @@ class RunFolder:
             self.split.unlink(missing_ok=True)
             self.trackers.unlink(missing_ok=True)
             shutil.rmtree(self.fitted, ignore_errors=True)
+            if self.cut:
+                write_json(self.data, {name: value for name, value in self._data().items() if name != "cut"})
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
-        """Return `recipe` with the sizes that the run has chosen under `train.auto_batch`."""
+        """Return `recipe` with the sizes that were cut to the run's data or chosen under `train.auto_batch`."""
+        recipe = with_cut(recipe, self.cut)
         if not recipe.train.auto_batch or self._differing(recipe):
             return recipe
         before = self.read_recipe().train
@@ -165,8 +199,9 @@ class RunFolder:
     def _differing(self, recipe: Recipe) -> list[str]:
         """Return the fields that must not change but differ between the run's recipe and `recipe`."""
         free = HARMLESS + (CHOSEN_BY_MEMORY if recipe.train.auto_batch else ())
+        recipe = with_cut(recipe, self.cut)
         existing, given = (_without(recipe_to_dict(r), free) for r in (self.read_recipe(), recipe))
-        return differing_fields(existing, given)
+        return differing_fields(with_same_spelling(existing, given, self._data().get("paths", {})), given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +235,8 @@ class RunRecord:
     judged: Judged | None = None  #: None: the final scores are the last epoch's on validation
 
     judged_split: JudgedSplit = "val"  #: also set if the run is not finished
+    paths: dict[str, str] = field(default_factory=dict)  #: real paths of the data, by recipe field
+    cut: Cut = field(default_factory=dict)  #: batch sizes before and after they were cut to the data
 
     @property
     def epochs_done(self) -> int:
@@ -225,7 +262,7 @@ def read_run(folder: Path | str) -> RunRecord:
     judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
         folder=run.path,
-        recipe=run.read_recipe(),
+        recipe=with_reachable_paths(run.read_recipe(), data.get("paths", {})),
         environment=read_json(run.environment) if run.environment.is_file() else {},
         model_args=data["model_args"],
         facts=data["facts"],
@@ -236,6 +273,8 @@ def read_run(folder: Path | str) -> RunRecord:
         predictions=run.predictions if run.predictions.is_file() else None,
         judged=None if judged is None else Judged(**judged),
         judged_split=data.get("judged_split", "val") if judged is None else judged["split"],
+        paths=data.get("paths", {}),
+        cut=data.get("cut", {}),
     )
 
 

@@ -116,7 +116,7 @@ def _refuse_other_split(recipe: Recipe, stage: Stage) -> None:
         if name in own and own[name] != data.get(name):
             raise ConfigError(
                 f"stages.{stage.name}.task.data.{name}: splits the run's data differently, so the stage could train on "
-                f"validation examples; remove it, or set task.data.{name} for the whole run"
+                f"validation examples; remove it, or use --set task.data.{name}=... for the whole run"
             )
 
 

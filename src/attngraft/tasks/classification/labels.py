@@ -50,7 +50,8 @@ class LabelTask(LogitsTask):
         self._classes = len(classes)
         if self.primary == "top5" and self._classes <= TOP:
             raise ConfigError(
-                f"task.metrics.primary: top5 needs more than five classes, but the data have {self._classes}; use top1"
+                f"task.metrics.primary: top5 needs more than five classes, but the data have {self._classes}; use --set "
+                "task.metrics.primary=top1"
             )
         self._loss = training_loss(self.config.loss, class_weights(self.config.loss, counts, classes))
 

@@ -74,6 +74,7 @@ class ImageTask(LogitsTask):
             test=loaded.test,
             model_args={"num_classes": self._classes},
             facts={**loaded.facts, **(facts or {})},
+            refusal=loaded.refusal,
         )
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:

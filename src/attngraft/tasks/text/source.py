@@ -161,7 +161,7 @@ def text_column(table: LabelTable, configured: str | None) -> str:
     if found is None:
         raise DataError(
             f"{table.where}: cannot find the column of texts (looked for {', '.join(TEXT_NAMES[:4])}, ...); name it with "
-            f"task.data.text_column; available: {', '.join(table.columns)}"
+            f"--set task.data.text_column=NAME; available: {', '.join(table.columns)}"
         )
     return found
 
@@ -242,10 +242,13 @@ def _read(path: Path, config: TextDataConfig) -> tuple[LabelTable, np.ndarray, s
     if train is None:
         if config.split_column is not None:
             raise DataError(
-                f"{where}: no training rows; name their split with task.data.train_split; available: {values}"
+                f"{where}: no training rows; name their split with --set task.data.train_split=NAME; available: {values}"
             )
         if asked := config.val_split or config.train_split:
-            raise DataError(f"{path}: no split {asked!r}, because no column names splits; set task.data.split_column")
+            raise DataError(
+                f"{path}: no split {asked!r}, because no column names splits; name one with --set "
+                "task.data.split_column=NAME"
+            )
         return table, np.zeros(len(table), dtype=np.int64), origin, None
     val = find_val(values, settings, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])

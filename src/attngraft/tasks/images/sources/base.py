@@ -237,8 +237,8 @@ def missing_validation(where: str, train: str, available: Sequence[str]) -> Data
     others = ", ".join(sorted(name for name in available if name != train)[:8]) or "nothing else"
     return DataError(
         f"{where}: has a training split {train!r} but no validation split (found: {others}); rename it to "
-        f"{', '.join(VAL_NAMES[:2])} or {VAL_NAMES[2]}, set task.data.val_split to its name, or split off a random fraction "
-        "with task.data.val_fraction=0.2"
+        f"{', '.join(VAL_NAMES[:2])} or {VAL_NAMES[2]}, name it with --set task.data.val_split=NAME, or split off a random "
+        "fraction with --set task.data.val_fraction=0.2"
     )
 
 

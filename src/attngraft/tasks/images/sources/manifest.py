@@ -62,7 +62,7 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
     Raises:
         DataError: there is no validation table; see also `open_manifest`.
     """
-    tables = _tables(folder)
+    tables = tables_in(folder)
     train = find_train(list(tables), config, where=str(folder))
     if train is None:
         lowered = {name.lower(): path for name, path in tables.items()}
@@ -77,7 +77,7 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
     if missing:
         raise DataError(
             f"{tables[val]}: has no column {missing[0]!r}, which {tables[train].name} has; if it is not a validation split, "
-            "take a random one with task.data.val_fraction=0.2"
+            "take a random one with --set task.data.val_fraction=0.2"
         )
     both = LabelTable(
         where=str(folder),
@@ -91,11 +91,12 @@ def open_manifests(folder: Path, config: DataConfig) -> ImageSource:
 
 def manifests_in(folder: Path) -> bool:
     """Return whether `folder` contains tables that `open_manifests` can read."""
-    lowered = {name.lower() for name in _tables(folder)}
+    lowered = {name.lower() for name in tables_in(folder)}
     return any(name in lowered for name in (*TRAIN_NAMES, *TABLE_NAMES))
 
 
-def _tables(folder: Path) -> dict[str, Path]:
+def tables_in(folder: Path) -> dict[str, Path]:
+    """Return the tables directly in a folder, by their names without extension."""
     files = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in KINDS and entry.name[0] != ".")
     return {entry.stem: entry for entry in reversed(files)}
 
@@ -114,7 +115,7 @@ def _by_split_column(table: LabelTable, folder: Path, config: DataConfig) -> Ima
         if config.split_column is None and config.val_split is None:
             return _all_train(table, folder, config, all_rows)
         raise DataError(
-            f"{where}: no training rows; name the training split with task.data.train_split; available: {values}"
+            f"{where}: no training rows; name the training split with --set task.data.train_split=NAME; available: {values}"
         )
     val = find_val(values, config, train=train, where=where)
     side = np.array([0 if entry == train else 1 if entry == val else -1 for entry in entries])
@@ -139,12 +140,12 @@ def _build(table: LabelTable, folder: Path, config: DataConfig, side: np.ndarray
     if column is None:
         raise DataError(
             f"{table.where}: cannot find the column of paths (looked for {', '.join(PATH_NAMES[:4])}, ...); name it with "
-            f"task.data.path_column; available: {', '.join(table.columns)}"
+            f"--set task.data.path_column=NAME; available: {', '.join(table.columns)}"
         )
     paths = _paths(table, table.column(column, field="path_column"), column)
     split_column = config.split_column or find_column(table, SPLIT_NAMES) or ""
     labels = (read_numbers if config.numeric else read_labels)(table, config, exclude={column, split_column})
-    root = _root(folder, paths, config)
+    root = find_root(folder, paths, config)
     paths, extensions = _with_extensions(table, root, paths, side, column)
     notes = [labels.note] if labels.note else []
     if root != folder and config.root is None:
@@ -176,7 +177,8 @@ def _paths(table: LabelTable, entries: Sequence[Any], column: str) -> list[str]:
         if not isinstance(path, str) or not path or "\0" in path:
             what = "nothing" if entry in (None, "") else f"{type(entry).__name__}, not a path"
             raise DataError(
-                f"{table.line(row)}: column {column!r} contains {what}; name the column of paths with task.data.path_column"
+                f"{table.line(row)}: column {column!r} contains {what}; name the column of paths with --set "
+                "task.data.path_column=NAME"
             )
         if path.startswith(("http://", "https://", "s3://", "gs://")):
             raise DataError(f"{table.line(row)}: {path} is a URL; download the images and use their paths")
@@ -210,7 +212,7 @@ class _ImagesByStem:
         return by_stem | {file: [file] for file in files}
 
 
-def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> Path:
+def find_root(folder: Path, paths: Sequence[str], config: DataConfig) -> Path:
     """Return the base folder of relative paths; the paths may lack their extension.
 
     It is `task.data.root`, the table's folder, or a subfolder that contains the first images.
@@ -225,8 +227,8 @@ def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> Path:
     found = next(itertools.chain(exact, by_stem), None)
     if found is None:
         raise DataError(
-            f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); set task.data.root "
-            "to the base folder of relative paths"
+            f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); give the base "
+            "folder of relative paths with --set task.data.root=FOLDER"
         )
     return found
 

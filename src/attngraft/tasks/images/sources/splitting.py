@@ -77,7 +77,7 @@ def _by_class(labels: np.ndarray, fraction: float, stream: np.random.RandomState
         what = f"class {named} has" if len(alone) == 1 else f"{len(alone)} classes ({named}) have"
         raise DataError(
             f"{source.where}: {what} a single image, which cannot be split into training and validation; add images, or "
-            "choose the classes to use with task.data.classes"
+            "choose the classes to use with --set 'task.data.classes=[a,b]'"
         )
     for label in range(len(source.classes)):
         members = np.flatnonzero(labels == label)

@@ -393,7 +393,9 @@ def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> Im
     train = find_train(list(groups), config, where=where)
     if train is None and len(groups) > 1:
         listed = ", ".join(path.name for path in paths[:8])
-        raise DataError(f"{where}: no train.tar among {listed}; name the training tar with task.data.train_split")
+        raise DataError(
+            f"{where}: no train.tar among {listed}; name the training tar with --set task.data.train_split=NAME"
+        )
     val = None if train is None else find_val(list(groups), config, train=train, where=where)
     first = _Tars.opened(groups[train] if train is not None else list(paths))
     second = None if val is None else _Tars.opened(groups[val])
