@@ -15,7 +15,7 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.results.storage import csv_text
-from attngraft.results.wording import headline
+from attngraft.results.wording import headline, study_model
 from attngraft.study import compare, load_result, prepare, read_study_file, report_only, study_from_dict
 from attngraft.study.checks import check_variants
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
@@ -198,7 +198,7 @@ def test_other_hosts_are_run_compared_and_reported(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*/seed0"))) == 4
     assert [variant.host for variant in result.variants] == [None, None, DEIT, DEIT]
     assert result.host["name"] == HOST["name"]
-    assert result.title == "vit_tiny_patch16_224 on digits: 1 graft, 2 other hosts"
+    assert result.title == f"{study_model(result)} on digits: 1 graft, 2 other hosts"
     assert len({variant.cost.train_time_ratio.point for variant in result.variants}) == 4  # type: ignore[union-attr]
     assert result.variants[0].difference is None
     assert all(variant.difference for variant in result.variants[1:])

@@ -13,6 +13,7 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.results.storage import csv_text
+from attngraft.results.wording import study_model
 from attngraft.study import compare, load_result, prepare, read_study_file, report_only, runner, study_from_dict
 from attngraft.study.checks import check_variants
 from attngraft.study.plan import resolve_runs
@@ -150,7 +151,7 @@ def test_results_and_reports_state_every_difference(tmp_path: Path) -> None:
     result = compare(study(tmp_path, grafts=GRAFTS), tools=tools(FakeTrainer({"cb_s": 0.1})))
     assert [variant.recipe for variant in result.variants] == [{}, {}, WARM, WARM]
     assert result.recipe["schedule"]["warmup_epochs"] is None
-    assert result.title == "vit_tiny_patch16_224 on digits: 2 grafts, 1 other recipe"
+    assert result.title == f"{study_model(result)} on digits: 2 grafts, 1 other recipe"
     assert len({variant.cost.train_time_ratio.point for variant in result.variants}) == 4  # type: ignore[union-attr]
     assert load_result(tmp_path) == result
     changes, notes = NAME.partition("with ")[2], " ".join(result.notes)

@@ -96,7 +96,13 @@ app.add_typer(_bench, name="bench")
 
 def _show_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"attngraft {__version__}")
+        from importlib.metadata import version
+
+        import torch
+
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
+        typer.echo(f"attngraft {__version__} ({packages}, device {device.type if device else 'cpu'})")
         raise typer.Exit
 
 
@@ -106,7 +112,13 @@ def options(
         bool, typer.Option("--verbose", "-v", help="Log more details, including tracebacks of errors.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the versions and the default device, and exit.",
+        ),
     ] = False,
 ) -> None:
     """Options common to all commands."""
@@ -114,6 +126,11 @@ def options(
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    for retrying in (
+        "huggingface_hub.utils._http",
+        "huggingface_hub.file_download",
+    ):  # one message follows the last attempt
+        logging.getLogger(retrying).setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -118,6 +118,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)
+    image = manifest.input_size if manifest.serving.kind == "images" else ()
     environment = Environment(
         loader=PackageLoader("attngraft.export"),
         autoescape=False,  # the output is Markdown, with user-chosen names in code spans
@@ -132,6 +133,10 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         study=study,
         style=study.style if study else None,
         metrics=manifest.origin.metrics,
+        model=wording.host_text(
+            {"name": manifest.host.name, "args": _without_paths(record.recipe.host.args)}, input_size=image
+        ),
+        size=wording.model_size(parameters=parameters, input_size=image),
         parameters=parameters,
         plain_difference=plain_difference,
         maker=maker,

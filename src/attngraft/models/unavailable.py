@@ -40,10 +40,9 @@ def why_no_weights(name: str, error: Exception) -> str | None:
             )
         cause = (str(list(_chain(error))[-1]).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return (
-            f"the weights of {name} are not in the cache and cannot be downloaded ({cause}). Without a "
-            f"network: download model.safetensors of https://huggingface.co/{repository} elsewhere and pass the file "
-            "(--weights FILE, host.weights), or copy a Hugging Face cache that has it and set HF_HOME to it; "
-            "HF_HUB_OFFLINE=1 stops further attempts"
+            f"the weights of {name} are not in the cache and cannot be downloaded ({cause}): without a network, download "
+            f"model.safetensors of https://huggingface.co/{repository} elsewhere and add --weights FILE (host.weights), or "
+            "set HF_HOME to a copy of a Hugging Face cache that has it; HF_HUB_OFFLINE=1 stops further attempts"
         )
     return None
 

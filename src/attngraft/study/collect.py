@@ -13,7 +13,7 @@ from attngraft.errors import TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
 from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
-from attngraft.results.wording import plural
+from attngraft.results.wording import image_size, model_text, plural
 from attngraft.study.config import StudyConfig
 from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
 from attngraft.study.plan import finished_runs
@@ -98,7 +98,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         judged_weights=first.recipe.train.judge,
         judged_split=judged_split,
         light_curves=task.has_light_inference,
-        title=config.title or _title(config, first),
+        title=config.title or _title(config, first, (costs or {}).get(config.baseline.key)),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
         command=config.command or f"attngraft compare --study {config.out / 'study.yaml'}",
@@ -238,11 +238,13 @@ def _resample_notes(differences: Sequence[Mapping[str, Difference]]) -> list[str
     return notes
 
 
-def _title(config: StudyConfig, record: RunRecord) -> str:
+def _title(config: StudyConfig, record: RunRecord, cost: Cost | None) -> str:
     source = record.facts.get("source") or record.recipe.task.get("data", {}).get("source", "the data")
     others = sum(variant.host is not None for variant in config.variants)
     recipes = sum(variant.host is None and variant.spec == "none" for variant in config.variants) - 1
     grafts = len(config.variants) - 1 - others - recipes
     parts = [plural(grafts, "graft")] if grafts or not (others or recipes) else []
     parts += [plural(count, f"other {kind}") for count, kind in ((others, "host"), (recipes, "recipe")) if count]
-    return f"{record.recipe.host.name} on {source}: {', '.join(parts)}"
+    host = {"name": record.recipe.host.name, "args": record.recipe.host.args}
+    model = model_text(host, parameters=cost and cost.parameters, input_size=image_size(record.facts))
+    return f"{model} on {source}: {', '.join(parts)}"
