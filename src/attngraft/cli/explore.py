@@ -51,11 +51,14 @@ def explore(
 
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
     """
+    from attngraft.files import check_output
     from attngraft.report.explorer import explore_handles
 
+    page = out or Path(f"{image.stem}.html")
+    check_output(page)
     host = host_options(pretrained, host_weights, host_arg)
     handles = open_models(
         model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"
     )
-    page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
+    page = explore_handles(handles, image, out=page, sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

@@ -22,6 +22,7 @@ START = "Start from a file or folder: .safetensors, .pth, a run, or a transforme
 TASK = "The task, trained with its default recipe unless --recipe is given."  #: help of --task
 #: help of --auto-batch
 AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches; each update still uses the same examples."
+DEVICE = "Device: cpu, cuda, cuda:1, mps, ... Default: the accelerator, if any."  #: help of --device
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 #: help of --trust-code
 TRUST_CODE = "Allow module:... hosts named in a file or folder; importing their modules runs code."

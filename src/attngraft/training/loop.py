@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, reduce
 
-from attngraft.errors import TrainingError
+from attngraft.errors import DataError, FolderError
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, Split, to_records
@@ -67,7 +67,8 @@ def train(
     Raises:
         ConfigError: the recipe cannot be used; nothing was written.
         DataError: the data cannot be used; nothing was written.
-        TrainingError: the folder contains a run of another recipe, another process is using it, or the training failed.
+        FolderError: the folder contains a run of another recipe, or cannot be written; nothing was written.
+        TrainingError: another process is using the folder, or the training failed.
         StorageError: a file could not be written; the last checkpoint is intact.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
     """
@@ -96,7 +97,7 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
     if not run.recipe.exists():
         return recipe
     if not resume:
-        raise TrainingError(f"{run.path}: this folder contains a run; resume it, or choose another folder")
+        raise FolderError(f"{run.path}: this folder contains a run; resume it, or choose another folder")
     run.refuse_other_recipe(recipe)
     run.drop_split_of_other(recipe)
     return run.with_chosen(recipe)
@@ -123,6 +124,9 @@ def _train_or_shrink(
                 judged = trainer.judge() if finished else None
             finally:
                 trainer.stop_workers()
+    except DataError as error:
+        error.exit_code = 1  # the run has started
+        raise
     except OutOfMemory as error:
         if not (recipe.train.auto_batch and error.fits):
             raise

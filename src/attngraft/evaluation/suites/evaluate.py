@@ -80,7 +80,8 @@ def evaluate_suites(
         The results in the order of the suites; they are also written to the target's folder.
 
     Raises:
-        TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
+        FolderError: the folder is not a run, or the weights do not exist.
+        UsageError: pyarrow is not installed.
         DataError: see `open_context`; nothing was evaluated.
         ConfigError: the task does not support a suite; nothing was evaluated.
         SuitesFailed: some of several suites failed, and the others were evaluated. If only one suite was requested, its
