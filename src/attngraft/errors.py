@@ -1,10 +1,23 @@
 """Errors that users can cause. Each message names the problem, its place, and the remedy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class AttngraftError(Exception):
     """Base of all errors of this package; the command line prints its message and exits with `exit_code`."""
 
     exit_code = 1  #: 2 for errors that are found before anything is run or written; the remedy is another command
+
+
+@contextmanager
+def started() -> Iterator[None]:
+    """Make the command exit with 1 after an error in the block: a run that has started failed."""
+    try:
+        yield
+    except AttngraftError as error:
+        error.exit_code = 1
+        raise
 
 
 class UsageError(AttngraftError):
@@ -30,6 +43,7 @@ class HostError(AttngraftError):
 class RecordError(AttngraftError, KeyError):
     """A requested tensor that the model does not record; the message lists the recorded tensors."""
 
+    exit_code = 2
     __str__ = Exception.__str__  # KeyError.__str__ would quote the message
 
 

@@ -15,7 +15,7 @@ from attngraft.errors import UsageError
 
 def accelerator_device() -> torch.device | None:
     """Return the device that models run on; None for the CPU: without an accelerator, or as `use_device` requested."""
-    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
+    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "t", "yes", "y", "on"):
         return None
     return torch.accelerator.current_accelerator(check_available=True)
 

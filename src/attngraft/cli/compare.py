@@ -281,11 +281,10 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
     options = {key: value for key, value in options.items() if value is not None}
     file = study
     if report_only and file is None:
-        if "out" not in options:
-            raise UsageError("--report-only: give the study to report on, as --out FOLDER or --study FILE")
-        file = Path(options["out"]) / STUDY_FILE
+        file = Path(options.get("out", ".")) / STUDY_FILE
         if not file.is_file():
-            raise UsageError(f"--report-only --out {options['out']}: no study there (no {STUDY_FILE}), so no results")
+            where = f"{options['out']} contains no study" if "out" in options else "no study is given"
+            raise UsageError(f"--report-only: {where} ({file} does not exist); use --out FOLDER of a study")
     base = read_study(file) if file is not None else {}
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
         base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved

@@ -111,7 +111,8 @@ def _similar_argument(error: Exception) -> str:
     found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
     if found is None or error.__traceback__ is None:
         return ""
-    values = (value for frame, _ in traceback.walk_tb(error.__traceback__) for value in frame.f_locals.values())
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    values = [value for frame in frames for value in (*frame.f_locals.values(), frame.f_globals.get(found[1]))]
     named = next((each for each in values if callable(each) and getattr(each, "__name__", "") == found[1]), None)
     if named is None:
         return ""

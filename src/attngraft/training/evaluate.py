@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
-from attngraft.errors import DataError, FolderError, TrainingError, UsageError
+from attngraft.errors import DataError, FolderError, TrainingError, UsageError, started
 from attngraft.hosts import forget
 from attngraft.models.trust import trusting
 from attngraft.results.measured import MeanScore
@@ -225,7 +225,8 @@ def evaluate_target(
         model = target.build()
     model = accelerator.prepare_model(model, evaluation_mode=True)
     evaluate = SplitEvaluator(opened.task, opened.split, target.recipe, accelerator, facts=opened.facts)
-    evaluation = evaluate(model)
+    with started():
+        evaluation = evaluate(model)
     if evaluation is None:
         raise TrainingError(f"{target.name}: the evaluation was stopped; rerun the command")
     return replace(evaluation, split=split or opened.part)

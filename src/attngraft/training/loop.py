@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, reduce
 
-from attngraft.errors import DataError, FolderError
+from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, Split, to_records
@@ -114,7 +114,8 @@ def _train_or_shrink(
     restore(folder, run.state)
     counters = run.state.counters
     try:
-        with workers_explained(folder.path, workers=recipe.train.workers), StopSignal(accelerator) as stop:
+        explained = workers_explained(folder.path, workers=recipe.train.workers)
+        with started(), explained, StopSignal(accelerator) as stop:
             epochs, steps = run.epochs, run.stages[0].order.steps
             trainer = Trainer(run, progress, stop)
             try:
@@ -124,9 +125,6 @@ def _train_or_shrink(
                 judged = trainer.judge() if finished else None
             finally:
                 trainer.stop_workers()
-    except DataError as error:
-        error.exit_code = 1  # the run has started
-        raise
     except OutOfMemory as error:
         if not (recipe.train.auto_batch and error.fits):
             raise

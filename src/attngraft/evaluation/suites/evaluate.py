@@ -16,6 +16,7 @@ from typing import Any
 
 from attngraft._version import __version__
 from attngraft.environment import environment
+from attngraft.errors import started
 from attngraft.evaluation.suites.cache import (
     CachedPredictions,
     Fingerprint,
@@ -125,7 +126,8 @@ class _TargetEvaluator:
         failed: dict[str, str] = {}
         for choice, context in requested:
             try:
-                results.append(self.suite(choice, context, stop))
+                with started():
+                    results.append(self.suite(choice, context, stop))
             except FAILURES as error:
                 if len(requested) == 1 or self.model.accelerator.num_processes > 1:
                     raise
