@@ -12,11 +12,12 @@ class AttngraftError(Exception):
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Make the command exit with 1 after an error in the block: a run that has started failed."""
+    """Make the command exit with 1 after an error in the block, which has started a run; with 2 after a UsageError."""
     try:
         yield
     except AttngraftError as error:
-        error.exit_code = 1
+        if not isinstance(error, UsageError):
+            error.exit_code = 1
         raise
 
 
