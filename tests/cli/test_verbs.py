@@ -46,7 +46,7 @@ def test_plan_as_json_measures(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "vit_tiny_patch16_224", "cb@blocks.9", *TINY], 2, "matches no site"),
         (["plan", "vit_tiny_patch16_224", "cb", "--host-arg", "img_size"], 2, "NAME=VALUE"),
         (["plan", "vit_tiny_patch16_225", "cb"], 2, "did you mean vit_tiny_patch16_224"),
-        (["plan", "resnet18", "cb"], 1, "register_host"),
+        (["plan", "resnet18", "cb"], 2, "register_host"),
         (["plan"], 2, "Missing argument"),
         (["list", "plants"], 2, "grafts"),
     ],

@@ -177,7 +177,7 @@ def test_without_the_weights_nothing_is_begun(home: Path, capsys: pytest.Capture
     words = ["--host", tag, "--pretrained", "--data", "digits", "--recipe", "graft-only", "--graft", "cb_s"]
     with pytest.raises(SystemExit) as ended:
         main(["compare", *words, "--epochs", "1", "--out", str(home / "study")])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"the weights of {tag} are not in the cache and cannot be downloaded" in said
     assert not (home / "study" / "runs").exists()

@@ -159,7 +159,7 @@ def test_pretrained_weights_that_are_not_there_cost_no_run(
     tag = "vit_tiny_patch16_224.augreg_in21k"
     with pytest.raises(SystemExit) as ended:
         main(["compare", "--host", tag, "--pretrained", "--graft", "cb_s", "--data", "digits", "--out", str(tmp_path)])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     told = capsys.readouterr().err
     for part in (f"the weights of {tag} are not in the cache", "model.safetensors of", "--weights FILE", "set HF_HOME"):
         assert part in told

@@ -15,7 +15,7 @@ from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, images_for, models_of_study, open_models
 from attngraft.cli.output import command_line, images_bar, output_console, print_json
-from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def analyze(
             metavar="FOLDER",
         ),
     ] = None,
+    device: Annotated[str | None, _models("--device", metavar="NAME", help=DEVICE)] = None,
     title: Annotated[str | None, _output("--title", help="Title of the page.")] = None,
     as_json: Annotated[bool, _output("--json", help="Print the results as JSON.")] = False,
 ) -> None:
@@ -139,7 +140,11 @@ def analyze(
     """
     from attngraft.analysis.catalog import ANALYSES, analysis
     from attngraft.analysis.request import AnalysisRequest
+    from attngraft.files import check_output
+    from attngraft.tensors import use_device
 
+    check_output(out, folder=True)
+    use_device(device)
     analyses = [analysis(each) for each in dict.fromkeys(ANALYSES if ALL in names else names)]
     baseline = None
     left_out: dict[str, str] = {}

@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraft.cli.output import command_line, output_console, print_json, progress_display
-from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRACK, TRUST_CODE, choose_recipe
+from attngraft.cli.values import (
+    AUTO_BATCH,
+    DEVICE,
+    HOST,
+    HOST_ARG,
+    PRETRAINED,
+    START,
+    TASK,
+    TRACK,
+    TRUST_CODE,
+    choose_recipe,
+)
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
@@ -99,6 +110,7 @@ def compare(
             help="Parameters to train: all, grafts+head, or head. Except with all, the baseline trains only its head.",
         ),
     ] = None,
+    device: Annotated[str | None, _training("--device", metavar="NAME", help=DEVICE)] = None,
     jobs: Annotated[
         int | None,
         _many_runs(
@@ -222,7 +234,9 @@ def compare(
     """
     from attngraft import study as studies
     from attngraft.cli.values import assignments, refuse_untyped_hosts
+    from attngraft.errors import UsageError
     from attngraft.study.progress import LiveStudy, StudyLog, StudyProgress
+    from attngraft.tensors import use_device
 
     shorthands = {
         "task.metrics.primary": metric,
@@ -252,6 +266,9 @@ def compare(
         "pretrained": pretrained,
         "weights": weights,
     }
+    if device is not None and ray is not None:
+        raise UsageError("--device: a Ray cluster assigns the devices of its runs; use --gpus-per-run (0: CPU)")
+    use_device(device)
     config = _config(options, host_options, study, report_only=report_only)
     if not trust_code and not report_only:  # a report imports no host
         refuse_untyped_hosts(config.host_names(), typed=[host, *(against or []), *(set_ or [])])
@@ -279,6 +296,9 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
     file = study
     if report_only and file is None:
         file = Path(options.get("out", ".")) / STUDY_FILE
+        if not file.is_file():
+            where = f"{options['out']} contains no study" if "out" in options else "no study is given"
+            raise UsageError(f"--report-only: {where} ({file} does not exist); use --out FOLDER of a study")
     base = read_study_file(file) if file is not None else {}
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
         base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved
@@ -404,7 +424,7 @@ def _print_suites(result: StudyResult, console: Any) -> None:
         heading = f"{suite.title}: {about(suite, suite_format(result, suite))}"
         console.print(heading, markup=False, highlight=False, soft_wrap=True, style="bold")
         console.print(suite_comparison(result, suite))
-        if len(summary_conditions(suite)) < len(suite.conditions):
+        if len(summary_conditions(suite.conditions)) < len(suite.conditions):
             console.print("Note: results for each severity are in the report and in suites.csv.", highlight=False)
         for note in suite.notes:
             console.print(f"Note: {note}", markup=False, highlight=False)

@@ -84,6 +84,7 @@ def check(
 
         attngraft data check reviews.csv --task text_classification
     """
+    from attngraft.files import check_output
     from attngraft.strict import read
     from attngraft.tasks.capabilities import require
     from attngraft.tasks.fitting import fitting_task
@@ -95,6 +96,8 @@ def check(
         require(load_task(task), "data_check")
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
+    check_output(save_split)
+    check_output(contact_sheet)
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}
     settings = {name: value for name, value in given.items() if value is not None}
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")

@@ -12,6 +12,7 @@ import typer
 from attngraft.cli.output import is_first_process, print_json, progress_display
 from attngraft.cli.values import (
     AUTO_BATCH,
+    DEVICE,
     HOST,
     HOST_ARG,
     PRETRAINED,
@@ -66,13 +67,14 @@ def train(
         bool,
         typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume: fail if there is one."),
     ] = True,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
 ) -> None:
     """Train one model, or resume a run that was stopped.
 
     DIR receives the recipe, environment, metrics, TensorBoard events, checkpoints, and predictions. Ctrl-C saves the
-    run; rerun the same command to resume it. To use several devices, start the command with
+    run; rerun the same command to resume it. A run uses one device; to use several, start the command with
     `accelerate launch -m attngraft train ...` or `torchrun -m attngraft train ...`.
 
     Examples:
@@ -93,11 +95,13 @@ def train(
     """
     from accelerate import PartialState
 
+    from attngraft.tensors import use_device
     from attngraft.training.loop import train as run
     from attngraft.training.progress import LiveBars, LogLines, Silent
     from attngraft.training.recipe import load_recipe
     from attngraft.training.stopping import Interrupted
 
+    use_device(device)
     given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
     given["task.data"] = data and {"source": data}  # options of the recipe's data do not apply to other data
     given["train.parameters"] = parameters

@@ -9,7 +9,7 @@ import dataclasses
 
 from torch import nn
 
-from attngraft.errors import AttngraftError, ConfigError, GraftSpecError, TrainingError, UsageError
+from attngraft.errors import AttngraftError, ConfigError, FolderError, GraftSpecError, UsageError
 from attngraft.evaluation.suites.catalog import parse_suites, require_suites
 from attngraft.grafting.plan import plan
 from attngraft.grafting.spec import parse
@@ -224,18 +224,18 @@ def refuse_other_recipes(study: Study) -> None:
     """Check that every started run has the recipe that this study assigns to it.
 
     Raises:
-        TrainingError: a run has a different recipe; the message lists the differing fields and the remedies.
+        FolderError: a run has a different recipe; the message lists the differing fields and the remedies.
     """
     problems = []
     for run in study.runs:
         if run.state != "new":
             try:
                 RunFolder(run.folder).refuse_other_recipe(run.recipe)
-            except TrainingError as error:
+            except FolderError as error:
                 problems.append(str(error))
     if problems:
         others = f"\n({len(problems) - 1} more runs of this study differ as well)" if len(problems) > 1 else ""
-        raise TrainingError(
+        raise FolderError(
             f"{problems[0]}{others}\nFor a study: use another --out, restore the settings in study.yaml, or delete the "
             "runs to retrain them"
         )
@@ -247,7 +247,7 @@ def refuse_other_variants(config: StudyConfig) -> None:
     Unlike `refuse_other_recipes`, this does not read the study's recipe, whose file may no longer exist.
 
     Raises:
-        TrainingError: a run has a different graft, host or recipe field; the message names the run and the difference.
+        FolderError: a run has a different graft, host or recipe field; the message names the run and the difference.
     """
     for variant in config.variants:
         for seed in config.seeds:
@@ -259,14 +259,14 @@ def refuse_other_variants(config: StudyConfig) -> None:
             plain = recipe_to_dict(recipe)
             changed = recipe_to_dict(with_cut(recipe_from_dict(apply_overrides(plain, variant.overrides)), record.cut))
             if different := differing_fields(plain, changed):
-                raise TrainingError(
+                raise FolderError(
                     f"{folder}: this run's recipe differs from {variant.where}.set: {'; '.join(different)}; report on the "
                     f"study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
                 )
             if str(parse(recipe.graft)) != variant.spec or not _has_host(recipe, variant.host):
                 host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
                 graft = f" with the graft {recipe.graft}" if recipe.graft else ""
-                raise TrainingError(
+                raise FolderError(
                     f"{folder}: this run trained {host}{graft}, but the variant {variant.name} is {variant.key}; report on "
                     f"the study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
                 )

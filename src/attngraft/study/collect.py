@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from attngraft._version import __version__
-from attngraft.errors import TrainingError
+from attngraft.errors import FolderError, TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
 from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
@@ -42,7 +42,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         notes: additional notes (why a run failed, ...).
 
     Raises:
-        TrainingError: no run is finished yet, or a run folder is damaged.
+        FolderError: no run is finished yet.
+        TrainingError: a run folder is damaged.
         DataError: runs were evaluated on different examples.
     """
     records = finished_runs(config)
@@ -50,7 +51,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     order = sorted(config.variants, key=lambda variant: (variant.host is not None, bool(variant.overrides)))
     first = next((record for variant in order for record in records[variant.name].values()), None)
     if first is None:
-        raise TrainingError(
+        raise FolderError(
             f"{config.out}: no run is finished, so there is nothing to report; rerun without --report-only"
         )
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
-from attngraft.files import created, remove_leftovers, write_atomically
+from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
@@ -173,6 +173,7 @@ def prepare(
     Raises:
         See `compare`.
     """
+    check_output(config.out, folder=True)
     refuse_unsupported(config)
     with trusting(*config.host_names(), every=trust_code):
         return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())
@@ -182,6 +183,7 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     study = resolve_runs(_with_fitted_epochs(config))
     refuse_counted_updates(study)
     progress.on_stage("checking the variants")
+    check_suites(study, None)
     check_variants(study)
     fit = study.time_budget is not None and study.fitted_epochs is None
     if not fit:
@@ -190,6 +192,7 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
+        check_suites(study, benchmark)
         trains = all(run.recipe.schedule.trains for run in study.runs)
         if not trains:
             check_untrained(study, benchmark.data)
@@ -211,8 +214,6 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
             refuse_other_recipes(study)
         if estimate is not None:
             seconds = estimate.seconds(expected_runs(study)) / concurrency
-    if study.suites:
-        check_suites(study, benchmark)
     counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))

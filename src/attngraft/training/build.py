@@ -18,7 +18,8 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.tensors import meta_device
 from attngraft.training.freezing import freeze
-from attngraft.training.recipe import Recipe, load_recipe
+from attngraft.training.misplaced import refuse_misplaced
+from attngraft.training.recipe import Recipe, load_recipe, sections
 from attngraft.training.run_folder import RunFolder
 
 
@@ -28,8 +29,12 @@ def build_task(recipe: Recipe) -> Task:
     Raises:
         ConfigError: the task does not exist, or its section has a wrong key or value.
     """
+    name = recipe.task["name"]
     config = {key: value for key, value in recipe.task.items() if key != "name"}
-    return load_task(recipe.task["name"]).from_config(config, seed=recipe.seed)
+    known = sections(name)
+    if "task" in known:
+        refuse_misplaced(config, known["task"], known=lambda: known, section="task")
+    return load_task(name).from_config(config, seed=recipe.seed)
 
 
 def recipe_for_task(task: str, recipe: str | None) -> str:

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, reduce
 
-from attngraft.errors import TrainingError
+from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, Split, to_records
@@ -68,7 +68,8 @@ def train(
     Raises:
         ConfigError: the recipe cannot be used; nothing was written.
         DataError: the data cannot be used; nothing was written.
-        TrainingError: the folder contains a run of another recipe, another process is using it, or the training failed.
+        FolderError: the folder contains a run of another recipe, or cannot be written; nothing was written.
+        TrainingError: another process is using the folder, or the training failed.
         StorageError: a file could not be written; the last checkpoint is intact.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
     """
@@ -98,7 +99,7 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
     if not run.recipe.exists():
         return recipe
     if not resume:
-        raise TrainingError(f"{run.path}: this folder contains a run; resume it, or choose another folder")
+        raise FolderError(f"{run.path}: this folder contains a run; resume it, or choose another folder")
     run.refuse_other_recipe(recipe)
     run.drop_split_of_other(recipe)
     return run.with_chosen(recipe)
@@ -116,6 +117,7 @@ def _train_or_shrink(
     counters = run.state.counters
     try:
         with (
+            started(),
             workers_explained(folder.path, workers=recipe.train.workers),
             track_run(run) as tracking,  # outside of StopSignal, so that Ctrl-C ends the wait for a tracker
             StopSignal(accelerator) as stop,

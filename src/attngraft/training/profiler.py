@@ -19,6 +19,7 @@ from attngraft.errors import DataError
 from attngraft.results.records import Records, RecordTable
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
+from attngraft.tensors import accelerator_device
 from attngraft.timing.memory import peak_bytes, storage_bytes
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
@@ -164,7 +165,7 @@ class Profiler:
 
 def run_device() -> torch.device:
     """Return the device that a run trains on: this process's accelerator, else the CPU."""
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    return accelerator_device() or torch.device("cpu")
 
 
 def synchronizer(device: torch.device) -> Callable[[], object] | None:

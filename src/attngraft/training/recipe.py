@@ -14,6 +14,7 @@ from typing import Any, Literal
 from attngraft.errors import ConfigError
 from attngraft.strict import FieldError, require
 from attngraft.suggest import did_you_mean
+from attngraft.training.misplaced import refuse_misplaced
 from attngraft.yaml_config import (
     apply_overrides,
     differing_values,
@@ -411,7 +412,21 @@ def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> R
     Raises:
         ConfigError: unknown key or invalid value; the message names `source` and the field.
     """
+    task = mapping.get("task") if isinstance(mapping, Mapping) else None
+    name = task.get("name") if isinstance(task, Mapping) else None
+    refuse_misplaced(mapping, Recipe, known=lambda: sections(name or "classification"), source=source)
     return from_mapping(Recipe, mapping, source=source)
+
+
+def sections(task: str) -> dict[str, type]:
+    """Return the dataclasses of a recipe with this task: of the whole recipe (""), and of its task, if it has one."""
+    from attngraft.tasks.task import load_task  # imported here because it imports torch
+
+    try:
+        own = getattr(load_task(task), "config_class", None)
+    except ConfigError:
+        own = None
+    return {"": Recipe} if own is None else {"": Recipe, "task": own}
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attngraft.errors import TrainingError
+from attngraft.errors import FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
@@ -40,6 +40,8 @@ from attngraft.training.recipe import (
 )
 from attngraft.training.sizes import Cut, with_cut
 from attngraft.yaml_config import differing_fields, read_yaml
+
+_SHOWN = 3  #: maximum number of runs listed in a message
 
 Metrics = dict[str, float]
 JudgedSplit = Literal["val", "test"]
@@ -160,10 +162,10 @@ class RunFolder:
         The recipe of a run that has saved nothing may change, because the change may fix the failure.
 
         Raises:
-            TrainingError: the recipes differ; the message names the fields.
+            FolderError: the recipes differ; the message names the fields.
         """
         if self.has_saved and (different := self._differing(recipe)):
-            raise TrainingError(
+            raise FolderError(
                 f"{self.path}: the run in this folder has a different recipe: {'; '.join(different)}. "
                 "Resume it with its own recipe, or choose another folder"
             )
@@ -253,11 +255,12 @@ def read_run(folder: Path | str) -> RunRecord:
     """Read the run in `folder`, finished or not.
 
     Raises:
-        TrainingError: there is no run, or one of its files is damaged; the message names the file.
+        FolderError: there is no run; if the folder is a study, the message names its runs.
+        TrainingError: a file is damaged; the message names it.
     """
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
-        raise TrainingError(f"{run.path}: not a run folder (no recipe.yaml); give the folder of a run")
+        raise FolderError(_not_a_run(run.path))
     data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
     judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
@@ -276,6 +279,22 @@ def read_run(folder: Path | str) -> RunRecord:
         paths=data.get("paths", {}),
         cut=data.get("cut", {}),
     )
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the folders of the runs of a study."""
+    return sorted(path.parent for path in folder.glob("runs/*/*/recipe.yaml"))
+
+
+def _not_a_run(folder: Path) -> str:
+    if runs := runs_below(folder):
+        shown = ", ".join(map(str, runs[:_SHOWN])) + (", ..." if len(runs) > _SHOWN else "")
+        return f"{folder} is a study; give one of its runs: {shown}"
+    if not folder.exists():
+        return f"{folder}: no such folder; give the folder of a run"
+    if (folder / "attngraft.json").is_file():
+        return f"{folder} is an exported model; give the folder of a run"
+    return f"{folder}: not a run folder (no recipe.yaml), and not an exported model (no attngraft.json)"
 
 
 def read_json(path: Path) -> Any:

@@ -20,6 +20,7 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
+from attngraft.tensors import accelerator_device
 from attngraft.training.build import (
     Start,
     build_initial_model,
@@ -74,7 +75,7 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     Raises:
         ConfigError: the device does not support the precision or sharding.
     """
-    cpu = not torch.accelerator.is_available()
+    cpu = accelerator_device() is None
     if cpu and recipe.train.amp == "fp16":
         raise ConfigError("train.amp: fp16 requires a GPU; use bf16 or no")
     sharding = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"

@@ -303,7 +303,7 @@ def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch
         return usual(name, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(TrainingError, match=r"pip install 'attngraft\[data\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'attngraft\[data\]'"):
         under(done, "noise")
 
 
