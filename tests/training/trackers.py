@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from accelerate.utils import LoggerType
 
 from attngraft.training import tracking
 
@@ -52,6 +53,6 @@ class Fake(GeneralTracker):
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fake", "wandb"):
         monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, name, Fake)
-    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["wandb"])
+    monkeypatch.setattr(tracking, "get_available_trackers", lambda: [LoggerType.WANDB])
     monkeypatch.setattr(Fake, "made", [])
     monkeypatch.setattr(Fake, "fails", set())

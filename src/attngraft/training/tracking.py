@@ -6,6 +6,7 @@ identifies the tracker's run, so that a resumed run continues it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -48,7 +49,7 @@ def check_trackers(names: Iterable[str]) -> None:
         if name not in known:
             near = did_you_mean(name, known)
             raise ConfigError(f"train.track: unknown tracker {name!r}{near}; use {', '.join(known)}")
-        if name in LoggerType.list() and name not in get_available_trackers():
+        if name in LoggerType.list() and name not in map(str, get_available_trackers()):
             package = name.replace("_", "-")
             raise ConfigError(f"train.track: {name} is not installed; run pip install {package}")
 
@@ -70,7 +71,7 @@ class Tracking:
         self._names, self._file, self._label = tuple(dict.fromkeys(names)), file, label
         self._config = dict(_flat(config))
         self._trackers: dict[str, Any] = {}
-        self._known: dict[str, dict[str, Any]] = {}  # tracker -> `id` of its run, last `step`, final values
+        self._known: dict[str, dict[str, Any]] = {}  # tracker -> `id` of its run, last `step`, digest of the result
 
     def __enter__(self) -> Tracking:
         if self._names and self._file.is_file():
@@ -103,13 +104,15 @@ class Tracking:
         for name in list(self._trackers):
             self._guarded(name, add)
 
-    def log_result(self, values: Mapping[str, float]) -> None:
+    def log_result(self, values: dict[str, float]) -> None:
         """Log final values, without a step, unless the trackers have them already."""
 
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
         def add(name: str) -> None:
-            if self._known[name].get("result") != dict(values):
+            if self._known[name].get("result") != digest:
                 self._trackers[name].log(dict(values))
-                self._known[name]["result"] = dict(values)
+                self._known[name]["result"] = digest
                 write_json(self._file, self._known)
 
         for name in list(self._trackers):
