@@ -48,11 +48,12 @@ def register_declared(kind: Literal["grafts", "hosts"], base: type[T], register:
             if missing := [name for name in base.__annotations__ if not hasattr(made, name)]:
                 raise TypeError(f"it lacks {', '.join(missing)}")
             register(made)
+            name: str = made.name  # type: ignore[attr-defined]
         except Exception as error:  # anything may fail in the module of another package
             log.warning(
                 "attngraft.%s of the package %s: ignoring %s (%s): %s: %s; update or uninstall the package",
                 *(kind, package_of(entry), entry.name, entry.value, type(error).__name__, error),
             )
         else:
-            packages[made.name] = package_of(entry)
+            packages[name] = package_of(entry)
     return packages

@@ -328,8 +328,8 @@ def model_text(host: Mapping[str, Any], *, parameters: int | None, input_size: S
 def study_model(result: StudyResult) -> str:
     """Describe the study's host as it was trained, from the costs of the baseline and the facts about the data."""
     baseline = baseline_of(result)
-    cost = baseline and baseline.cost
-    return model_text(result.host, parameters=cost and cost.parameters, input_size=image_size(result.data))
+    cost = baseline.cost if baseline else None
+    return model_text(result.host, parameters=cost.parameters if cost else None, input_size=image_size(result.data))
 
 
 def image_size(facts: Mapping[str, Any]) -> Sequence[int]:

@@ -247,5 +247,5 @@ def _title(config: StudyConfig, record: RunRecord, cost: Cost | None) -> str:
     parts = [plural(grafts, "graft")] if grafts or not (others or recipes) else []
     parts += [plural(count, f"other {kind}") for count, kind in ((others, "host"), (recipes, "recipe")) if count]
     host = {"name": record.recipe.host.name, "args": record.recipe.host.args}
-    model = model_text(host, parameters=cost and cost.parameters, input_size=image_size(record.facts))
+    model = model_text(host, parameters=cost.parameters if cost else None, input_size=image_size(record.facts))
     return f"{model} on {source}: {', '.join(parts)}"

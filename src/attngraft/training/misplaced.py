@@ -99,7 +99,7 @@ def _unknown(mapping: Any, cls: type, section: str) -> Iterator[tuple[str, list[
     if not isinstance(mapping, Mapping):
         return
     hints = typing.get_type_hints(cls)
-    fields = [field.name for field in dataclasses.fields(cls) if field.init]  # type: ignore[arg-type]
+    fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for key, value in mapping.items():
         name = f"{section}.{key}" if section else str(key)
         if key not in fields:
@@ -129,7 +129,7 @@ def _remedy(name: str, siblings: list[str], known: Mapping[str, type]) -> str:
 
 def _fields(cls: type, section: str) -> Iterator[str]:
     hints = typing.get_type_hints(cls)
-    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+    for field in dataclasses.fields(cls):
         name = f"{section}.{field.name}" if section else field.name
         inner = _dataclass(hints[field.name])
         if inner is None:

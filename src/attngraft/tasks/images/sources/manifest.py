@@ -241,7 +241,7 @@ def _with_extensions(
     Paths of missing files remain as they are.
     """
     images, complete, extensions = _ImagesByStem(root), list(paths), set[str]()
-    for row in np.flatnonzero(side >= 0):
+    for row in np.flatnonzero(side >= 0).tolist():
         path = paths[row]
         found = [path] if is_image(path) else images.find(path)
         if len(found) > 1:
