@@ -62,9 +62,10 @@ class TrainOrder:
                 f"train.accumulate {self.accumulate}: make it a multiple of {self.world * self.accumulate}"
             )
         if self.steps < 1:
+            fewer = f"--set {self.size_field}={self._examples} or less"
             raise ConfigError(
-                f"{self.size_field} {self.batch_size} is more than an epoch's {self._examples} training examples; add "
-                f"examples, or train with fewer processes (now {self.world})"
+                f"{self.size_field} {self.batch_size} is more than an epoch's {self._examples} training examples: use "
+                f"{fewer if self.world == 1 else f'fewer processes (now {self.world})'}"
             )
 
     @cached_property

@@ -36,7 +36,7 @@ def staged(data: dict[str, Any], own: dict[str, Any]) -> Recipe:
 def test_another_split_of_the_runs_data_is_refused(data: dict[str, Any], own: dict[str, Any], field: str) -> None:
     given = staged({"source": "flowers", **data}, own)
     with pytest.raises(
-        ConfigError, match=f"^stages.other.task.data.{field}: splits .* remove it, or set task.data.{field}"
+        ConfigError, match=f"^stages.other.task.data.{field}: splits .* remove it, or use --set task.data.{field}"
     ):
         stage_recipe(given, given.stages[1])
 

@@ -74,7 +74,7 @@ def test_columns_may_be_called_anything(pictures: Path) -> None:
     rows = [f"{i},images/{i}.png,{'ab'[i % 2]},{i % 5}" for i in range(12)]
     path = table(pictures / "x.csv", "nr,where,what,fold", rows)
     with pytest.raises(
-        DataError, match=r"cannot find the column of paths .*path_column; available: nr, where, what, fold"
+        DataError, match=r"cannot find the column of paths .*path_column=NAME; available: nr, where, what, fold"
     ):
         parts_of(path)
     with pytest.raises(DataError, match=r"cannot find the column of labels"):
