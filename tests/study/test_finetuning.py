@@ -126,7 +126,7 @@ def test_weights_that_were_changed_on_the_way_are_told_of(tmp_path: Path, weight
         (("--weights", "nowhere.pth"), 2, "nowhere.pth: no such file; pass a weights file"),
         (
             ("--weights", "{weights}", "--host-arg", "mlp_ratio=2"),
-            1,
+            2,
             "blocks.0.mlp.fc1.weight (96, 24) where (48, 24) fits",
         ),
         (("--weights", "{weights}", "--pretrained"), 2, "host.weights: cannot be combined with pretrained: true"),

@@ -68,7 +68,7 @@ _OTHER_NAMES = {
     "imgsize": "img_size",
     "resolution": "img_size",
 }
-_HOST_ARGUMENTS = ("img_size", "patch_size", "depth", "embed_dim", "num_heads", "in_chans", "num_classes")
+_HOST_ARGUMENTS = ("img_size", "patch_size", "depth", "embed_dim", "num_heads", "in_chans")
 _DEVICE = ("device", "devices", "gpu", "gpus", "gpu_id", "cuda")
 
 
