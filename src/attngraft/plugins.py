@@ -13,9 +13,7 @@ bars = "mine.bars:Bars"
 import logging
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Literal
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +28,9 @@ def package_of(entry: EntryPoint) -> str:
     return entry.value.partition(".")[0] if entry.dist is None else entry.dist.name
 
 
-def register_declared(kind: Literal["grafts", "hosts"], base: type[T], register: Callable[[T], T]) -> dict[str, str]:
+def register_declared(
+    kind: Literal["grafts", "hosts"], base: type[Any], register: Callable[[Any], Any]
+) -> dict[str, str]:
     """Import what installed packages declare for `kind`, and `register` it: instances or subclasses of `base`.
 
     An entry point that cannot be imported or registered is skipped with a warning that names its package.

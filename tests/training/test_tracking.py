@@ -128,7 +128,8 @@ def test_known_trackers_continue_their_run(
         with Tracking([name], file=tmp_path / "trackers.json", label="study/cb_s/seed0", config={}):
             pass
     one, two = (dict(each.arguments) for each in Fake.made)
-    assert one.pop("named", "study/cb_s/seed0") == "study/cb_s/seed0"
+    for each in (one, two):
+        assert each.pop("named", "study/cb_s/seed0") == "study/cb_s/seed0"
     assert (set(one), set(two)) == (first, again)
     if name == "mlflow":
         assert two == {"run_id": "given by mlflow"}

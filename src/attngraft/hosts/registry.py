@@ -143,7 +143,7 @@ def _load_plugins() -> dict[str, str]:
             raise ValueError(f"attngraft has a host adapter named {adapter.name!r}; choose another name")
         return register_host(adapter)
 
-    return register_declared("hosts", HostAdapter, register)  # type: ignore[type-abstract]
+    return register_declared("hosts", HostAdapter, register)
 
 
 def package_of_host(name: str) -> str:

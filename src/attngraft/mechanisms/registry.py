@@ -51,4 +51,4 @@ def _load() -> dict[str, str]:
     """Register the built-in types, then those of installed packages; return the latter's names with their packages."""
     for module in BUILT_IN:
         importlib.import_module(module)
-    return register_declared("grafts", GraftType, register_graft)  # type: ignore[type-abstract]
+    return register_declared("grafts", GraftType, register_graft)

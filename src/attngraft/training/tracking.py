@@ -127,12 +127,12 @@ class Tracking:
         tracker = kind(project, *folder, **self._arguments(name, identity, continues=known is not None))
         self._trackers[name] = tracker
         tracker.start()
+        if name == "comet_ml":
+            tracker.tracker.set_name(self._label)
         if known is not None:
             return
         if name == "mlflow":
             identity = tracker.tracker.info.run_id
-        if name == "comet_ml":
-            tracker.tracker.set_name(self._label)
         self._known[name] = {"id": identity, "step": -1}
         write_json(self._file, self._known)
         tracker.store_init_configuration({**self._config, "name": self._label})
