@@ -48,7 +48,7 @@ def register_declared(
             if missing := [name for name in base.__annotations__ if not hasattr(made, name)]:
                 raise TypeError(f"it lacks {', '.join(missing)}")
             register(made)
-            name: str = made.name  # type: ignore[attr-defined]
+            name: str = made.name
         except Exception as error:  # anything may fail in the module of another package
             log.warning(
                 "attngraft.%s of the package %s: ignoring %s (%s): %s: %s; update or uninstall the package",

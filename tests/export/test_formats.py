@@ -194,7 +194,7 @@ def test_what_does_not_go_together_is_refused_first(tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match="--to onnx"):
         export_run(nothing, tmp_path / "out", dtype="int8")
     monkeypatch.setattr(onnx, "PACKAGES", ("onnx", "not_a_package"))
-    with pytest.raises(ExportError, match=r'requires not_a_package; run pip install "attngraft\[export\]"'):
+    with pytest.raises(UsageError, match=r'requires not_a_package; run pip install "attngraft\[export\]"'):
         export_run(nothing, tmp_path / "out", to=["onnx"])
 
 
