@@ -69,6 +69,8 @@ def run(programs: dict[str, list[tuple[int, str]]], folder: Path) -> dict[str, s
 @pytest.mark.slow
 def test_pages_run() -> None:
     pages = [page for page in PAGES if importlib.util.find_spec(NEEDS.get(name(page), "torch"))]
-    failures = {page: failure for page, failure in outcomes(*pages).items() if failure is not None}
-    assert len(pages) > 10
+    extending = [page for page in pages if page.parent.name == "extend"]  # they register classes of their main module
+    found = outcomes(*extending) | outcomes(*(page for page in pages if page not in extending))
+    failures = {page: failure for page, failure in found.items() if failure is not None}
+    assert len(found) == len(pages) > 10
     assert not failures, "\n".join(failures.values())
