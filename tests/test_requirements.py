@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -49,3 +51,20 @@ def test_every_package_that_is_always_installed_is_pinned_and_every_pin_is_asked
     assert len(core) == len(CORE)
     assert set(core) <= set(pins())
     assert set(pins()) <= set(core) | extras
+
+
+def test_the_image_contains_what_the_package_is_built_from() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    copied = [source for line in lines if line.startswith("COPY ") for source in line.split()[1:-1]]
+    assert {"pyproject.toml", "src", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= set(copied)
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[0] == "!"}
+    assert set(copied) == kept
+    (extras,) = re.findall(r'"\.\[([\w,]+)\]"', "\n".join(lines))
+    assert set(extras.split(",")) <= set(EXTRAS)
+
+
+def test_the_citation_names_the_licence_of_the_package() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["license"] == PROJECT["project"]["license"]
+    assert citation["authors"] == PROJECT["project"]["authors"]
+    assert {"cff-version", "message", "title"} <= set(citation)

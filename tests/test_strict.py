@@ -56,6 +56,13 @@ def test_reads_every_kind_of_field() -> None:
     assert isinstance(outer.limit, float)
 
 
+def test_a_list_of_texts_may_be_one_text_with_commas() -> None:
+    outer = read(Outer, {"name": "x,y", "words": "cat, red fox", "either": "p,q"}, where="top")
+    assert (outer.name, outer.words, outer.either) == ("x,y", ["cat", "red fox"], ("p", "q"))
+    with pytest.raises(ConfigError, match=r"top\.inner\.span: expected a list, found '0,1'"):
+        read(Outer, {"name": "x", "inner": {"span": "0,1"}}, where="top")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -74,7 +81,7 @@ def test_reads_every_kind_of_field() -> None:
         ({"name": "x", "inner": None}, r"top\.inner: expected a section of fields, found nothing"),
         ({"name": "x", "either": "s"}, r"top\.either: expected a whole number, found 's'; or expected a list"),
         ({"name": "x", "extra": {1: 2}}, r"top\.extra: expected a mapping with text keys"),
-        ({"name": "x", "words": "w"}, r"top\.words: expected a list, found 'w'"),
+        ({"name": "x", "words": "w"}, r"top\.words: expected a list, found 'w'; write \[w\]"),
         ([], r"top: expected a section of fields, found \[\]"),
     ],
 )

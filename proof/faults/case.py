@@ -28,4 +28,3 @@ class Case:
     kept: str
     remedy: str  #: for the user
     run: Callable[[Bench], str]
-    quick: bool = False  #: part of the default tests

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from attngraft.mechanisms.registry import register_graft
     from attngraft.models.create import create_model
     from attngraft.recording.record import record
+    from attngraft.results.storage import read_study
     from attngraft.saved.folder import load
 
 _HOMES = {
@@ -55,6 +56,7 @@ _HOMES = {
     "pin_unused": "grafting.apply",
     "plan": "grafting.plan",
     "push_to_hub": "export.hub",
+    "read_study": "results.storage",
     "record": "recording.record",
     "register_graft": "mechanisms.registry",
     "register_host": "hosts.registry",
@@ -85,6 +87,7 @@ __all__ = [
     "pin_unused",
     "plan",
     "push_to_hub",
+    "read_study",
     "record",
     "register_graft",
     "register_host",

@@ -1,12 +1,30 @@
 """Errors that users can cause. Each message names the problem, its place, and the remedy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class AttngraftError(Exception):
-    """Base of all errors of this package; the command line prints its message and exits with 1."""
+    """Base of all errors of this package; the command line prints its message and exits with `exit_code`."""
+
+    exit_code = 1  #: 2 for errors that are found before anything is run or written; the remedy is another command
+
+
+@contextmanager
+def started() -> Iterator[None]:
+    """Make the command exit with 1 after an error in the block, which has started a run; with 2 after a UsageError."""
+    try:
+        yield
+    except AttngraftError as error:
+        if not isinstance(error, UsageError):
+            error.exit_code = 1
+        raise
 
 
 class UsageError(AttngraftError):
-    """An invalid command or argument; the command line exits with 2."""
+    """An invalid command or argument."""
+
+    exit_code = 2
 
 
 class GraftSpecError(UsageError, ValueError):
@@ -20,15 +38,20 @@ class GraftSpecError(UsageError, ValueError):
 class HostError(AttngraftError):
     """A model that is not supported, or a site that does not support a graft. The model is unchanged."""
 
+    exit_code = 2
+
 
 class RecordError(AttngraftError, KeyError):
     """A requested tensor that the model does not record; the message lists the recorded tensors."""
 
+    exit_code = 2
     __str__ = Exception.__str__  # KeyError.__str__ would quote the message
 
 
 class GraftFileError(AttngraftError):
     """A graft file that is damaged, in a newer format, or for a different host. The model is unchanged."""
+
+    exit_code = 2
 
 
 class ConfigError(UsageError, ValueError):
@@ -37,6 +60,8 @@ class ConfigError(UsageError, ValueError):
 
 class DataError(AttngraftError):
     """Data that cannot be read or used; the message names the file or folder and the remedy."""
+
+    exit_code = 2  # 1 if they are found by a run that has started
 
 
 class TrainingError(AttngraftError):
@@ -51,8 +76,17 @@ class StorageError(AttngraftError, OSError):
     """A file that could not be written (full disk, quota, limit, read-only); its previous version is intact."""
 
 
+class FolderError(UsageError, TrainingError, ExportError, StorageError):
+    """A folder that cannot be used: without the expected run or model, with another one, or not writable.
+
+    Nothing was written.
+    """
+
+
 class BackendError(AttngraftError):
     """A backend that was selected by name but is not available; the message gives the reason."""
+
+    exit_code = 2
 
 
 def _point_at(message: str, text: str, position: int) -> str:

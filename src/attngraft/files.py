@@ -6,12 +6,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from attngraft.errors import StorageError
+from attngraft.errors import FolderError, StorageError
 
 T = TypeVar("T")
 
@@ -100,18 +100,52 @@ def created(folder: Path) -> Iterator[None]:
     """Create `folder` with its parents; if the block raises, remove the new folders that are still empty.
 
     Raises:
-        StorageError: the folder cannot be created.
+        FolderError: the folder cannot be created or written.
+        StorageError: the disk is full.
     """
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    new = _create(folder)
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # not empty
-            for path in new:
-                path.rmdir()
+        _remove_empty(new)
         raise
+
+
+def check_output(path: Path | None, *, folder: bool = False) -> None:
+    """Check that a file or a folder can be created at `path`, before computing its content; creates nothing.
+
+    Raises:
+        FolderError: it cannot.
+    """
+    if path is None:
+        return
+    if path.is_dir() and not folder:
+        raise FolderError(f"{path}: is a folder; give the name of a file")
+    _remove_empty(_create(path if folder else path.parent))
+
+
+def _create(folder: Path) -> list[Path]:
+    """Create `folder`, and return the folders that did not exist, from the lowest up."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    with writing(folder):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            _remove_empty(new)
+            if error.errno in _NO_ROOM:
+                raise
+            file = next((path for path in (folder, *folder.parents) if path.is_file()), None)
+            reason = error.strerror if file is None else "it is a file" if file == folder else f"{file} is a file"
+            raise FolderError(f"{folder}: cannot be used as a folder: {reason}; choose another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise FolderError(f"{folder}: cannot be written; make it writable, or choose another folder")
+    return new
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # not empty, or not created
+            folder.rmdir()
 
 
 class _Recorder(io.FileIO):

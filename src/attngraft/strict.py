@@ -39,7 +39,8 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
     """Build an instance of the dataclass `cls` from a mapping, and nested dataclasses from nested mappings.
 
     Supported types: bool, int, float (also from int, and from `1e-3`, which YAML reads as text), str, Literal, unions,
-    `tuple[T, ...]`, `tuple[A, B]`, `list[T]`, mappings with text keys, Any, and dataclasses. Numbers must be finite.
+    `tuple[T, ...]`, `tuple[A, B]`, `list[T]`, mappings with text keys, Any, and dataclasses. Numbers must be finite. A list
+    of texts may be one text with commas, such as `cat,dog`.
 
     Args:
         where: dotted name of the section ("task.data"), for messages.
@@ -134,9 +135,12 @@ def _union(value: Any, members: tuple[Any, ...], where: str) -> Any:
 
 
 def _sequence(value: Any, hint: Any, where: str) -> Any:
-    if not isinstance(value, list | tuple):
-        raise ConfigError(f"{where}: expected a list, found {_show(value)}")
     kind, items = get_origin(hint), get_args(hint) or (Any,)
+    words = isinstance(value, str) and items[0] is str
+    if words and "," in value:
+        value = [text.strip() for text in value.split(",")]
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{where}: expected a list, found {_show(value)}{f'; write [{value}]' if words else ''}")
     if kind is tuple and not (len(items) == 2 and items[1] is Ellipsis):
         if len(value) != len(items):
             raise ConfigError(f"{where}: expected {len(items)} values, found {len(value)}")

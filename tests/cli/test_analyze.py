@@ -101,8 +101,8 @@ def test_mistakes(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Cap
         (["entropy", "--run", one, "--name", "a", "--name", "b"], 2, "2 --name for 1 --model"),
         (["entropy", "--model", "vit_tiny_patch16_224", *TINY], 2, "requires images"),
         (["entropy", "--run", one, "--image", "x.png", "--data", flowers], 2, "pass either --image, or --data"),
-        (["class-token", "--run", one, "--image", tmp_path / "x.png"], 1, "x.png"),
-        (["gates", "--run", study / "runs" / "baseline" / "seed0"], 1, "gates"),
+        (["class-token", "--run", one, "--image", tmp_path / "x.png"], 2, "x.png"),
+        (["gates", "--run", study / "runs" / "baseline" / "seed0"], 2, "gates"),
         (["cka", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
         (["class-token", "--run", one, "--sites", "blocks.9"], 2, "matches no site"),
         (["filters", "--run", one, "--at", "3"], 2, "--at 3: give a row and a column"),
@@ -190,7 +190,7 @@ def test_explore(study: Path, flowers: Path, tmp_path: Path, capsys: pytest.Capt
     assert '"mine"' in page.read_text(encoding="utf-8")
     assert run("explore", *models, models[0] + "/", "--image", image) == 2
     assert "two models are called" in capsys.readouterr().err
-    assert run("explore", models[0], "--image", tmp_path / "none.png") == 1
+    assert run("explore", models[0], "--image", tmp_path / "none.png") == 2
     assert "none.png" in capsys.readouterr().err
     assert run("explore", models[0], "--image", image, "--out", tmp_path / "new.html", "--sites", "blocks.7") == 2
     assert not (tmp_path / "new.html").exists()

@@ -159,7 +159,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bixt" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_interrupted_for_real(tmp_path: Path) -> None:
     """By the signal that a terminal sends, while a process measures."""
     out = tmp_path / "x.json"

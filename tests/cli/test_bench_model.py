@@ -27,6 +27,7 @@ def measured(*arguments: object, capsys: pytest.CaptureFixture[str]) -> list[dic
     return models
 
 
+@pytest.mark.slow
 def test_runs_folders_and_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain, grafted = make_run(tmp_path / "plain"), make_run(tmp_path / "grafted", "horizontal")
     export_run(grafted, tmp_path / "taken")

@@ -109,12 +109,33 @@ def test_classes_of_unequal_size_and_the_recipe_for_them(
     assert "rare &lt;one&gt;" in page and "rare <one>" not in page
 
 
-def test_several_labels_without_the_recipe_are_refused(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _compare(tables, "several.csv", "--dry-run") != 0
-    said = " ".join(capsys.readouterr().err.split())
-    assert "several labels each" in said
+def test_the_task_follows_from_the_data(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "several.csv", "--dry-run") == 0
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "Task: multilabel (lists of labels in column 'labels' of several.csv; --task NAME for another)"
+    )
+    assert _compare(tables, "one.csv", "--dry-run") == 0
+    said = capsys.readouterr().err
+    assert said.startswith("Task: classification (one label per image in column 'label' of one.csv;")
+
+
+@pytest.mark.parametrize("choice", [["--recipe", "default"], ["--task", "classification"]])
+def test_a_task_that_does_not_fit_is_refused(
+    tables: Path, capsys: pytest.CaptureFixture[str], choice: list[str]
+) -> None:
+    assert _compare(tables, "several.csv", *choice, "--dry-run") != 0
+    said = capsys.readouterr().err
+    assert said.startswith("Task: classification\n")
+    assert "several labels each" in " ".join(said.split())
     assert "--recipe multilabel" in said
     assert not (tables / "study" / "runs").exists()
+
+
+def test_an_image_that_patches_do_not_cover_is_told_at_once(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _compare(tables, "one.csv", "--set", "host.args.img_size=20") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the image size 20 is not a multiple of the patch size 8; use --host-arg img_size=16" in said
 
 
 def test_one_label_with_the_recipe_for_several_is_refused(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,16 +121,16 @@ def test_refusals_write_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[st
     torch.save({"state_dict": {}}, tmp_path / "empty.pth")
     (tmp_path / "folder.safetensors").mkdir()
     for arguments, code, message in (
-        ([path, out, "--host", NAME], 1, "does not fit this BiXT: it lacks"),
+        ([path, out, "--host", NAME], 2, "does not fit this BiXT: it lacks"),
         ([path, out, "--host", "bixt_ti_l64_p61"], 2, "did you mean bixt_ti_l64_p16"),
         ([path, out, "--host-arg", "depth=2"], 2, "--host-arg requires --host"),
         ([path, out, *HOST, "--ema"], 2, "has no moving average"),
         ([path, tmp_path / "o.pth"], 2, "ends in .safetensors"),
         ([path, tmp_path / "folder.safetensors", *HOST, "--overwrite"], 2, "is a folder; pass a file name"),
-        ([path, path / "o.safetensors", *HOST], 1, "a.pth.tar"),
+        ([path, path / "o.safetensors", *HOST], 2, "a.pth.tar"),
         ([tmp_path / "none.pth", out], 2, "no such file; pass a weights file"),
-        ([tmp_path / "empty.pth", out], 1, "empty.pth has no weights of a host: no named tensors"),
-        ([trap, out], 1, "trap.pth contains Python objects besides tensors (pathlib."),
+        ([tmp_path / "empty.pth", out], 2, "empty.pth has no weights of a host: no named tensors"),
+        ([trap, out], 2, "trap.pth contains Python objects besides tensors (pathlib."),
     ):
         assert run(["convert", *arguments]) == code, message
         assert message in capsys.readouterr().err

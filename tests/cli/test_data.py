@@ -127,7 +127,7 @@ def test_a_contact_sheet(folder: Path, tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere"], 1, "no such file or folder"),
+        (["nowhere"], 2, "no such file or folder"),
         (["digits", "--set", "colour=1"], 2, "task.data.colour: unknown field"),
         (["digits", "--val-fraction", "2"], 2, "task.data.val_fraction: must lie between 0 and 1"),
         (["digits", "--set", "classes=[cat, dog]"], 2, "digits has no class 'cat'"),
@@ -161,6 +161,34 @@ def test_several_labels_lead_to_their_recipe(tmp_path: Path, capsys: pytest.Capt
     assert check("digits", "--task", "token_labeling") == 0
     assert "10 classes, for token_labeling" in (shown := capsys.readouterr().out)
     assert "--recipe elsa-volo-imagenet --host" in shown
+
+
+def test_what_is_ready_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path / "data", {"a": 40, "b": 36}, size=(20, 20))
+    assert check(tmp_path / "data") == 0
+    assert "Note: Batches of 128 are cut to the 61 training images." in capsys.readouterr().out
+    host = [f"--host-arg={each}" for each in ("img_size=16", "patch_size=8", "embed_dim=24", "depth=1", "num_heads=3")]
+    run = ["train", "--data", tmp_path / "data", *host, "--epochs", 1, "--out", tmp_path / "run", "--json"]
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in run])
+    assert not ended.value.code
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"Task: classification (class folders in {tmp_path}/data; --task NAME for another)")
+    assert json.loads(shown.out)["finished"] is True
+    assert check(tmp_path / "data", "--set", "order=shards") == 1
+    assert "task.data.order=shards is only for tars" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_task_follows_from_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_folder(tmp_path, {".": 10})
+    (tmp_path / "ages.csv").write_text("\n".join(["path,age", *(f"{i}.png,{i}.5" for i in range(10))]))
+    assert check(tmp_path / "ages.csv") == 0
+    assert "numbers: age, for regression" in (shown := capsys.readouterr().out)
+    assert f"Ready: attngraft compare --data {tmp_path}/ages.csv --recipe regression --host" in shown
+    rows = [f"a text of {'joy' if i % 2 else 'pain'} {i},{i % 2}" for i in range(10)]
+    (tmp_path / "texts.csv").write_text("\n".join(["review,label", *rows]))
+    assert check(tmp_path / "texts.csv") == 0
+    assert "--recipe text --host" in capsys.readouterr().out
 
 
 def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -114,10 +114,10 @@ def test_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     run = run_with_images(tmp_path / "run")
     for arguments, code, message in (
         (["--suite", "noyse"], 2, "did you mean noise"),
-        (["--suite", "a"], 1, "of ImageNet's 1000"),
+        (["--suite", "a"], 2, "of ImageNet's 1000"),
         (["--limit", 3], 2, "--limit requires --suite"),
-        (["--suite", "noise", "--weights", "ema"], 1, "has no moving average"),
-        (["--suite", "noise", "--data", tmp_path / "nowhere"], 1, "nowhere"),
+        (["--suite", "noise", "--weights", "ema"], 2, "has no moving average"),
+        (["--suite", "noise", "--data", tmp_path / "nowhere"], 2, "nowhere"),
         (["--suite", "noise="], 2, "the folder after = is missing"),
     ):
         assert call("eval", run, *arguments) == code

@@ -64,13 +64,13 @@ def test_pushing(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = make_run(tmp_path / "run")
     (trained / "finished.json").unlink()
-    assert run("export", trained, "--out", tmp_path / "out") == 1
+    assert run("export", trained, "--out", tmp_path / "out") == 2
     assert "not finished (1 of 30 epochs)" in capsys.readouterr().err
     assert run("export", trained, "--out", tmp_path / "out", "--unfinished") == 0
     assert run("export", trained, "--out", tmp_path / "out", "--unfinished") == 2
     assert "--overwrite" in capsys.readouterr().err
     assert run("export", trained, "--out", tmp_path / "out", "--unfinished", "--overwrite") == 0
-    assert run("export", trained, "--out", tmp_path / "new", "--unfinished", "--checkpoint", "ema") == 1
+    assert run("export", trained, "--out", tmp_path / "new", "--unfinished", "--checkpoint", "ema") == 2
     assert "no moving average" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 

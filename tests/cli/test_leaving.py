@@ -12,6 +12,7 @@ from attngraft.cli import main
 PROGRAM = """
 import atexit, os, sys
 import attngraft.cli as cli
+from attngraft.errors import UsageError
 
 class Torch:
     def __del__(self, write=os.write):
@@ -34,7 +35,7 @@ cli.main()
     ("error", "code", "said"),
     [
         ("KeyboardInterrupt", 130, ["at work", "cleared up"]),
-        ("cli.UsageError", 2, ["at work", "cleared up", "taken apart"]),
+        ("UsageError", 2, ["at work", "cleared up", "taken apart"]),
     ],
 )
 def test_how_a_program_ends(error: str, code: int, said: list[str]) -> None:

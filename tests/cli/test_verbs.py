@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import pytest
 
+from attngraft import __version__
 from attngraft.cli import main
 from attngraft.cli.doctor import _runs
 
@@ -42,7 +46,7 @@ def test_plan_as_json_measures(capsys: pytest.CaptureFixture[str]) -> None:
         (["plan", "vit_tiny_patch16_224", "cb@blocks.9", *TINY], 2, "matches no site"),
         (["plan", "vit_tiny_patch16_224", "cb", "--host-arg", "img_size"], 2, "NAME=VALUE"),
         (["plan", "vit_tiny_patch16_225", "cb"], 2, "did you mean vit_tiny_patch16_224"),
-        (["plan", "resnet18", "cb"], 1, "register_host"),
+        (["plan", "resnet18", "cb"], 2, "register_host"),
         (["plan"], 2, "Missing argument"),
         (["list", "plants"], 2, "grafts"),
     ],
@@ -136,6 +140,22 @@ def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
     assert findings["versions"]["torch"]
     assert findings["backends"]
     assert "GiB free" in findings["disk"]["here"]
+
+
+def test_version_names_packages_and_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    pattern = rf"attngraft {re.escape(__version__)} \(torch {re.escape(version('torch'))}, timm [\w.]+, device \w+\)\n"
+    assert re.fullmatch(pattern, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_failed_attempts_to_download_are_shown_on_request_only(
+    capfd: pytest.CaptureFixture[str], verbose: bool
+) -> None:
+    assert run([*(["--verbose"] if verbose else []), "list", "recipes"]) == 0
+    for name in ("huggingface_hub.utils._http", "huggingface_hub.file_download"):
+        assert logging.getLogger(name).isEnabledFor(logging.WARNING) == verbose
+        assert logging.getLogger(name).isEnabledFor(logging.ERROR)
 
 
 @pytest.mark.parametrize("verb", ["compare", "train", "eval", "convert", "plan", "paper", "list", "doctor"])

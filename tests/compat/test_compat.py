@@ -126,6 +126,7 @@ def test_a_run_starts_from_another_and_learns_from_an_exported_model(old: Any, r
         assert_same({**found, "from": None, "file": None}, {**MADE[name], "from": None, "file": None})
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_where_an_undisturbed_one_ended(old: Any, run: Run) -> None:
     whole, stopped = (old("interrupted") / name for name in ("whole", "stopped"))
     assert len(rows(stopped)) == 1
@@ -151,6 +152,7 @@ def test_a_finished_study_is_reported_on(old: Any, run: Run) -> None:
         assert read_json(folder / "analysis" / f"{name}.json")["title"] in page
 
 
+@pytest.mark.slow
 def test_an_interrupted_study_is_completed(old: Any, run: Run) -> None:
     """By its own file, from where it has been moved to."""
     folder, whole = old("unfinished"), old("study")
@@ -188,6 +190,7 @@ def test_halving_goes_on(old: Any, run: Run) -> None:
     assert_same_outcome(folder / "runs" / "cb_s" / "seed0", old("study") / "runs" / "cb_s" / "seed0")
 
 
+@pytest.mark.slow
 def test_a_report_alone(old: Any, run: Run) -> None:
     """Of a study whose folder is all that there is; halving decided which runs are missing."""
     folder = old("halving")

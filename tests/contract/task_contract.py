@@ -23,7 +23,7 @@ from attngraft.grafting.apply import ungraft
 from attngraft.results.records import Column, RecordCollector, Records, RecordTable
 from attngraft.targets.judged import open_target
 from attngraft.tasks.codec import Serving
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.task import Loss, Split, StepContext, Task, TaskData
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.evaluate import evaluate_run, evaluate_target

@@ -14,7 +14,7 @@ from tests.contract.timm import test_levit as levit
 from tests.contract.timm import test_sam as sam
 from tests.contract.timm import test_swin as swin
 from tests.contract.timm import test_vit as vit
-from tests.slow import slow_but
+from tests.slow import product_but, slow_but
 
 pytestmark = pytest.mark.oldest
 
@@ -136,8 +136,7 @@ def test_each_graft_is_beside_others() -> None:
     assert {term.name for spec in BESIDE for term in parse(spec).terms} == {parse(s).terms[0].name for s in EACH_GRAFT}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", BESIDE)
+@pytest.mark.parametrize("spec", product_but(BESIDE, BESIDE[1:2]))
 def test_training_compiles(spec: str) -> None:
     """By inductor, forward and backward."""
     model = grafted(vit.TestViT, spec).train()

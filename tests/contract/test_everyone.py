@@ -38,8 +38,13 @@ def families() -> list[type[HostContract]]:
     return [contract for home, contract in first.items() if home not in exported]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("contract", [pytest.param(each, id=name_of(each)) for each in families()])
+@pytest.mark.parametrize(
+    "contract",
+    [  # every fifth in CI, the others on demand
+        pytest.param(each, id=name_of(each), marks=pytest.mark.product if number % 5 else pytest.mark.slow)
+        for number, each in enumerate(families())
+    ],
+)
 def test_every_family_exports_with_a_graft(contract: type[HostContract]) -> None:
     spec = next(spec for spec in contract.specs if spec not in contract.refused)
     check_export(grafted(contract, contract.placed(spec)))

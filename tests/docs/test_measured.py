@@ -101,18 +101,18 @@ def test_the_guide_of_grafts_calls_better_or_worse_what_the_studies_do() -> None
     assert f"{inside} of {len(verdicts)} differences are inside the noise" in page
 
 
-def readme_lines(variant: str, page: str) -> str:
-    """What the table in the README says of a variant."""
+def table_lines(variant: str, page: str) -> str:
+    """What the table of the page on comparisons says of a variant."""
     (block,) = (each for each in page.split("\n\n") if each.lstrip("` \n").startswith(f"{variant}   "))
     return block
 
 
-def test_the_readme_shows_the_table_of_its_study() -> None:
-    page = (ROOT / "README.md").read_text(encoding="utf-8").split("<picture>")[0].replace("─\n", "─\n\n")
+def test_the_guide_of_comparisons_shows_the_table_of_its_study() -> None:
+    page = (ROOT / "docs/guide/compare.md").read_text(encoding="utf-8").split("![")[0].replace("─\n", "─\n\n")
     base, *others = (row for row in results("cifar10-vit").values())
-    assert cells(base)[0] in readme_lines("baseline", page)
+    assert cells(base)[0] in table_lines("baseline", page)
     for row in others:
-        found = readme_lines(row["variant"], page)
+        found = table_lines(row["variant"], page)
         assert cells(row)[0] in found
         assert f"{points(row['difference'])} {row['verdict']}" in found
         for kind in ("bootstrap", "t"):
@@ -176,7 +176,7 @@ def test_the_guide_of_bixt_prints_how_layers_grow() -> None:
     assert f"{longest['seconds']:.1f} s" in page
 
 
-BISA, BIXT, ELSA, README = "docs/guide/bisa.md", "docs/guide/bixt.md", "docs/guide/elsa.md", "README.md"
+BISA, BIXT, ELSA, SPEED = "docs/guide/bisa.md", "docs/guide/bixt.md", "docs/guide/elsa.md", "docs/guide/speed.md"
 WHICH = "docs/guide/which-graft.md"
 #: page, file of measurements, beginning of the measurement's name, digits
 RATIOS = [
@@ -185,21 +185,21 @@ RATIOS = [
         for shape in ("Swin-T, stage 1", "LeViT-128S, stage 1", "ViT-S", "1024 tokens")
         for what in ("host's layer", "naive layer")
     ),
-    *((page, "bisa_models", host, 3) for host in ("swin_tiny", "levit_128s") for page in (BISA, README)),
-    *((README, "graft_cost", graft, 3) for graft in ("richer", "cb", "cb_s", "horizontal", "vertical", "horizontal +")),
+    *((page, "bisa_models", host, 3) for host in ("swin_tiny", "levit_128s") for page in (BISA, SPEED)),
+    *((SPEED, "graft_cost", graft, 3) for graft in ("richer", "cb", "cb_s", "horizontal", "vertical", "horizontal +")),
     *((WHICH, "graft_cost", graft, 3) for graft in ("cb", "cb_s", "horizontal", "vertical", "horizontal +")),
-    *((README, "graft_cost", f"{graft}, matrix products", 3) for graft in ("horizontal", "vertical")),
-    (README, "data_loading", "time per image over timm's loader's", 3),
-    (README, "data_loading", "time per image over timm's loader without", 3),
-    (README, "report_size", "report of 100 runs", 1),
-    (README, "jobs", "", 3),
-    (README, "loop_overhead", "", 3),
+    *((SPEED, "graft_cost", f"{graft}, matrix products", 3) for graft in ("horizontal", "vertical")),
+    (SPEED, "data_loading", "time per image over timm's loader's", 3),
+    (SPEED, "data_loading", "time per image over timm's loader without", 3),
+    (SPEED, "report_size", "report of 100 runs", 1),
+    (SPEED, "jobs", "", 3),
+    (SPEED, "loop_overhead", "", 3),
     *(
         (BIXT, "bixt_op", f"{size} tokens, {work}: over explicit maps", 2)
         for size in ("1x196", "1x784", "8x784", "1x12544", "8x12544")
         for work in ("forward", "forward and backward")
     ),
-    *((README, "bixt_op", f"8x12544 tokens, {work}: over", 2) for work in ("forward", "forward and backward")),
+    *((SPEED, "bixt_op", f"8x12544 tokens, {work}: over", 2) for work in ("forward", "forward and backward")),
     (BIXT, "bixt_op", "8x12544 tokens, forward: memory", 2),
     (BIXT, "bixt_op", "8x12544 tokens, forward and backward: memory", 2),
     *(
@@ -218,7 +218,7 @@ RATIOS = [
             "small_patch16_224, recorded once before",
         )
     ),
-    *((page, "elsa_models", "elsa_swin_tiny, training step", 2) for page in (ELSA, README)),
+    *((page, "elsa_models", "elsa_swin_tiny, training step", 2) for page in (ELSA, SPEED)),
     *((ELSA, "elsa_models", f"elsa_swin_tiny, forward, an image of {side}", 2) for side in (512, 1024)),
 ]
 

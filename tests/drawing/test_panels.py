@@ -81,6 +81,7 @@ def result(*panels: Panel, name: str = "made-up", **changes: object) -> Analysis
 ALL = result(CURVES, BOXES, PICTURES, GRID)
 
 
+@pytest.mark.slow
 def test_plots_share_sheets_and_pictures_have_their_own() -> None:
     files = analysis_plots(ALL)
     sheets = ["made-up", "made-up-2", "made-up-3"]

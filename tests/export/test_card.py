@@ -27,6 +27,10 @@ def test_a_run_of_its_own(tmp_path: Path) -> None:
     card = card_of(make_run(tmp_path / "run", "cb", seed=7), tmp_path / "out")
     _, header, body = card.split("---\n", 2)
     assert yaml.safe_load(header)["pipeline_tag"] == "image-classification"
+    (title,) = (line for line in body.splitlines() if line.startswith("# "))
+    arguments = "patch_size=8, depth=2, embed_dim=24, num_heads=2"
+    assert title.startswith(f"# `vit_tiny_patch16_224 ({arguments})` with `cb`, ")
+    assert title.endswith("k parameters, 16 × 16 pixels")
     assert "| `top1` | 0.5 |" in body
     assert "epoch 1,\nseed 7), on its validation data" in body
     assert "study" not in body.split("## Use")[0]

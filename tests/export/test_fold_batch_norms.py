@@ -127,6 +127,7 @@ def test_a_folder_and_its_program_hold_no_batch_norm(exported: tuple[Path, nn.Mo
     assert not [node for node in nodes if "batch_norm" in str(node.target)]
 
 
+@pytest.mark.slow
 def test_the_folder_says_what_was_done_and_refuses_undo(exported: tuple[Path, nn.Module]) -> None:
     from attngraft.saved.manifest import read_manifest
 

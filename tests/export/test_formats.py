@@ -43,10 +43,14 @@ def hosts_of(graft: str) -> tuple[str, str]:
     return ("swin", "vit") if replaces else ("vit", "swin")
 
 
+#: minutes to translate; others filter neighborhoods in the same way
+SLOWEST = {"dynamic_dwconv"}
 PAIRS = [(graft, host) for graft in [*registered(), *GHOSTS] for host in hosts_of(graft)]
 
 
-@pytest.mark.parametrize(("graft", "host"), product_but(PAIRS, [(graft, hosts_of(graft)[0]) for graft, _ in PAIRS]))
+@pytest.mark.parametrize(
+    ("graft", "host"), product_but(PAIRS, [(graft, hosts_of(graft)[0]) for graft, _ in PAIRS if graft not in SLOWEST])
+)
 def test_every_graft_goes_through_every_format(tmp_path: Path, graft: str, host: str) -> None:
     """`export_run` itself compares each file with the model, and raises where they differ."""
     try:
@@ -190,7 +194,7 @@ def test_what_does_not_go_together_is_refused_first(tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match="--to onnx"):
         export_run(nothing, tmp_path / "out", dtype="int8")
     monkeypatch.setattr(onnx, "PACKAGES", ("onnx", "not_a_package"))
-    with pytest.raises(ExportError, match=r'requires not_a_package; run pip install "attngraft\[export\]"'):
+    with pytest.raises(UsageError, match=r'requires not_a_package; run pip install "attngraft\[export\]"'):
         export_run(nothing, tmp_path / "out", to=["onnx"])
 
 

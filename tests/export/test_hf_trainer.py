@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,3 +147,48 @@ def test_sharded_weights_are_refused(tmp_path: Path) -> None:
     run.args.fsdp = ["full_shard"]
     with pytest.raises(attngraft.AttngraftError, match=r"sharded weights .FSDP, DeepSpeed. .*DDP"):
         attngraft.GraftCheckpoints().on_train_begin(run.args, run.state, run.control, model=run.model)
+
+
+def test_frozen_grafts_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    arguments, state = SimpleNamespace(output_dir=str(tmp_path)), SimpleNamespace(global_step=0)
+    model = classifier()
+    attngraft.GraftCheckpoints().on_train_begin(arguments, state, None, model=model)
+    assert not caplog.messages
+    attngraft.GraftCheckpoints().on_train_begin(arguments, state, None, model=model.requires_grad_(False))
+    assert "the grafts are not trained: all of their parameters are frozen" in caplog.text
+    attngraft.GraftCheckpoints().on_train_begin(arguments, state, None, model=classifier("cb").requires_grad_(False))
+    assert len(caplog.messages) == 1  # cb has no parameters
+
+
+def with_lora() -> Any:
+    peft = pytest.importorskip("peft", reason="needs peft: pip install peft")
+    torch.manual_seed(2)
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["classifier"])
+    model = peft.get_peft_model(classifier(graft=None), config)
+    attngraft.graft(model, GRAFTS)
+    return model
+
+
+def test_lora_and_grafts_are_resumed(tmp_path: Path) -> None:
+    whole = with_lora()
+    trainer(whole, tmp_path / "whole").train()
+
+    trainer(with_lora(), tmp_path / "cut", callbacks=(StopAfter(),)).train()
+    again = with_lora()
+    trainer(again, tmp_path / "cut").train(resume_from_checkpoint=True)
+    assert same(again, whole)
+
+
+def test_lora_and_grafts_of_the_best_checkpoint(tmp_path: Path) -> None:
+    model = with_lora()
+    seen: list[dict[str, Tensor]] = []
+
+    def measure(_: Any) -> dict[str, float]:  # the first of two is the best
+        seen.append({name: value.clone() for name, value in model.state_dict().items()})
+        return {"turn": -float(len(seen))}
+
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "turn", "greater_is_better": True}
+    run = trainer(model, tmp_path, eval_steps=3, eval_strategy="steps", **best)
+    run.compute_metrics = measure
+    run.train()
+    assert len(seen) == 2 and same(model, seen[0]) and not same(model, seen[1])

@@ -93,7 +93,7 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, content: str) -> N
 
 
 def test_runs_without_a_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(attngraft.AttngraftError, match="not a run folder"):
+    with pytest.raises(attngraft.AttngraftError, match="give the folder of a run"):
         export_run(tmp_path / "nothing", tmp_path / "out")
     run = make_run(tmp_path / "run")
     (run / "data.json").unlink()

@@ -1,4 +1,4 @@
-"""Every fault of the table, made for real; the quick ones by default, the others with the slow tests."""
+"""Every fault of the table, made for real: one of each kind with the slow tests, all on demand."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from proof.faults.cases import CASES
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and limits as here are POSIX's")
 
+#: faults of which another one of the same kind is tested
+ALIKE = {
+    *("sigterm-before", "sigterm-program", "sigterm-slow-evaluation", "sighup", "ctrl-c", "killed-in-scan"),
+    *("killed-in-loading", "killed-before-rename", "killed-before-checkpoint", "killed-at-the-end", "killed-in-a-run"),
+    *("killed-in-results", "limit-checkpoint", "limit-predictions", "full-metrics", "full-predictions", "full-report"),
+    *("memory-real", "auto-batch-evaluation", "auto-batch-study", "moved-run", "sigterm-jobs", "nan-in-a-study"),
+}
+
+
 ALL = [
-    pytest.param(case, id=case.name, marks=[] if case.quick else [pytest.mark.slow])
+    pytest.param(case, id=case.name, marks=pytest.mark.product if case.name in ALIKE else pytest.mark.slow)
     for cases in CASES.values()
     for case in cases
 ]

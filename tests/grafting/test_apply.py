@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import timm
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 import attngraft
+from attngraft.errors import UsageError
 from tests.contract.tester import assert_same_host, snapshot
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
 
@@ -37,6 +39,33 @@ def test_repeated_grafts_at_one_site_are_numbered() -> None:
     removed = attngraft.ungraft(model, "toy_scale_2")
     assert removed == ["blocks.0.attn.grafts.toy_scale_2"]
     assert attngraft.graft(model, "toy_scale@blocks.0").names == ("toy_scale_2",)
+
+
+def test_a_repeated_graft_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny_vit()
+    assert not attngraft.graft(model, "cb + cb@blocks.0").warnings
+    assert not attngraft.graft(model, "cb_s").warnings
+    assert caplog.messages == []
+    assert "already has cb at" in attngraft.plan(model, "cb@blocks.0").warnings[0]
+    report = attngraft.graft(model, "cb@blocks.0")
+    assert caplog.messages == list(report.warnings)
+    assert caplog.messages[0].endswith("call attngraft.ungraft(model, ['cb', 'cb_2']) first.")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("vit_tiny", r"got the name 'vit_tiny'; .*attngraft\.create_model\('vit_tiny'\)"),
+        (nn.Linear, "got the class Linear; pass an instance"),
+        ({"weights": 1}, "an object of type dict"),
+    ],
+)
+def test_what_is_no_model_is_refused(model: Any, words: str) -> None:
+    for call in (attngraft.graft, attngraft.plan, attngraft.ungraft, attngraft.save_grafts):
+        with pytest.raises(UsageError, match=words):
+            call(model, "cb")
+    with pytest.raises(UsageError, match=words), attngraft.record(model):
+        pass
 
 
 def test_options_separate_from_the_specification() -> None:

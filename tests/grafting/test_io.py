@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 from safetensors.torch import load_file, safe_open, save_file
+from torch import nn
 
 import attngraft
 from attngraft.grafting.io import FORMAT, read_graft_file
@@ -292,3 +293,22 @@ def test_saving_names_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(attngraft.GraftSpecError, match="unknown part 'neck'; parts: head, norms"):
         attngraft.save_grafts(model, tmp_path / "g.safetensors", include=["neck"])
     assert list(tmp_path.iterdir()) == []
+
+
+class Wrapper(nn.Module):
+    """A graft as PEFT's `modules_to_save` wraps it."""
+
+    def __init__(self, graft: Any) -> None:
+        super().__init__()
+        self.modules_to_save = nn.ModuleDict({"default": graft})
+        self.hook_point, self.kind, self.options, self.folded = graft.hook_point, graft.kind, graft.options, ""
+
+
+def test_a_wrapped_graft_is_not_saved(tmp_path: Path) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "cb_s@blocks.0")
+    grafts = model.blocks[0].mlp.grafts
+    grafts["cb_s"] = Wrapper(grafts["cb_s"])
+    with pytest.raises(attngraft.GraftSpecError, match=r"grafts\.cb_s is wrapped in Wrapper .*modules_to_save"):
+        attngraft.save_grafts(model, tmp_path / "x.safetensors")
+    assert not list(tmp_path.iterdir())

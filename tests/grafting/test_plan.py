@@ -160,3 +160,11 @@ def test_multiply_adds_at_the_attention_map_are_counted() -> None:
     assert planned.macs == blocks * heads * tokens**3
     attngraft.graft(model, "toy_squared")
     assert count_macs(model, images) - plain == len(images) * planned.macs
+
+
+def test_a_report_in_a_notebook() -> None:
+    report = attngraft.plan(tiny_vit(), "cb_s + horizontal")
+    table = report._repr_html_()
+    assert table.count("<tr>") == 1 + len(report.entries)
+    assert "cb_s @ " in table
+    assert "start as the identity" in table or "Not the identity" in table

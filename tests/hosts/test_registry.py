@@ -31,7 +31,7 @@ def run(code: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_a_model_of_timm_does_not_import_transformers() -> None:
     run(TIMM.format(blocked=False) + "assert not [name for name in sys.modules if name.startswith('transformers')]")
 

@@ -61,7 +61,7 @@ def test_rows_and_shares() -> None:
         shares(by_family(found[-1:]))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_the_committed_count_is_current() -> None:
     """85.3 % of the names took `horizontal` when it was written, 79.6 % `bisa`; the bars are a little below.
 

@@ -19,7 +19,7 @@ from timm.data import resolve_model_data_config
 import attngraft
 from attngraft.cli import main
 from attngraft.errors import HostError, UsageError
-from attngraft.models.create import why_no_weights
+from attngraft.models.unavailable import why_no_weights
 from tests.models.hub_cache import fill
 
 VIT = "vit_tiny_patch16_224"
@@ -177,7 +177,7 @@ def test_without_the_weights_nothing_is_begun(home: Path, capsys: pytest.Capture
     words = ["--host", tag, "--pretrained", "--data", "digits", "--recipe", "graft-only", "--graft", "cb_s"]
     with pytest.raises(SystemExit) as ended:
         main(["compare", *words, "--epochs", "1", "--out", str(home / "study")])
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"the weights of {tag} are not in the cache and cannot be downloaded" in said
     assert not (home / "study" / "runs").exists()

@@ -11,9 +11,9 @@ import torch
 import attngraft
 from attngraft.cli import main
 from attngraft.errors import UsageError
-from attngraft.models.create import create_host
+from attngraft.models.create import create_host, resolve_host
 from attngraft.models.host_input import host_input
-from attngraft.models.schemes import resolve_host, split_scheme
+from attngraft.models.schemes import split_scheme
 from attngraft.training.recipe import HostConfig
 
 

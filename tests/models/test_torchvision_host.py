@@ -50,7 +50,7 @@ def test_arguments_have_timms_names() -> None:
     assert model.image_size == 64
     depths = [module.p for module in swin.modules() if type(module).__name__ == "StochasticDepth"]
     assert max(depths) == pytest.approx(0.3)
-    with pytest.raises(UsageError, match="no stochastic depth; set train.drop_path to null"):
+    with pytest.raises(UsageError, match="no stochastic depth; use --set train.drop_path=null"):
         create_host(SMALL, drop_path_rate=0.1)
     with pytest.raises(HostError, match=r"torchvision .* cannot create vit_b_32 with nonsense=1"):
         create_host("torchvision:vit_b_32", nonsense=1)

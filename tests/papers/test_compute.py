@@ -155,8 +155,18 @@ ERRATA |= {
         ("CaiT-M48@448", "330"),
     )
 }
+#: HEAVY tables whose models another table has too
+SAME = {("bixt", "tableA1"), ("bisa", "table4_separate"), ("elsa", "table11"), ("cb", "table14")}
+
+
+def marks(paper: str, table: str) -> list[pytest.MarkDecorator]:
+    if (paper, table) not in HEAVY:
+        return []
+    return [pytest.mark.product if (paper, table) in SAME else pytest.mark.slow]
+
+
 TABLES = [
-    pytest.param(name, table.id, marks=[pytest.mark.slow] * ((name, table.id) in HEAVY))
+    pytest.param(name, table.id, marks=marks(name, table.id))
     for name in ("cb", "hv", "bisa", "bixt", "elsa")
     for table in load_paper(name).tables
 ]

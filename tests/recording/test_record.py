@@ -309,3 +309,13 @@ def test_old_method_names_still_work(old: str, new: str, arguments: tuple[Any, .
         found = getattr(recording, old)("blocks.0.attn", *arguments)
     expected = getattr(recording, new)("blocks.0.attn", *arguments)
     assert torch.equal(found, expected) if isinstance(found, torch.Tensor) else found == expected
+
+
+def test_a_recording_in_a_notebook() -> None:
+    model = tiny_vit()
+    with attngraft.record(model, {"weights"}) as recording:
+        model(IMAGES)
+        model(IMAGES)
+    table = recording._repr_html_()
+    assert "Recording of 3 tensors at 3 sites" in table
+    assert "(2, 3, 5, 5)" in table and ">float32<" in table and ">2<" in table

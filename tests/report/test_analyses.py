@@ -43,6 +43,7 @@ def test_user_strings_are_inert() -> None:
     assert analysis_plots(hostile)
 
 
+@pytest.mark.slow
 def test_a_folder_of_results(tmp_path: Path) -> None:
     page = write_analyses([ALL], tmp_path, title="mine")
     assert page == tmp_path / "analysis.html"

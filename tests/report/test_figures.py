@@ -43,6 +43,7 @@ def test_plots_show_something_on_their_theme(usual_files):
         assert len(np.unique(flat)) > 50
 
 
+@pytest.mark.slow
 def test_drawn_twice_is_the_same_bytes(usual_files):
     assert plot_files(studies.usual()) == usual_files
 

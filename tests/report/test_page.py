@@ -112,7 +112,7 @@ def test_how_often_intervals_hold_the_truth_is_said(rendered):
 def test_what_was_run_is_told(rendered):
     study, html = rendered
     text = Page(html).text
-    for each in (study.title, study.command, study.host["name"], *study.notes):
+    for each in (study.title, study.command, wording.study_model(study), *study.notes):
         if not each.startswith("One seed:"):
             assert wording.shown(each) in text
     assert study.version in text

@@ -139,6 +139,7 @@ def test_the_page_shows_them():
     assert "ECE 3.00 %" in page.text
 
 
+@pytest.mark.slow
 def test_many_classes_are_shades_and_the_page_says_what_it_leaves_out():
     html = report_html(studies.with_many_classes())
     assert html.count('class="panel shades"') == 5

@@ -129,3 +129,16 @@ def test_metric_names_put_the_primary_one_first():
     study = studies.usual()
     base = replace(study.variants[0], last={"loss": Spread(mean=1.0, deviation=None)})
     assert wording.metric_names(replace(study, variants=[base, *study.variants[1:]]))[0] == "top1"
+
+
+def test_a_model_is_named_with_what_changes_it():
+    args = {"img_size": 32, "embed_dim": [16, 24], "ratio": 3.5, "config": {"model_type": "vit"}, "name": "a b"}
+    host = {"name": "levit_128s", "args": args, "pretrained": False}
+    text = "levit_128s (embed_dim=[16, 24], ratio=3.5, name=a b), 683k parameters, 32 × 48 pixels"
+    assert wording.model_text(host, parameters=683_210, input_size=[3, 32, 48]) == text
+    assert wording.model_text(host | {"args": {"depth": 2}}, parameters=None, input_size=()) == "levit_128s (depth=2)"
+    assert wording.model_text({"name": "bert"}, parameters=1_260_000, input_size=()) == "bert, 1.26M parameters"
+    assert wording.model_size(parameters=None, input_size=()) == ""
+    study = studies.usual()
+    assert wording.study_model(study) == "vit_tiny_patch16_224 (depth=6), 2.70M parameters, 32 × 32 pixels"
+    assert wording.study_model(replace(study, data={"input": {"tokenizer": "x"}})).endswith("2.70M parameters")

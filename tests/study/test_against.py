@@ -15,8 +15,8 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.results.storage import csv_text
-from attngraft.results.wording import headline
-from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
+from attngraft.results.wording import headline, study_model
+from attngraft.study import compare, load_result, prepare, read_study_file, report_only, study_from_dict
 from attngraft.study.checks import check_variants
 from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
 from attngraft.study.plan import resolve_runs
@@ -94,7 +94,7 @@ def test_against_is_no_field_of_a_study_file(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"study\.yaml\.against: unknown field; list other hosts under `grafts`, each as \{name: "
     ):
-        read_study(file)
+        read_study_file(file)
 
 
 def test_a_recipe_of_another_host_differs_in_the_host_alone(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=[*GRAFTS, {"host": {"name": "resnet10t", "pretrained": False}}])
     file = tmp_path / "study.yaml"
     file.write_text(dump_yaml(config.to_dict()))
-    assert study_from_dict(read_study(file)) == config
+    assert study_from_dict(read_study_file(file)) == config
 
 
 # --- weights ------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_other_hosts_are_run_compared_and_reported(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("*/seed0"))) == 4
     assert [variant.host for variant in result.variants] == [None, None, DEIT, DEIT]
     assert result.host["name"] == HOST["name"]
-    assert result.title == "vit_tiny_patch16_224 on digits: 1 graft, 2 other hosts"
+    assert result.title == f"{study_model(result)} on digits: 1 graft, 2 other hosts"
     assert len({variant.cost.train_time_ratio.point for variant in result.variants}) == 4  # type: ignore[union-attr]
     assert result.variants[0].difference is None
     assert all(variant.difference for variant in result.variants[1:])
@@ -214,8 +214,8 @@ def test_a_study_grows_by_a_host_and_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         compare(study(tmp_path, grafts=GRAFTS), tools=tools(stopped))
     assert stopped.calls == [("none", 0), ("horizontal", 0)]
-    assert read_study(tmp_path / "study.yaml")["grafts"][2] == {"name": NAMES[2], "spec": "none", "host": DEIT}
-    again = study_from_dict(read_study(tmp_path / "study.yaml"))
+    assert read_study_file(tmp_path / "study.yaml")["grafts"][2] == {"name": NAMES[2], "spec": "none", "host": DEIT}
+    again = study_from_dict(read_study_file(tmp_path / "study.yaml"))
     partial = report_only(again, tools=tools(FakeTrainer()))
     assert [len(variant.runs) for variant in partial.variants] == [2, 2, 1, 0]
     rest = FakeTrainer()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attngraft.cli import main
-from attngraft.study import load_result, read_study, runner
+from attngraft.study import load_result, read_study_file, runner
 
 from .fakes import FakeTrainer, tools
 
@@ -49,7 +49,7 @@ def test_a_study_from_options(tmp_path: Path, trainer: FakeTrainer, capsys: pyte
     assert f"Report: {tmp_path / 'report.html'}" in shown
     assert "\x1b" not in shown
     assert trainer.calls == [("none", 0), ("cb_s", 0), ("none", 1), ("cb_s", 1)]
-    assert read_study(tmp_path / "study.yaml")["host"]["args"] == {"img_size": 16, "patch_size": 8, "depth": 2}
+    assert read_study_file(tmp_path / "study.yaml")["host"]["args"] == {"img_size": 16, "patch_size": 8, "depth": 2}
 
 
 def test_json_and_report_only(tmp_path: Path, trainer: FakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,7 +79,7 @@ def test_options_replace_what_stands_in_the_file(tmp_path: Path, trainer: FakeTr
     file = str(tmp_path / "first" / "study.yaml")
     arguments = ["--study", file, "--host-arg", "depth=1", "--seeds", "4,", "--set", "train.batch_size=9"]
     assert call("compare", *arguments, "--out", str(tmp_path / "second")) == 0
-    plain = read_study(tmp_path / "second" / "study.yaml")
+    plain = read_study_file(tmp_path / "second" / "study.yaml")
     assert plain["host"]["args"] == {"img_size": 16, "patch_size": 8, "depth": 1}
     assert plain["set"] == ["optimizer.lr=1e-4", "train.batch_size=9"]
     assert plain["seeds"] == [4]
@@ -92,7 +92,7 @@ def test_other_hosts_from_options(tmp_path: Path, trainer: FakeTrainer, capsys: 
     against = ["--against", f"deit_tiny_patch16_224: {SMALL}"]
     assert call(*STUDY, *against, "--out", str(tmp_path)) == 0
     assert "deit_tiny_patch16_224" in "".join(capsys.readouterr().out.split())
-    kept = read_study(tmp_path / "study.yaml")["grafts"]
+    kept = read_study_file(tmp_path / "study.yaml")["grafts"]
     assert [entry["name"] for entry in kept] == ["baseline", "cb_s", "deit_tiny_patch16_224"]
     file = ["compare", "--study", str(tmp_path / "study.yaml"), "--dry-run", "--json"]
     assert variants(capsys, *file) == ["baseline", "cb_s", "deit_tiny_patch16_224"]
@@ -130,13 +130,13 @@ def test_halving_is_part_of_the_study(tmp_path: Path, trainer: FakeTrainer) -> N
     grafts = [part for spec in ("cb", "horizontal", "vertical") for part in ("--graft", spec)]
     study = [*STUDY[:-1], "9", *grafts, "--out", str(tmp_path)]
     assert call(*study, "--halving", "3,1") == 0
-    kept = read_study(tmp_path / "study.yaml")
+    kept = read_study_file(tmp_path / "study.yaml")
     assert kept["halving"] == "3,1"
     result = load_result(tmp_path)
     assert result.halving is not None
     assert len(result.halving.stopped) == 3
     assert call(*study, "--halving", "off") == 0
-    assert "halving" not in read_study(tmp_path / "study.yaml")
+    assert "halving" not in read_study_file(tmp_path / "study.yaml")
     assert all(len(variant.runs) == 2 for variant in load_result(tmp_path).variants)
 
 

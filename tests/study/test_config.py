@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from attngraft.errors import ConfigError, UsageError
-from attngraft.study.config import read_study, study_from_dict
+from attngraft.study.config import read_study_file, study_from_dict
 from attngraft.training.recipe import recipe_to_dict
 from attngraft.yaml_config import dump_yaml
 
@@ -32,7 +32,7 @@ time_budget: 1h30m
 out: somewhere
 """
     )
-    config = study_from_dict(read_study(file), source=str(file))
+    config = study_from_dict(read_study_file(file), source=str(file))
     assert [(v.name, v.spec) for v in config.variants] == [
         ("baseline", "none"),
         ("cb_s", "cb_s"),
@@ -52,7 +52,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     )
     file = tmp_path / "study.yaml"
     file.write_text(dump_yaml(config.to_dict()))
-    assert study_from_dict(read_study(file)) == config
+    assert study_from_dict(read_study_file(file)) == config
 
 
 def test_variants_of_a_seed_differ_in_the_graft_alone(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_wrong_override_is_refused_where_recipes_are_made(tmp_path: Path) -> N
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        read_study(tmp_path / "nothing.yaml")
+        read_study_file(tmp_path / "nothing.yaml")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.study.fakes import study
 from tests.training.test_teacher import VIT, digits
 
 
+@pytest.mark.slow
 def test_all_variants_learn_from_one_teacher_and_the_report_names_it(tmp_path: Path) -> None:
     place = tmp_path / "<teacher>"
     train(digits(task={"augment": {"padding": 0}}, schedule={"epochs": 1}), place, progress=Silent())

@@ -27,6 +27,7 @@ def tiny(out: Path, **changes: object) -> StudyConfig:
     return study_from_dict({**plain, **changes})
 
 
+@pytest.mark.slow
 def test_real_training_without_costs(tmp_path: Path) -> None:
     tools = Tools(write_report=lambda result, folder: folder)
     result = compare(tiny(tmp_path), costs=False, tools=tools)

@@ -12,7 +12,7 @@ from attngraft.cli import main
 from attngraft.errors import ConfigError
 from attngraft.study import load_result, runner
 from attngraft.study.checks import check_variants
-from attngraft.study.config import StudyConfig, read_study, study_from_dict
+from attngraft.study.config import StudyConfig, read_study_file, study_from_dict
 from attngraft.study.plan import resolve_runs
 from attngraft.timing import count_macs
 from attngraft.training.build import build_model, model_data_config
@@ -24,7 +24,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # no study of before, no teacher
-    config = study_from_dict(read_study(path), source=str(path))
+    config = study_from_dict(read_study_file(path), source=str(path))
     for variant in config.variants:
         for seed in config.seeds:
             assert config.recipe_of(variant, seed).graft == (None if variant.spec == "none" else variant.spec)
@@ -40,7 +40,7 @@ def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.slow
 def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
     path = next(path for path in EXAMPLES if path.stem == f"{name}-bixt")
-    config = study_from_dict(read_study(path), source=str(path))
+    config = study_from_dict(read_study_file(path), source=str(path))
     assert [variant.name for variant in config.variants] == ["BiXT", "ViT", "iterative", "sequential"]
     assert config.seeds == (0, 1, 2)
     recipes = [config.recipe_of(variant, 0) for variant in config.variants]
@@ -54,7 +54,7 @@ def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
     assert max(macs) / min(macs) < 1.03, macs
 
 
-@pytest.mark.parametrize("name", product_but(["digits", "cifar10", "tiny_imagenet20"], ["cifar10"]))
+@pytest.mark.parametrize("name", product_but(["digits", "cifar10", "tiny_imagenet20"], ["digits"]))
 def test_bixt_trains_against_all_of_them(
     name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +102,6 @@ def taught(config: StudyConfig) -> bool:
 
 
 def test_there_are_examples_of_both_kinds() -> None:
-    studies = [study_from_dict(read_study(path)) for path in EXAMPLES]
+    studies = [study_from_dict(read_study_file(path)) for path in EXAMPLES]
     assert sum(map(taught, studies)) == 1
     assert len(studies) >= 7

@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.results.halving import HALVING_FILE, rank_at, read_halving
-from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only
+from attngraft.results.measured import Measured
+from attngraft.results.records import RecordTable
+from attngraft.study import StudyConfig, StudyResult, compare, incomplete, load_result, prepare, report_only, runner
 from attngraft.study.plan import resolve_runs
 from attngraft.study.progress import describe_plan
 from attngraft.study.rungs import Rungs
+from attngraft.training.recipe import recipe_to_yaml
 
+from ..training.toys import Toy, toy_recipe
 from .fakes import FakeTrainer, study, tools
 
 GRAFTS = ["cb_s", "cb", "horizontal", "vertical", "cb_s@blocks.0", "cb_s@blocks.1"]
@@ -165,8 +171,9 @@ def test_the_plan_says_it_and_estimates_less(tmp_path: Path) -> None:
         prepare(halved(tmp_path, epochs=3, halving=4), tools=tools(FakeTrainer()))
 
 
-def test_a_time_budget_takes_what_halving_spares(tmp_path: Path) -> None:
+def test_a_time_budget_takes_what_halving_spares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """90 s; 7 variants with 2 seeds start for 1 s each and take 1 s an epoch: 5 epochs each, or more where most stop."""
+    monkeypatch.setattr(runner, "COST_SECONDS", 120.0)
     plain = prepare(halved(tmp_path, halving=None, epochs=None, time_budget="100s"), tools=tools(FakeTrainer()))
     assert plain.fitted_epochs == 5
     config = halved(tmp_path, epochs=None, time_budget="100s")
@@ -175,3 +182,30 @@ def test_a_time_budget_takes_what_halving_spares(tmp_path: Path) -> None:
     assert prepared.fitted_epochs > 8
     assert prepared.seconds is not None
     assert 70 < prepared.seconds <= 95
+
+
+def test_variants_in_other_units_are_not_ranked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As perplexity per token with another tokenizer: refused before anything is trained or written."""
+    measure = Toy.measure
+
+    def with_units(self: Toy, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        assert len(table.names) == len(table.array("label"))
+        units = {"top1": f"per {self.config.smoothing}", "nll": str(self.config.noise)}
+        return dataclasses.replace(measure(self, table, facts), comparable=units)
+
+    monkeypatch.setattr(Toy, "measure", with_units)
+    (tmp_path / "recipe.yaml").write_text(recipe_to_yaml(toy_recipe()))
+
+    def config(field: str, halving: str = "3,1") -> StudyConfig:
+        plain = {"host": None, "data": None, "recipe": str(tmp_path / "recipe.yaml"), "halving": halving, "epochs": 9}
+        return study(tmp_path / "out", grafts=["cb", {"name": "b", "graft": "cb_s", "set": {field: 0.1}}], **plain)
+
+    message = (
+        r"ranks variants by top1, and the variant b measures it in other units .* \(per 0.1, not per 0.0\); use --h"
+    )
+    with pytest.raises(UsageError, match=message):
+        compare(config("task.smoothing"))
+    assert not (tmp_path / "out").exists()
+    prepare(config("task.smoothing", halving="off"))
+    prepare(config("task.noise"))
+    prepare(config("train.drop_path"))

@@ -13,7 +13,8 @@ import pytest
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.report.page import report_html
 from attngraft.results.storage import csv_text
-from attngraft.study import compare, load_result, prepare, read_study, report_only, study_from_dict
+from attngraft.results.wording import study_model
+from attngraft.study import compare, load_result, prepare, read_study_file, report_only, runner, study_from_dict
 from attngraft.study.checks import check_variants
 from attngraft.study.plan import resolve_runs
 from attngraft.study.throughput import measure_throughput
@@ -84,7 +85,7 @@ def test_halving_needs_equal_epochs(tmp_path: Path) -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     config = study(tmp_path, grafts=[*GRAFTS, {"graft": "cb", "set": {"optimizer.opt": "a, b", "distill": None}}])
     (tmp_path / "study.yaml").write_text(dump_yaml(config.to_dict()))
-    assert study_from_dict(read_study(tmp_path / "study.yaml")) == config
+    assert study_from_dict(read_study_file(tmp_path / "study.yaml")) == config
 
 
 # --- recipes ------------------------------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ def test_results_and_reports_state_every_difference(tmp_path: Path) -> None:
     result = compare(study(tmp_path, grafts=GRAFTS), tools=tools(FakeTrainer({"cb_s": 0.1})))
     assert [variant.recipe for variant in result.variants] == [{}, {}, WARM, WARM]
     assert result.recipe["schedule"]["warmup_epochs"] is None
-    assert result.title == "vit_tiny_patch16_224 on digits: 2 grafts, 1 other recipe"
+    assert result.title == f"{study_model(result)} on digits: 2 grafts, 1 other recipe"
     assert len({variant.cost.train_time_ratio.point for variant in result.variants}) == 4  # type: ignore[union-attr]
     assert load_result(tmp_path) == result
     changes, notes = NAME.partition("with ")[2], " ".join(result.notes)
@@ -187,10 +188,11 @@ def test_a_changed_set_is_no_run_of_the_study(tmp_path: Path) -> None:
     assert len(trainer.calls) == 4
 
 
-def test_variants_with_other_epochs(tmp_path: Path) -> None:
+def test_variants_with_other_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grafts = ["cb_s", {"name": "longer", "graft": "cb_s", "set": {"schedule.epochs": 6}}]
     prepared = prepare(study(tmp_path, grafts=grafts), tools=tools(FakeTrainer()))
     assert prepared.seconds == 2 * (4 + 4 + 7)
+    monkeypatch.setattr(runner, "COST_SECONDS", 120.0)
     fitted = prepare(study(tmp_path, grafts=grafts, epochs=None, time_budget="60s"), tools=tools(FakeTrainer()))
     assert [run.recipe.schedule.epochs for run in fitted.runs[:3]] == [9, 9, 6]
     result = compare(study(tmp_path, grafts=grafts), tools=tools(FakeTrainer()))

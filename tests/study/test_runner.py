@@ -13,7 +13,7 @@ import torch
 
 from attngraft.errors import ConfigError, GraftSpecError, TrainingError, UsageError
 from attngraft.results.study import Cost, StudyResult
-from attngraft.study import compare, incomplete, load_result, prepare, read_study, report_only, study_from_dict
+from attngraft.study import compare, incomplete, load_result, prepare, read_study_file, report_only, study_from_dict
 from attngraft.study.config import StudyConfig
 from attngraft.training.lock import locked
 from attngraft.training.recipe import Recipe
@@ -101,7 +101,7 @@ def test_report_only_needs_no_recipe_and_no_host(tmp_path: Path) -> None:
     result = compare(study(tmp_path), tools=tools(FakeTrainer({"cb_s": 0.1})))
     moved = tmp_path / "moved"
     shutil.copytree(tmp_path, moved, ignore=shutil.ignore_patterns("moved"))
-    config = study_from_dict({**read_study(moved / "study.yaml"), "out": str(moved), "recipe": "gone.yaml"})
+    config = study_from_dict({**read_study_file(moved / "study.yaml"), "out": str(moved), "recipe": "gone.yaml"})
     again = report_only(config, tools=tools(FakeTrainer()))
     assert dataclasses.replace(again, created="", command="") == dataclasses.replace(result, created="", command="")
     with pytest.raises(TrainingError, match="nothing to report"):

@@ -62,7 +62,10 @@ def test_a_dense_task_is_trained_compared_and_reported(installed: Path) -> None:
     assert not incomplete(result)
     assert load_result(installed / "study") == result
     assert (result.task, result.metric) == ("toy_dense", "image_iou")
-    assert result.title == "vit_tiny_patch16_224 on drawings: 1 graft"
+    assert result.title == (
+        "vit_tiny_patch16_224 (img_size=8, patch_size=1, in_chans=1, embed_dim=24, depth=2, num_heads=3) "
+        "on drawings: 1 graft"
+    )
     for variant in result.variants:
         for run in variant.runs:
             with np.load(installed / "study" / run.folder / "predictions.npz") as arrays:

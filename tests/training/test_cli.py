@@ -61,7 +61,7 @@ def test_train_then_evaluate(tmp_path: Path, recipe: Path, capsys: pytest.Captur
 
     assert attngraft(*arguments, *extra) == 0  # finished: returns at once
     capsys.readouterr()
-    assert attngraft(*arguments, "--no-resume") == 1
+    assert attngraft(*arguments, "--no-resume") == 2
     assert "this folder contains a run" in capsys.readouterr().err
 
 
@@ -119,7 +119,7 @@ def test_what_a_run_starts_from_and_what_it_trains(
         (("--weights", "a.pth", "--pretrained"), 2, "host.weights: cannot be combined with pretrained: true"),
         (("--train", "grafts"), 2, "train.parameters: is grafts, but the recipe has no graft to train"),
         (("--recipe", "digitz"), 2, "did you mean digits?"),
-        (("--data", "./nowhere"), 1, "nowhere"),
+        (("--data", "./nowhere"), 2, "nowhere"),
         (("--graft", "cbs"), 2, "did you mean"),
         (("--epochs", "0"), 2, "--epochs"),
     ],
@@ -132,7 +132,7 @@ def test_mistakes(
 
 
 def test_evaluating_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert attngraft("eval", tmp_path) == 1
+    assert attngraft("eval", tmp_path) == 2
     assert "not a run folder" in capsys.readouterr().err
 
 

@@ -79,7 +79,7 @@ def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> No
     assert len(evaluate_run(run, split="val").predictions.names) == 4
     assert evaluate_run(run, data=str(tmp_path / "data")).split == "test"
 
-    shutil.rmtree(tmp_path / "data" / "test")
+    shutil.move(tmp_path / "data" / "test", tmp_path / "test")
     with pytest.raises(DataError, match="is judged on the test split, but the data no longer have one"):
         evaluate_run(run)
     without = {**plain, "out": str(tmp_path / "without"), "seeds": [0]}
@@ -88,7 +88,7 @@ def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> No
     assert page.count("chosen and evaluated on the same validation examples") >= 2
 
     # what an earlier version began is judged on validation, also where further seeds are added
-    make_folder(tmp_path / "data", {"test": parts["test"]})
+    shutil.move(tmp_path / "test", tmp_path / "data" / "test")
     for path in (tmp_path / "without").glob("runs/*/seed0/data.json"):
         found = json.loads(path.read_text())
         del found["judged_split"]

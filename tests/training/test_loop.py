@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from attngraft.errors import AttngraftError, ConfigError, TrainingError
+from attngraft.errors import AttngraftError, ConfigError, TrainingError, UsageError
 from attngraft.training.build import build_model
 from attngraft.training.checkpoint import load_weights
 from attngraft.training.loop import train
@@ -229,7 +229,11 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
     ("changes", "error", "message"),
     [
         ({"task": {"trains": 3}}, ConfigError, r"task\.trains.*did you mean train\?"),
-        ({"train": {"batch_size": 49}}, ConfigError, "more than an epoch's 48 training examples"),
+        (
+            {"host": {"args": {"img_size": 20}}},
+            UsageError,
+            "image size 20 is not a multiple of the patch size 8; use .*=16",
+        ),
         ({"host": {"name": "toy_vitt", "args": {}}}, AttngraftError, "toy_vitt.*did you mean toy_vit"),
         ({"host": {"args": {"wings": 2}}}, AttngraftError, "cannot create toy_vit with wings=2"),
         ({"host": {"args": {"num_classes": 4}}}, ConfigError, "host.args.num_classes is 4, but the data require 3"),

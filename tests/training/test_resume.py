@@ -17,6 +17,7 @@ from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict, recipe_to_dict
 from attngraft.training.stopping import Interrupted
+from tests.slow import slow_but
 from tests.training.processes import finish, first_step, start
 from tests.training.toys import ToySplit, assert_same_outcome, final_state, metric_rows, toy_recipe
 
@@ -67,7 +68,7 @@ def test_a_signal_saves_and_stops(undisturbed: Path, tmp_path: Path, number: int
     assert_same_outcome(undisturbed, tmp_path)
 
 
-@pytest.mark.parametrize("example", [1, 12, 41, 44])
+@pytest.mark.parametrize("example", slow_but([1, 12, 41, 44], 12, 41))
 @pytest.mark.parametrize("host", ["toy_vit", "toy_normed"])
 def test_stopped_while_waiting_for_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, example: int

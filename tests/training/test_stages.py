@@ -89,7 +89,7 @@ def test_resumed_within_a_stage_it_moves_what_that_stage_moves(tmp_path: Path) -
     assert [moved(*pair) for pair in itertools.pairwise(states)] == expected
 
 
-@pytest.mark.parametrize("step", [1, STEPS, STEPS + 1, STEPS + 2, 3 * STEPS])
+@pytest.mark.parametrize("step", [STEPS, STEPS + 1])
 def test_stopped_anywhere_it_ends_the_same(undisturbed: Path, tmp_path: Path, step: int) -> None:
     recipe = staged("grafts")
     with pytest.raises(TrainingError, match="stopped by the test"):
@@ -98,7 +98,7 @@ def test_stopped_anywhere_it_ends_the_same(undisturbed: Path, tmp_path: Path, st
     assert_same_outcome(undisturbed, tmp_path)
 
 
-@pytest.mark.parametrize("epochs", [(1,), (1, 2), (2,)])
+@pytest.mark.parametrize("epochs", [(1, 2)])
 def test_stopped_between_epochs_it_ends_the_same(undisturbed: Path, tmp_path: Path, epochs: tuple[int, ...]) -> None:
     recipe = staged("grafts")
     for epoch in epochs:

@@ -264,7 +264,7 @@ def test_classes_of_a_run_are_the_datas_in_the_same_order(teacher: Path, tmp_pat
     classes = [str(digit) for digit in range(10)]
     for number, (others, message) in enumerate(
         [
-            (classes[::-1], "another order; set task.data.classes to the teacher's order: 9, 8"),
+            (classes[::-1], "another order; use --set task.data.classes=... with the teacher's order: 9, 8"),
             (["x", *classes[1:]], "without the classes 0; use a teacher"),
         ]
     ):

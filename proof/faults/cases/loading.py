@@ -33,6 +33,5 @@ CASES = (
         kept="everything up to the last checkpoint",
         remedy="repeat the command, with fewer `train.workers` if needed; their number does not affect the results",
         run=_killed,
-        quick=True,
     ),
 )

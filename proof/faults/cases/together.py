@@ -84,7 +84,6 @@ CASES = (
         kept="the first continues undisturbed",
         remedy="wait, or choose another folder",
         run=_two_runs,
-        quick=True,
     ),
     Case(
         name="two-studies",

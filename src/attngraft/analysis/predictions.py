@@ -11,7 +11,7 @@ from attngraft.suggest import shortened
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet, numbered_names
 from attngraft.tasks.capabilities import require
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.suites.test_sets import CLASSES, synsets
 from attngraft.tasks.task import load_task
 

@@ -27,7 +27,7 @@ from attngraft.cli.paper import paper
 from attngraft.cli.plan import plan
 from attngraft.cli.predict import predict
 from attngraft.cli.train import train
-from attngraft.errors import AttngraftError, UsageError
+from attngraft.errors import AttngraftError
 from attngraft.leaving import leave_now
 
 INTERRUPTED = 130  #: exit code
@@ -45,7 +45,7 @@ app = typer.Typer(
 
 
 def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command: print errors on one line and exit with 1 (failed), 2 (usage) or 130 (interrupted)."""
+    """Wrap a command: print errors on one line and exit with 1 (failed), 2 (refused) or 130 (interrupted)."""
 
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -55,7 +55,7 @@ def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
             if logging.getLogger("attngraft").isEnabledFor(logging.DEBUG):
                 traceback.print_exc()
             typer.echo(f"attngraft: {error}", err=True)
-            raise typer.Exit(2 if isinstance(error, UsageError) else 1) from None
+            raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as stop:
             typer.echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
             raise typer.Exit(INTERRUPTED) from None
@@ -96,7 +96,13 @@ app.add_typer(_bench, name="bench")
 
 def _show_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"attngraft {__version__}")
+        from importlib.metadata import version
+
+        import torch
+
+        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
+        typer.echo(f"attngraft {__version__} ({packages}, device {device.type if device else 'cpu'})")
         raise typer.Exit
 
 
@@ -106,7 +112,13 @@ def options(
         bool, typer.Option("--verbose", "-v", help="Log more details, including tracebacks of errors.")
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the versions and the default device, and exit.",
+        ),
     ] = False,
 ) -> None:
     """Options common to all commands."""
@@ -114,10 +126,15 @@ def options(
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    for retrying in (
+        "huggingface_hub.utils._http",
+        "huggingface_hub.file_download",
+    ):  # one message follows the last attempt
+        logging.getLogger(retrying).setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with 0 (success), 1 (failed), 2 (usage) or 130 (interrupted).
+    """Run the command line and exit with 0 (success), 1 (failed), 2 (refused) or 130 (interrupted).
 
     Without `arguments`, parse `sys.argv`, and skip the interpreter's shutdown after an interrupt.
     """

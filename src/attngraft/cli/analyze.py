@@ -15,7 +15,7 @@ from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, images_for, models_of_study, open_models
 from attngraft.cli.output import command_line, images_bar, output_console, print_json
-from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ def analyze(
             metavar="FOLDER",
         ),
     ] = None,
+    device: Annotated[str | None, _models("--device", metavar="NAME", help=DEVICE)] = None,
     title: Annotated[str | None, _output("--title", help="Title of the page.")] = None,
     as_json: Annotated[bool, _output("--json", help="Print the results as JSON.")] = False,
 ) -> None:
@@ -139,7 +140,11 @@ def analyze(
     """
     from attngraft.analysis.catalog import ANALYSES, analysis
     from attngraft.analysis.request import AnalysisRequest
+    from attngraft.files import check_output
+    from attngraft.tensors import use_device
 
+    check_output(out, folder=True)
+    use_device(device)
     analyses = [analysis(each) for each in dict.fromkeys(ANALYSES if ALL in names else names)]
     baseline = None
     left_out: dict[str, str] = {}
@@ -218,7 +223,7 @@ def _run(
     """
     from attngraft.report import write_report
     from attngraft.report.analyses import write_analyses
-    from attngraft.results.storage import RESULT_FILE, load_result
+    from attngraft.results.storage import RESULT_FILE, read_study
 
     shown = study.resolve().name if study is not None else ", ".join(request.names)
     results: list[AnalysisResult] = []
@@ -240,7 +245,7 @@ def _run(
             "no analysis applies to these models; run attngraft list analyses for the requirements of each"
         )
     if study is not None and (study / RESULT_FILE).is_file():
-        write_report(load_result(study), study)
+        write_report(read_study(study), study)
     return results
 
 
@@ -256,8 +261,8 @@ def _provenance(request: AnalysisRequest, analysis: Analysis, weights: str) -> d
 
 
 def _show(results: list[AnalysisResult], folder: Path, study: Path | None) -> None:
-    from attngraft.report import REPORT_FILE
     from attngraft.report.analyses import PAGE
+    from attngraft.results.study import REPORT_FILE
 
     console = output_console()
     for result in results:

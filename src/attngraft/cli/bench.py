@@ -234,6 +234,9 @@ def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
 
 
 def _refuse_other_suffix(out: Path | None) -> None:
+    from attngraft.files import check_output
+
+    check_output(out)
     if out is not None and out.suffix != ".json":
         raise UsageError(f"--out must end in .json; got {out}")
 

@@ -12,6 +12,7 @@ From the command to the first batch:
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraft.cli.output import command_line, output_console, print_json, progress_display
-from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE
+from attngraft.cli.values import (
+    AUTO_BATCH,
+    DEVICE,
+    HOST,
+    HOST_ARG,
+    PRETRAINED,
+    START,
+    TASK,
+    TRACK,
+    TRUST_CODE,
+    choose_recipe,
+)
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
@@ -98,6 +110,7 @@ def compare(
             help="Parameters to train: all, grafts+head, or head. Except with all, the baseline trains only its head.",
         ),
     ] = None,
+    device: Annotated[str | None, _training("--device", metavar="NAME", help=DEVICE)] = None,
     jobs: Annotated[
         int | None,
         _many_runs(
@@ -146,6 +159,7 @@ def compare(
         ),
     ] = None,
     auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,
+    track: Annotated[list[str] | None, _training("--track", metavar="NAME", help=TRACK)] = None,
     study: Annotated[
         Path | None,
         _comparison("--study", metavar="FILE", help="A study file (YAML); other options override its fields."),
@@ -220,12 +234,15 @@ def compare(
     """
     from attngraft import study as studies
     from attngraft.cli.values import assignments, refuse_untyped_hosts
+    from attngraft.errors import UsageError
     from attngraft.study.progress import LiveStudy, StudyLog, StudyProgress
+    from attngraft.tensors import use_device
 
     shorthands = {
         "task.metrics.primary": metric,
         "train.auto_batch": "true" if auto_batch else None,
         "train.parameters": parameters,
+        "train.track": json.dumps(track) if track else None,
     }
     overrides = [f"{name}={value}" for name, value in shorthands.items() if value is not None]
     options: dict[str, Any] = {
@@ -249,6 +266,9 @@ def compare(
         "pretrained": pretrained,
         "weights": weights,
     }
+    if device is not None and ray is not None:
+        raise UsageError("--device: a Ray cluster assigns the devices of its runs; use --gpus-per-run (0: CPU)")
+    use_device(device)
     config = _config(options, host_options, study, report_only=report_only)
     if not trust_code and not report_only:  # a report imports no host
         refuse_untyped_hosts(config.host_names(), typed=[host, *(against or []), *(set_ or [])])
@@ -270,23 +290,26 @@ def compare(
 def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *, report_only: bool) -> StudyConfig:
     """Return the configuration of the study file, if any, with the given options applied."""
     from attngraft.errors import UsageError
-    from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
+    from attngraft.study.config import STUDY_FILE, read_study_file, study_from_dict
 
     options = {key: value for key, value in options.items() if value is not None}
     file = study
     if report_only and file is None:
         file = Path(options.get("out", ".")) / STUDY_FILE
-    base = read_study(file) if file is not None else {}
+        if not file.is_file():
+            where = f"{options['out']} contains no study" if "out" in options else "no study is given"
+            raise UsageError(f"--report-only: {where} ({file} does not exist); use --out FOLDER of a study")
+    base = read_study_file(file) if file is not None else {}
     if file is not None and file.name == STUDY_FILE and (file.parent / ".lock").is_file():
         base["out"] = str(file.parent)  # the file in a study's folder, which may have been moved
     _merge_variants(options, base)
     task = options.pop("task", None)
-    if task is not None and not report_only:
-        from attngraft.training.build import recipe_for_task
-
-        options["recipe"] = recipe_for_task(task, options.get("recipe", base.get("recipe")))
     if "set" in options:
         options["set"] = [*base.get("set", []), *options["set"]]
+    if not report_only and (base or "grafts" in options):
+        given = {**base, **options}
+        recipe = choose_recipe(task, given.get("recipe"), given.get("data"), given.get("set", []))
+        options |= {} if recipe is None else {"recipe": recipe}
     if {"epochs", "time_budget"} & options.keys():
         base.pop("fitted_epochs", None)
     host = {key: value for key, value in host.items() if value not in (None, {}, False)}
@@ -401,7 +424,7 @@ def _print_suites(result: StudyResult, console: Any) -> None:
         heading = f"{suite.title}: {about(suite, suite_format(result, suite))}"
         console.print(heading, markup=False, highlight=False, soft_wrap=True, style="bold")
         console.print(suite_comparison(result, suite))
-        if len(summary_conditions(suite)) < len(suite.conditions):
+        if len(summary_conditions(suite.conditions)) < len(suite.conditions):
             console.print("Note: results for each severity are in the report and in suites.csv.", highlight=False)
         for note in suite.notes:
             console.print(f"Note: {note}", markup=False, highlight=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +16,13 @@ from rich.table import Table
 
 from attngraft.cli.output import output_console, print_json, progress_bars
 from attngraft.cli.values import assignments
-from attngraft.errors import DataError, UsageError
+from attngraft.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
     from attngraft.tasks.text.config import TextDataConfig
+    from attngraft.training.recipe import Recipe
 
 _CLASSES = 30  #: most classes listed
 _UNREADABLE = 20  #: maximum number of unreadable images to list
@@ -63,7 +65,8 @@ def check(
 ) -> None:
     """Check a data set as training would: splits, classes, image sizes, unreadable images and duplicates.
 
-    The exit code is 1 if training would reject the data. Results are cached, so training does not scan the images again.
+    Without --task, the task follows from the data, as in `attngraft compare`. The exit code is 1 if training would
+    reject the data. Results are cached, so training does not scan the images again.
 
     Examples:
 
@@ -81,8 +84,10 @@ def check(
 
         attngraft data check reviews.csv --task text_classification
     """
+    from attngraft.files import check_output
     from attngraft.strict import read
     from attngraft.tasks.capabilities import require
+    from attngraft.tasks.fitting import fitting_task
     from attngraft.tasks.images.inspection import inspect_images
     from attngraft.tasks.images.opening import data_config
     from attngraft.tasks.task import load_task
@@ -91,9 +96,13 @@ def check(
         require(load_task(task), "data_check")
     if contact_sheet is not None and contact_sheet.suffix.lower() != ".png":
         raise UsageError(f"--contact-sheet {contact_sheet}: give a file that ends in .png")
+    check_output(save_split)
+    check_output(contact_sheet)
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}
     settings = {name: value for name, value in given.items() if value is not None}
     settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
+    if task is None and (found := fitting_task(settings)[0]) in ("text_classification", "regression"):
+        task = found  # of other labels, the images themselves show the task
     if task == "text_classification":
         if contact_sheet is not None:
             raise UsageError("--contact-sheet: only for image data; remove it")
@@ -105,6 +114,8 @@ def check(
         result = inspect_images(
             config, task=task, progress=lambda done, total: bar.update(progress, completed=done, total=total)
         )
+    if not result.refusals:
+        result = _loaded(result, settings)
     if as_json:
         print_json(result.as_dict())
     else:
@@ -117,6 +128,35 @@ def check(
         typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:
         raise typer.Exit(1)
+
+
+def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
+    """Load the data as training with the task's default recipe would, and return the result with what that finds."""
+    from attngraft.training.build import build_task, model_data_config
+
+    recipe = _default_recipe(result.task, settings)
+    logging.disable(logging.WARNING)  # of notes that the result has already
+    try:
+        data = build_task(recipe).load(model_data_config=model_data_config(recipe))
+    except (ConfigError, DataError) as error:
+        return replace(result, refusals=[str(error)])
+    finally:
+        logging.disable(logging.NOTSET)
+    return replace(result, notes=[*result.notes, *_batch_note(recipe, len(data.train), "images")])
+
+
+def _default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
+    from attngraft.tasks.task import load_task
+    from attngraft.training.recipe import Recipe, load_recipe
+
+    name = load_task(task).default_recipe
+    recipe = Recipe() if name is None else load_recipe(name)
+    return replace(recipe, task={**recipe.task, "name": task, "data": settings})
+
+
+def _batch_note(recipe: Recipe, examples: int, noun: str) -> list[str]:
+    size = recipe.train.batch_size
+    return [f"Batches of {size} are cut to the {examples} training {noun}."] if size > examples else []
 
 
 def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
@@ -137,6 +177,7 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
     if split is not None:
         save_split(split, source.train, source.val)
         typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
+    notes = [*source.notes, *_batch_note(_default_recipe("text_classification", settings), len(source.train), "texts")]
     counts, sizes = source.counts(), {name: len(texts) for name, texts in source.parts().items()}
     if as_json:
         found = {
@@ -147,7 +188,7 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
             "classes": list(source.classes),
             "sizes": sizes,
             "counts": counts,
-            "notes": list(source.notes),
+            "notes": notes,
             "refusals": [],
         }
         print_json(found)
@@ -159,7 +200,7 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
     numbers = ", ".join(f"{size:,} {part} texts" for part, size in sizes.items())
     console.print(f"Split: {escape(source.origin)}; {numbers}")
     console.print(_class_table(source.classes, {part: list(by.values()) for part, by in counts.items()}, "texts"))
-    _show_outcome(source.notes, (), config, "text_classification")
+    _show_outcome(notes, (), config, "text_classification")
 
 
 def _save_split(result: Inspection, path: Path) -> None:

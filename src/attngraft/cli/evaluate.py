@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from attngraft.cli.output import is_first_process, output_console, print_json, progress_display
-from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def evaluate(
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
     ] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -111,11 +112,15 @@ def evaluate(
         attngraft eval hf:./my-bert --pretrained --task text_classification --data reviews.csv
     """
     from attngraft.cli.models import host_options
+    from attngraft.files import check_output
     from attngraft.targets.judged import open_target
+    from attngraft.tensors import use_device
 
     if limit is not None and not suite:
         raise UsageError("--limit requires --suite; add a suite, or remove --limit")
     host = host_options(pretrained, host_weights, host_arg)
+    use_device(device)
+    check_output(out, folder=True)
     opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
     if suite:
         if out is None and not opened.is_run:
@@ -168,7 +173,7 @@ def _evaluate_suites(target: Target, texts: list[str], *, as_json: bool, **where
 
 
 def _show(target: Target, found: Sequence[SuiteRun], *, as_json: bool) -> None:
-    from attngraft.report.suites import suite_heading, suite_table
+    from attngraft.report.suites import suite_heading, suite_table, summary_conditions
     from attngraft.tasks.task import load_task
 
     if as_json:
@@ -180,7 +185,12 @@ def _show(target: Target, found: Sequence[SuiteRun], *, as_json: bool) -> None:
         out.print(suite_table(each, metrics))
         reasons = [f"{group.label}: {group.reason}" for group in each.groups if group.reason]
         remarks = dict.fromkeys(text for group in each.groups for text in group.said)
-        for note in [*each.notes, *reasons, *remarks]:
+        more = []
+        if len(summary_conditions(each.groups)) < len(each.groups):
+            more = [
+                "the table has means over severities; results for each severity are in results.csv and results.json."
+            ]
+        for note in [*each.notes, *more, *reasons, *remarks]:
             out.print(f"Note: {note}", markup=False, highlight=False)
     if found:
         out.print(f"Predictions and results: {target.results}", markup=False, highlight=False, soft_wrap=True)

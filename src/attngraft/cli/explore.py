@@ -7,7 +7,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, open_models
-from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 
 
 def explore(
@@ -32,6 +32,7 @@ def explore(
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
     title: Annotated[str | None, typer.Option("--title", help="Title of the page. Default: the image's name.")] = None,
@@ -51,11 +52,16 @@ def explore(
 
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
     """
+    from attngraft.files import check_output
     from attngraft.report.explorer import explore_handles
+    from attngraft.tensors import use_device
 
+    page = out or Path(f"{image.stem}.html")
+    check_output(page)
+    use_device(device)
     host = host_options(pretrained, host_weights, host_arg)
     handles = open_models(
         model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"
     )
-    page = explore_handles(handles, image, out=out or Path(f"{image.stem}.html"), sites=sites, title=title)
+    page = explore_handles(handles, image, out=page, sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

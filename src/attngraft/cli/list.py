@@ -24,6 +24,8 @@ def list_command(
 ) -> None:
     """List grafts (with their options), supported hosts, recipes, papers, tasks, analyses or evaluation suites.
 
+    Grafts, hosts and tasks of other installed packages are included.
+
     Examples:
 
         attngraft list
@@ -85,7 +87,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
     if what == "hosts":
         from attngraft.grafting.catalog import list_hosts
 
-        return [{"name": host.name, "what": host.summary} for host in list_hosts()]
+        return [{"name": host.name, "what": host.summary, "package": host.package} for host in list_hosts()]
     if what == "recipes":
         from attngraft.training.recipe import packaged_recipes, recipe_summary
 
@@ -95,9 +97,9 @@ def _rows(what: str) -> list[dict[str, Any]]:
 
         return [{"name": name, "what": load_paper(name).title} for name in list_papers()]
     if what == "tasks":
-        from attngraft.tasks.task import known_tasks
+        from attngraft.tasks.task import known_tasks, package_of_task
 
-        return [{"name": name} for name in known_tasks()]
+        return [{"name": name, "package": package_of_task(name)} for name in known_tasks()]
     if what == "analyses":
         from attngraft.analysis.catalog import analyses
 
@@ -129,12 +131,12 @@ def _grafts() -> list[dict[str, Any]]:
             "identity at start": "yes" if graft.identity else "no",
             "what": graft.summary,
             "source": graft.source,
+            "package": graft.package,
         }
         for graft in list_grafts()
     ]
+    empty: dict[str, Any] = {"stage": [], "options": {}, "identity at start": ""}
     for name, text in list_presets().items():
-        what = f"short for {text}"
-        rows.append(
-            {"name": name, "stage": [], "options": {}, "identity at start": "", "what": what, "source": "preset"}
-        )
+        what = {"what": f"short for {text}", "source": "preset", "package": "attngraft"}
+        rows.append({"name": name, **empty, **what})
     return rows

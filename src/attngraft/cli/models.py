@@ -101,7 +101,7 @@ def models_of_study(
     Raises:
         UsageError: the folder contains no study, the study has no such variant, or no run with this seed is finished.
     """
-    from attngraft.study.config import STUDY_FILE, read_study, study_from_dict
+    from attngraft.study.config import STUDY_FILE, read_study_file, study_from_dict
     from attngraft.study.plan import finished_runs
     from attngraft.suggest import did_you_mean
     from attngraft.targets.handle import open_handle
@@ -109,7 +109,7 @@ def models_of_study(
     file = folder / STUDY_FILE
     if not file.is_file():
         raise UsageError(f"--study {folder}: no study ({STUDY_FILE} is missing); pass the folder that compare wrote")
-    config = dataclasses.replace(study_from_dict(read_study(file), source=str(file)), out=folder)
+    config = dataclasses.replace(study_from_dict(read_study_file(file), source=str(file)), out=folder)
     chosen = config.seeds[0] if seed is None else seed
     known = [variant.name for variant in config.variants]
     for name in variants:

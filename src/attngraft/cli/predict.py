@@ -10,7 +10,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import progress_bars
-from attngraft.cli.values import TRUST_CODE, find_images, find_texts
+from attngraft.cli.values import DEVICE, TRUST_CODE, find_images, find_texts
 from attngraft.errors import UsageError
 
 _SHOWN = 20  #: maximum number of unreadable images named on the terminal
@@ -51,9 +51,7 @@ def predict(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 32,
     checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Weights to use, if MODEL is a run.")] = "last",
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu, cuda, ... Default: the accelerator, if any.", metavar="NAME")
-    ] = None,
+    device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
     """Predict classes or numbers for images or texts, preprocessed exactly as in the run's evaluation.
 
@@ -72,12 +70,13 @@ def predict(
         attngraft predict reviews-model --text "A wonderful film."
     """
     from attngraft.export.predict import WRITERS, open_model
-    from attngraft.files import printable
+    from attngraft.files import check_output, printable
 
     chosen = form or _format_of(out)
     given = inputs or []
     if not given and not text:
         raise UsageError("nothing to predict: give images, or for a text model a table or --text TEXT")
+    check_output(out)
     predictor = open_model(model, checkpoint=checkpoint, device=device, trust_code=trust_code)
     serving, stdin = predictor.serving, sys.stdin.buffer if "-" in given else None
     if serving.kind == "other":

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attngraft.cli.output import is_first_process, print_json, progress_display
-from attngraft.cli.values import AUTO_BATCH, HOST, HOST_ARG, PRETRAINED, START, TASK, TRUST_CODE, refuse_untyped_hosts
+from attngraft.cli.values import (
+    AUTO_BATCH,
+    DEVICE,
+    HOST,
+    HOST_ARG,
+    PRETRAINED,
+    START,
+    TASK,
+    TRACK,
+    TRUST_CODE,
+    choose_recipe,
+    refuse_untyped_hosts,
+)
 
 if TYPE_CHECKING:
     from attngraft.training.run_folder import RunRecord
@@ -50,17 +62,19 @@ def train(
         typer.Option("--save-every", min=1, help="Save a checkpoint every N updates, in addition to every epoch."),
     ] = None,
     auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
+    track: Annotated[list[str] | None, typer.Option("--track", metavar="NAME", help=TRACK)] = None,
     resume: Annotated[
         bool,
         typer.Option("--resume/--no-resume", help="Resume the run in DIR, if any; --no-resume: fail if there is one."),
     ] = True,
+    device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
 ) -> None:
     """Train one model, or resume a run that was stopped.
 
     DIR receives the recipe, environment, metrics, TensorBoard events, checkpoints, and predictions. Ctrl-C saves the
-    run; rerun the same command to resume it. To use several devices, start the command with
+    run; rerun the same command to resume it. A run uses one device; to use several, start the command with
     `accelerate launch -m attngraft train ...` or `torchrun -m attngraft train ...`.
 
     Examples:
@@ -81,24 +95,24 @@ def train(
     """
     from accelerate import PartialState
 
+    from attngraft.tensors import use_device
     from attngraft.training.loop import train as run
     from attngraft.training.progress import LiveBars, LogLines, Silent
     from attngraft.training.recipe import load_recipe
     from attngraft.training.stopping import Interrupted
 
+    use_device(device)
     given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
     given["task.data"] = data and {"source": data}  # options of the recipe's data do not apply to other data
     given["train.parameters"] = parameters
     given["train.auto_batch"] = auto_batch or None
+    given["train.track"] = track
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
     overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]
     overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    if task is not None:
-        from attngraft.training.build import recipe_for_task
-
-        recipe = recipe_for_task(task, recipe)
+    recipe = choose_recipe(task, recipe, data, set_ or [])
     resolved = load_recipe(recipe or "default", [*overrides, *(set_ or [])])
     if not trust_code:
         refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])

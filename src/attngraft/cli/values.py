@@ -2,10 +2,13 @@
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import typer
+
+from attngraft.cli.output import is_first_process
 from attngraft.errors import UsageError
 
 HOST = (
@@ -19,9 +22,13 @@ MODEL = (
 )  #: help of a model argument
 HOST_ARG = "Argument of the host's factory; repeatable."  #: help of --host-arg
 START = "Start from a file or folder: .safetensors, .pth, a run, or a transformers folder."  #: help of --weights
-TASK = "The task, trained with its default recipe unless --recipe is given."  #: help of --task
+#: help of --task
+TASK = "The task, trained with its default recipe unless --recipe is given. Default: the one that fits the data."
 #: help of --auto-batch
 AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches; each update still uses the same examples."
+#: help of --track
+TRACK = "Also send settings and metrics to a tracker: wandb, mlflow, trackio, comet_ml, ...; repeatable."
+DEVICE = "Device: cpu, cuda, cuda:1, mps, ... Default: the accelerator, if any."  #: help of --device
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 #: help of --trust-code
 TRUST_CODE = "Allow module:... hosts named in a file or folder; importing their modules runs code."
@@ -38,6 +45,48 @@ def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -
     for name in names:
         if name.startswith(SCHEME) and not any(name in text for text in typed if text):
             refuse_untrusted(name)
+
+
+def choose_recipe(
+    task: str | None, recipe: str | None, data: str | Mapping[str, Any] | None, settings: Sequence[str]
+) -> str | None:
+    """Return the recipe for the task, for `--task` or the task that fits the data, and print the task's name.
+
+    A recipe, or a task among the settings, takes precedence over the data.
+
+    Args:
+        task: `--task`.
+        recipe: `--recipe`, or the recipe of a study file.
+        data: a source, or a section `task.data`; None: the recipe's.
+        settings: `--set`.
+
+    Raises:
+        ConfigError, UsageError: see `build.recipe_for_task`.
+    """
+    from attngraft.tasks.fitting import DEFAULT, fitting_task
+    from attngraft.training.build import recipe_for_task
+    from attngraft.training.recipe import load_recipe
+    from attngraft.yaml_config import apply_overrides
+
+    set_ = [text for text in settings if text.partition("=")[0].strip().partition(".")[0] == "task"]
+    reason = ""
+    if task is not None:
+        recipe = recipe_for_task(task, recipe)
+    elif (
+        isinstance(data, str | Mapping)
+        and recipe is None
+        and not any(text.startswith(("task.name=", "task=")) for text in set_)
+    ):
+        section = {"task": {"data": {"source": data} if isinstance(data, str) else data}}
+        of_data = [text for text in set_ if text.startswith("task.data.")]
+        task, reason = fitting_task(apply_overrides(section, of_data)["task"]["data"])
+        recipe = None if task == DEFAULT else recipe_for_task(task, None)
+    if task is None or recipe is not None:
+        section = {"task": dict(load_recipe(recipe or "default").task)}
+        task = apply_overrides(section, set_)["task"]["name"]
+    if is_first_process():
+        typer.echo(f"Task: {task}{f' ({reason}; --task NAME for another)' if reason else ''}", err=True)
+    return recipe
 
 
 def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:

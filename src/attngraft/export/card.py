@@ -13,7 +13,7 @@ from attngraft.export.fold import summary
 from attngraft.models.schemes import split_scheme
 from attngraft.results import facts as described
 from attngraft.results import wording
-from attngraft.results.storage import RESULT_FILE, cost_ratios, load_result
+from attngraft.results.storage import RESULT_FILE, cost_ratios, read_study
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.training.recipe import recipe_to_dict
@@ -118,6 +118,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
     study = study_of(record.folder)
+    image = manifest.input_size if manifest.serving.kind == "images" else ()
     environment = Environment(
         loader=PackageLoader("attngraft.export"),
         autoescape=False,  # the output is Markdown, with user-chosen names in code spans
@@ -132,6 +133,10 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         study=study,
         style=study.style if study else None,
         metrics=manifest.origin.metrics,
+        model=wording.host_text(
+            {"name": manifest.host.name, "args": _without_paths(record.recipe.host.args)}, input_size=image
+        ),
+        size=wording.model_size(parameters=parameters, input_size=image),
         parameters=parameters,
         plain_difference=plain_difference,
         maker=maker,
@@ -158,7 +163,7 @@ def study_of(run: Path) -> StudyOfRun | None:
     run = run.resolve()
     if len(run.parents) < 3 or not (run.parents[2] / RESULT_FILE).is_file():
         return None
-    result = load_result(run.parents[2])
+    result = read_study(run.parents[2])
     inside = run.relative_to(run.parents[2]).as_posix()
     variant = next((each for each in result.variants if any(one.folder == inside for one in each.runs)), None)
     return None if variant is None else StudyOfRun(result=result, variant=variant)

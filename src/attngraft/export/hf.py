@@ -36,6 +36,8 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
     An old graft file is deleted first, and the new one is written last and atomically, so a folder never contains grafts for
     another host.
 
+    The result of `peft.get_peft_model` is saved as its adapter and the grafts, without the host.
+
     Args:
         model: the model, with or without grafts.
         folder: output folder, created if needed.

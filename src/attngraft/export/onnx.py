@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attngraft.errors import ExportError
+from attngraft.errors import ExportError, UsageError
 from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.export.torch_export import EXAMPLE
 from attngraft.saved.manifest import Check, Manifest, manifest_text
@@ -33,11 +33,11 @@ def require_packages(*names: str) -> None:
     """Check that packages for ONNX are installed; default: all.
 
     Raises:
-        ExportError: a package is missing; the message contains the command that installs it.
+        UsageError: a package is missing; the message contains the command that installs it.
     """
     missing = [name for name in names or PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ExportError(f'ONNX requires {", ".join(missing)}; run pip install "attngraft[export]"')
+        raise UsageError(f'ONNX requires {", ".join(missing)}; run pip install "attngraft[export]"')
 
 
 def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest: Manifest, folder: Path) -> Check:
@@ -46,7 +46,8 @@ def write_onnx(program: torch.export.ExportedProgram, model: nn.Module, manifest
     Weights of more than 2 GB are written to a separate file, as ONNX requires.
 
     Raises:
-        ExportError: a package is missing, the program cannot be converted, or the outputs differ.
+        UsageError: a package is missing.
+        ExportError: the program cannot be converted, or the outputs differ.
     """
     require_packages()
     path = folder / FILE
@@ -110,7 +111,8 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     onnxruntime runs it on the CPU, with the same number of threads as torch.
 
     Raises:
-        ExportError: onnxruntime is not installed or cannot read the file.
+        UsageError: onnxruntime is not installed.
+        ExportError: onnxruntime cannot read the file.
     """
     require_packages("onnxruntime")
     import onnxruntime

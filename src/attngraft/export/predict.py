@@ -27,11 +27,12 @@ from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import OTHER, Codec, Serving
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.text.lengths import call_model
 from attngraft.tasks.text.tokenizer import read_tokenizer
+from attngraft.tensors import accelerator_device
 from attngraft.training.evaluate import Weights
 
 _READERS = 4  #: number of threads that decode images; Pillow releases the GIL
@@ -178,8 +179,8 @@ def open_model(
 
 def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | None, *, trust_code: bool) -> Predictor:
     if device is None:
-        device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
-    if (path / "recipe.yaml").is_file():
+        device = accelerator_device() or "cpu"
+    if not (path / MANIFEST).is_file():
         source = open_run(path, checkpoint, unfinished=True, trust_code=trust_code, purpose="predict")
         network, manifest, codec = source.model, source.manifest, source.codec
     else:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
-from attngraft.errors import ExportError, StorageError, UsageError
+from attngraft.errors import ExportError, FolderError, StorageError, UsageError
 from attngraft.export import card, onnx, timm_config, torch_export
 from attngraft.export.check import check_outputs, in_precision
 from attngraft.export.fold import fold as fold_model
@@ -194,7 +194,7 @@ def _built_beside(out: Path) -> Iterator[Path]:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
-        raise ExportError(f"{out}: cannot be created ({error.strerror}); use a writable folder") from None
+        raise FolderError(f"{out}: cannot be created ({error.strerror}); use a writable folder") from None
     folder.chmod(0o755)
     old = folder.with_name(f"{folder.name}-old")
     try:

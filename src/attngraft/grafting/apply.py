@@ -4,6 +4,7 @@ A grafted module is the host's own module with a patched class; removing its gra
 """
 
 import itertools
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, cast
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from attngraft.attention import Graft, GraftedModule, plain_class
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.cost import describe
-from attngraft.grafting.placement import Placement, build, place, with_options
+from attngraft.grafting.placement import Placement, build, place, repeated_grafts, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification
-from attngraft.hosts import Host, HostAdapter, find_host, patched_class
+from attngraft.hosts import Host, HostAdapter, check_module, find_host, patched_class
 from attngraft.tensors import meta_device
+
+log = logging.getLogger(__name__)
 
 
 def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
@@ -26,21 +29,25 @@ def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
 
     Every module with a graft gets a patched class; new parameters are named `<module>.grafts.<name>.`. Initial values come
     from torch's global CPU generator and are moved to the host's device and precision. If a graft is refused, the model
-    is not changed. Graft first, then compile, shard, or create an optimizer.
+    is not changed. Graft first, then compile, shard, or create an optimizer. A graft that the model already has at a site
+    is applied in addition, with a warning; `ungraft` removes the first.
 
     Args:
         spec: text (`"cb_s@blocks.6-11 + horizontal"`), a list of mappings, or a parsed specification.
         options: options of the graft, if `spec` is a single graft without options (`graft(model, "cb_s", init=1.0)`).
 
     Raises:
+        UsageError: `model` is not a module.
         GraftSpecError: the specification cannot be parsed, or matches no sites.
         HostError: the model is not supported or is wrapped, or a site refuses the graft.
     """
     parsed = with_options(spec, options)
     host = find_host(model)
     placements = place(host, parsed)
-    report = describe(host, placements, parsed)
+    report, repeated = describe(host, placements, parsed), repeated_grafts(host, placements)
     install(host, placements)
+    for warning in repeated:
+        log.warning(warning)
     return report
 
 
@@ -98,10 +105,12 @@ def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[
     Once all grafts are removed, the model is the original host again, bit for bit. Returns the paths of the removed grafts.
 
     Raises:
+        UsageError: `model` is not a module.
         GraftSpecError: the model has no graft of one of these names; nothing was removed.
         HostError: a graft was folded into the host's weights, or replaces modules whose original weights are not available
             (an exported folder does not contain them); nothing was removed.
     """
+    check_module(model)
     wanted = None if names is None else {names} if isinstance(names, str) else set(names)
     present = list(grafted(model))
     known = {name for _, _, name, _ in present}

@@ -9,7 +9,8 @@ from attngraft._moved import renamed
 from attngraft.attention import HookPoint
 from attngraft.grafting.spec import PRESETS
 from attngraft.hosts import host_adapters, missing_hosts
-from attngraft.mechanisms.registry import graft_types
+from attngraft.hosts.registry import package_of_host
+from attngraft.mechanisms.registry import graft_types, package_of_graft
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class GraftInfo:
     options: dict[str, Any]  #: option -> default
     choices: dict[str, str]  #: option -> type or allowed values, as text
     identity: bool  #: whether the graft, with default options, starts as the identity
+    package: str = "attngraft"  #: name of the package that it comes from
     stages = renamed("stages", "hook_points")
 
 
@@ -32,6 +34,7 @@ class HostInfo:
 
     name: str
     summary: str
+    package: str = "attngraft"  #: name of the package that the adapter comes from
 
 
 def list_grafts() -> list[GraftInfo]:
@@ -50,7 +53,7 @@ def list_hosts() -> list[HostInfo]:
     The summary of an unavailable family is the reason why it is unavailable, such as a missing package.
     """
     missing = missing_hosts()  # called first, because it imports the adapters of optional packages
-    found = [HostInfo(adapter.name, adapter.summary) for adapter in host_adapters().values()]
+    found = [HostInfo(name, each.summary, package_of_host(name)) for name, each in host_adapters().items()]
     return [*found, *(HostInfo(name, reason) for name, reason in missing.items())]
 
 
@@ -65,6 +68,7 @@ def _describe(graft_type: Any) -> GraftInfo:
         options=dataclasses.asdict(defaults),
         choices={name: _type_text(hint) for name, hint in hints.items()},
         identity=graft_type.starts_as_identity(defaults),
+        package=package_of_graft(graft_type.name),
     )
 
 

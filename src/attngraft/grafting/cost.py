@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attngraft.attention import AttentionGeometry, AttentionSite, Graft, Projected, SpaceSite, is_graft, plain_class
 from attngraft.dispatch.op import ENVIRONMENT
 from attngraft.grafting.fit import skipped_sites
-from attngraft.grafting.placement import Placement, build
+from attngraft.grafting.placement import Placement, build, repeated_grafts
 from attngraft.grafting.report import Entry, GraftReport
 from attngraft.grafting.spec import GraftSpec
 from attngraft.hosts import Host, patched_class
@@ -30,8 +30,18 @@ def describe(host: Host, placements: list[Placement], spec: GraftSpec) -> GraftR
         model=type(host.core).__name__,
         host_parameters=sum(p.numel() for name, p in host.core.named_parameters() if not is_graft(name)),
         entries=[_entry(host, placement) for placement in placements],
-        warnings=tuple(skipped_sites(host, spec)),
+        warnings=(*skipped_sites(host, spec), *repeated_grafts(host, placements), *_saving(host, placements)),
     )
+
+
+def _saving(host: Host, placements: list[Placement]) -> list[str]:
+    """Return a note if the model's own `save_pretrained` would lose the grafts."""
+    if not placements or not hasattr(host.model, "save_pretrained"):
+        return []
+    return [
+        "To save this model, call attngraft.save_pretrained(model, folder): a folder saved by the model's own "
+        "save_pretrained loads without the grafts."
+    ]
 
 
 def _entry(host: Host, placement: Placement) -> Entry:

@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from attngraft._version import __version__
-from attngraft.attention import HookPoint, is_graft, with_originals
+from attngraft.attention import Graft, HookPoint, is_graft, with_originals
 from attngraft.errors import ConfigError, GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
@@ -145,12 +145,13 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
     """Return the contents of a graft file; a folded graft is saved without its folded part.
 
     Raises:
-        GraftSpecError: see `save_grafts`.
+        GraftSpecError: see `save_grafts`, or a graft is wrapped in another module.
     """
     entries: list[StoredGraft] = []
     tensors: dict[str, Tensor] = {}
     sites = {(target, hook_point): site for site in host.sites for hook_point, target in site.targets.items()}
     for path, _, instance, graft in grafted(host.core):
+        _check_unwrapped(f"{path}.grafts.{instance}", graft)
         site, options = sites[path, graft.hook_point].path, dict(graft.options)
         entries.append(
             StoredGraft(site=site, stage=graft.hook_point, instance=instance, graft=graft.kind, options=options)
@@ -177,6 +178,14 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
         include=tuple(chosen),
     )
     return save(unshared(tensors), metadata={KEY: manifest.to_json()})
+
+
+def _check_unwrapped(path: str, graft: object) -> None:
+    if not isinstance(graft, Graft):
+        raise GraftSpecError(
+            f"{path} is wrapped in {type(graft).__name__} (modules_to_save of PEFT), so its weights are in the adapter; "
+            "save the adapter (model.save_pretrained), or graft after get_peft_model, without modules_to_save for grafts"
+        )
 
 
 def _spec(entries: Iterable[StoredGraft]) -> str:

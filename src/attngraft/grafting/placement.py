@@ -93,6 +93,21 @@ def conflict_at(host: Host, site: Site, hook_point: HookPoint, placements: list[
     return f"{site.path} already has a graft at hook point {found}{effect}; ungraft it first, or choose other sites"
 
 
+def repeated_grafts(host: Host, placements: list[Placement]) -> list[str]:
+    """Return warnings about grafts of `placements` that the model already has at the same sites."""
+    repeated: dict[str, dict[str, None]] = {}
+    for placement in placements:
+        module, kind = host.module(placement.target), (placement.term.name, placement.hook_point)
+        for instance, graft in module.grafts.items() if isinstance(module, GraftedModule) else ():
+            if (cast(Graft, graft).kind, cast(Graft, graft).hook_point) == kind:
+                repeated.setdefault(placement.term.name, {})[instance] = None
+    return [
+        f"The model already has {name} at some of these sites, and the new {name} is applied in addition. To replace the "
+        f"old one, call attngraft.ungraft(model, {list(instances)}) first."
+        for name, instances in repeated.items()
+    ]
+
+
 def _refused(host: Host, term: Term, site: Site, hook_point: HookPoint, refusal: str) -> HostError:
     """Return the error for a site that refuses `term`.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attngraft._moved import renamed
 from attngraft.attention import HookPoint, Unused
+from attngraft.notebook import html_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,7 +80,8 @@ class GraftReport:
     host_parameters: int
     entries: Sequence[Entry]
     change: Change | None = None
-    warnings: Sequence[str] = field(default=())  #: skipped sites, with reasons
+    #: skipped sites, repeated grafts, and how to save the model
+    warnings: Sequence[str] = field(default=())
 
     @property
     def parameters(self) -> int:
@@ -110,15 +112,12 @@ class GraftReport:
         """Return a rich table with one row per graft and site, and totals in the footer."""
         from rich.table import Table  # optional for library users
 
-        def count(macs: int | None) -> str:
-            return "unknown" if macs is None else f"{macs:,}"
-
         table = Table(title=f"{self.spec}  on  {self.model} ({self.host})", title_justify="left", show_footer=True)
         table.add_column("site", footer="total", overflow="fold")
         table.add_column("module")
         table.add_column("graft @ hook point", overflow="fold")
         table.add_column("+ parameters", footer=f"{self.parameters:,}", justify="right")
-        table.add_column("+ MACs", footer=count(self.macs), justify="right")
+        table.add_column("+ MACs", footer=_count(self.macs), justify="right")
         table.add_column("host in use", justify="right")
         table.add_column("host unused", overflow="fold")
         for entry in self.entries:
@@ -127,11 +126,27 @@ class GraftReport:
                 entry.module,
                 f"{entry.instance} @ {entry.hook_point}",
                 f"{entry.parameters:,}",
-                count(entry.macs),
+                _count(entry.macs),
                 f"{entry.carried:,}",
                 entry.unused_text(),
             )
         return table
+
+    def _repr_html_(self) -> str:
+        header = ("site", "module", "graft @ hook point", "+ parameters", "+ MACs", "host unused")
+        rows = [
+            (
+                entry.site,
+                entry.module,
+                f"{entry.instance} @ {entry.hook_point}",
+                f"{entry.parameters:,}",
+                _count(entry.macs),
+                entry.unused_text(),
+            )
+            for entry in self.entries
+        ]
+        title = f"{self.spec} on {self.model} ({self.host})"
+        return html_table(title, header, rows, notes=self.summary(), rest="; table() has all of them")
 
     def __str__(self) -> str:
         """Return `summary`, joined by line breaks."""
@@ -163,3 +178,7 @@ class GraftReport:
             )
         notes = dict.fromkeys(note for entry in self.entries for note in entry.notes)
         return [*lines, *notes, *self.warnings]
+
+
+def _count(macs: int | None) -> str:
+    return "unknown" if macs is None else f"{macs:,}"

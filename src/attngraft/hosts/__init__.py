@@ -4,7 +4,7 @@ To support a new family, add a file with its adapter and list its name in `regis
 """
 
 from attngraft.hosts.adapter import HostAdapter, Site
-from attngraft.hosts.find import Host, find_host, forget
+from attngraft.hosts.find import Host, check_module, find_host, forget
 from attngraft.hosts.hosted import HostedModel, host_of
 from attngraft.hosts.parts import ModelParts, model_parts
 from attngraft.hosts.registry import host_adapters, missing_hosts, patched_class, register_host
@@ -15,6 +15,7 @@ __all__ = [
     "HostedModel",
     "ModelParts",
     "Site",
+    "check_module",
     "find_host",
     "forget",
     "host_adapters",

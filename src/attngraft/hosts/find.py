@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from attngraft.attention import is_graft, plain_class, with_originals
-from attngraft.errors import HostError
+from attngraft.errors import HostError, UsageError
 from attngraft.hosts.adapter import HostAdapter, Site
 from attngraft.hosts.hosted import host_of
 from attngraft.hosts.registry import host_adapters, load_for
@@ -53,9 +53,11 @@ def find_host(model: nn.Module) -> Host:
     """Return the supported host: `model`, or a module in it (in a feature extractor or a custom wrapper).
 
     Raises:
+        UsageError: `model` is not a module.
         HostError: the model is wrapped in a way that hides its classes (compiled, DDP, FSDP, ...), no adapter supports it,
             it contains several hosts, or it is a model of a known package that also contains unsupported attention.
     """
+    check_module(model)
     inner, outer = host_of(model)
     if inner is not model:
         host = find_host(inner)
@@ -90,6 +92,22 @@ def find_host(model: nn.Module) -> Host:
     return Host(model, core, f"{path}." if path else "", adapter)
 
 
+def check_module(model: Any) -> None:
+    """Check that `model` is a module.
+
+    Raises:
+        UsageError: it is the name of a model, or another object.
+    """
+    if isinstance(model, str):
+        raise UsageError(
+            f"expected a model (torch.nn.Module), got the name {model!r}; create the model first: "
+            f"model = attngraft.create_model({model!r})"
+        )
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
+        raise UsageError(f"expected a model (torch.nn.Module), got {what}; pass an instance of the model")
+
+
 def forget(model: nn.Module) -> None:
     """Clear the caches of the host in `model`; call it before copying the model and after changing its values."""
     try:
@@ -101,7 +119,7 @@ def forget(model: nn.Module) -> None:
 
 def _refuse_wrapped(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        wrapper = _wrapper(type(module))
+        wrapper = _wrapper(type(module))  # type: ignore[arg-type]  # classes are hashable
         if parametrize.is_parametrized(module):
             wrapper = "torch.nn.utils.parametrize"
         if wrapper:

@@ -12,6 +12,7 @@ from torch import nn
 
 from attngraft.attention import GraftedModule
 from attngraft.hosts.adapter import HostAdapter
+from attngraft.plugins import register_declared
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,25 @@ def host_adapters() -> dict[str, HostAdapter]:
     for package, wanted in PACKAGES.items():
         if wanted.always:
             load(package)
-    return dict(_adapters)
+    _load_plugins()
+    return {name: _adapters[name] for name in sorted(_adapters, key=lambda name: package_of_host(name) != "attngraft")}
+
+
+@cache
+def _load_plugins() -> dict[str, str]:
+    """Register the adapters of installed packages; return their names with the packages."""
+
+    def register(adapter: HostAdapter) -> HostAdapter:
+        if any(adapter.name in package.adapters for package in PACKAGES.values()):  # some are not imported yet
+            raise ValueError(f"attngraft has a host adapter named {adapter.name!r}; choose another name")
+        return register_host(adapter)
+
+    return register_declared("hosts", HostAdapter, register)
+
+
+def package_of_host(name: str) -> str:
+    """Return the name of the package that the adapter called `name` comes from."""
+    return _load_plugins().get(name) or type(_adapters[name]).__module__.partition(".")[0]
 
 
 def missing_hosts() -> dict[str, str]:

@@ -1,9 +1,11 @@
-"""Registry of graft types by name: built-in types, imported on first use, and third-party types."""
+"""Registry of graft types by name: built-in types and those of installed packages, imported on first use, and others."""
 
 import importlib
+from functools import cache
 from typing import Any
 
 from attngraft.attention import GraftType
+from attngraft.plugins import register_declared
 
 #: modules that register graft types when imported; a new mechanism adds its line here
 BUILT_IN = (
@@ -35,6 +37,18 @@ def register_graft(graft_type: GraftType[Any]) -> GraftType[Any]:
 
 def graft_types() -> dict[str, GraftType[Any]]:
     """Return all graft types by name, built-in ones first."""
+    _load()
+    return {name: _types[name] for name in sorted(_types, key=lambda name: package_of_graft(name) != "attngraft")}
+
+
+def package_of_graft(name: str) -> str:
+    """Return the name of the package that the graft type called `name` comes from."""
+    return _load().get(name) or type(_types[name]).__module__.partition(".")[0]
+
+
+@cache
+def _load() -> dict[str, str]:
+    """Register the built-in types, then those of installed packages; return the latter's names with their packages."""
     for module in BUILT_IN:
         importlib.import_module(module)
-    return dict(_types)
+    return register_declared("grafts", GraftType, register_graft)

@@ -10,7 +10,7 @@ import safetensors.torch
 import timm
 
 from attngraft.errors import UsageError
-from attngraft.files import write_atomically
+from attngraft.files import check_output, write_atomically
 from attngraft.models.checkpoint_file import KEY, CheckpointFile, read_checkpoint
 from attngraft.models.create import create_host
 from attngraft.models.trust import trusting
@@ -63,6 +63,7 @@ def convert_checkpoint(
         raise UsageError(f"{out}: pass a file name that ends in .safetensors")
     if out.is_dir():
         raise UsageError(f"{out} is a folder; pass a file name")
+    check_output(out)
     if out.exists() and not overwrite:
         raise UsageError(f"{out} exists already; pass another name, or --overwrite to replace it")
     checkpoint = read_checkpoint(source, average=average)

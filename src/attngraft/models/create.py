@@ -1,12 +1,11 @@
 """`create_model`: creation of hosts with grafts, with errors that name the remedy."""
 
-import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import timm
-from timm.models import get_pretrained_cfg, is_model, list_pretrained
+from timm.models import is_model
 from torch import nn
 
 from attngraft.errors import HostError, UsageError
@@ -16,12 +15,8 @@ from attngraft.models.schemes import Started, creation_errors, refuse_others_mod
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_arguments, folder_classes, transformers_folder
 from attngraft.models.trust import trusting
+from attngraft.models.unavailable import why_no_weights
 from attngraft.models.weights import read_weights
-
-#: error classes of huggingface_hub, urllib and HTTP clients, by name because their modules differ between releases
-_GATED = {"GatedRepoError"}
-_ABSENT = {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}
-_NETWORK = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "HfHubHTTPError"}
 
 
 def create_model(
@@ -100,6 +95,25 @@ def start_host(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> 
     return start(rest, arguments, pretrained=pretrained)
 
 
+def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name with its scheme (omitted for timm), and arguments that fully determine the host.
+
+    The returned arguments of an `hf:` host include its configuration, so that later builds do not read its folder.
+
+    Raises:
+        UsageError: unknown scheme, or a folder that transformers cannot read.
+        HostError: the configuration cannot be downloaded.
+    """
+    scheme, rest = split_scheme(name)
+    if scheme == "timm":
+        return rest, arguments
+    if scheme == "hf":
+        from attngraft.models.transformers_host import resolve_arguments
+
+        return f"hf:{rest}", resolve_arguments(rest, arguments)
+    return name, arguments
+
+
 def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
         raise unknown_host(name)
@@ -110,53 +124,3 @@ def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) ->
             raise HostError(reason) from error
         with creation_errors(name, arguments, maker="timm"):
             raise
-
-
-def why_no_weights(name: str, error: Exception) -> str | None:
-    """Return why timm failed to load the weights of `name`, with a remedy; None for other errors."""
-    architecture, _, tag = name.partition(".")
-    text = str(error)
-    if tag and "Invalid pretrained tag" in text:
-        available = list_pretrained(f"{architecture}.*")
-        return f"timm has no weights {tag!r} for {architecture}; available: {', '.join(available) or 'none'}"
-    if "No pretrained weights exist" in text:
-        near = difflib.get_close_matches(name, list_pretrained(), n=3, cutoff=0.5)
-        hint = f" (but it has weights for {', '.join(near)})" if near else ""
-        return f"timm {timm.__version__} has no weights for {name}{hint}; train without --pretrained, or pass a weights file"
-    kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
-    repository = _repository(name)
-    if kinds & _GATED:
-        return (
-            f"the weights of {name} are gated: request access at https://huggingface.co/{repository}, then log in "
-            "(`hf auth login`, or HF_TOKEN in the environment) and try again"
-        )
-    if kinds & _ABSENT:
-        return f"the Hugging Face Hub has no {repository}, or it is private (log in: `hf auth login`, or HF_TOKEN)"
-    if kinds & _NETWORK or isinstance(error, ConnectionError | TimeoutError):
-        if name.startswith("hf:"):
-            return (
-                f"{name} is not in the cache and cannot be downloaded. Without a network: run hf download {repository} "
-                f"--local-dir FOLDER elsewhere, and pass hf:FOLDER; HF_HUB_OFFLINE=1 stops further attempts"
-            )
-        cause = (str(list(_chain(error))[-1]).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        return (
-            f"the weights of {name} are not in the cache and cannot be downloaded ({cause}). Without a "
-            f"network: download model.safetensors of https://huggingface.co/{repository} elsewhere and pass the file "
-            "(--weights FILE, host.weights), or copy a Hugging Face cache that has it and set HF_HOME to it; "
-            "HF_HUB_OFFLINE=1 stops further attempts"
-        )
-    return None
-
-
-def _repository(name: str) -> str:
-    """Return the Hub repository with the weights of `name`."""
-    if ":" in name:
-        return name.partition(":")[2]
-    found = get_pretrained_cfg(name, allow_unregistered=True) if is_model(name.partition(".")[0]) else None
-    return str((found and found.hf_hub_id) or f"timm/{name}")
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -109,7 +109,8 @@ def _accepted(
     unknown = [] if takes_any else [name for name in given if name not in names]
     if unknown:
         raise ConfigError(
-            f"{shown} takes no argument {unknown[0]!r}; its arguments: {', '.join(names) or 'none'}"
+            f"{shown} takes no argument {unknown[0]!r}; "
+            f"its arguments: {', '.join(names) or 'none'}"
             + (" (train.drop_path sets drop_path_rate; set it to null)" if unknown[0] == "drop_path_rate" else "")
         )
     return given

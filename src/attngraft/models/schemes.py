@@ -11,8 +11,10 @@ Every host except timm's gets a `pretrained_cfg` like timm's models: its input (
 """
 
 import difflib
+import inspect
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
 _OTHER_NAMES = {"huggingface": "hf", "transformers": "hf", "python": "module", "tv": "torchvision"}
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_UNEXPECTED = re.compile(r"(\w+)(?:\.__init__)?\(\) got an unexpected keyword argument '(\w+)'")  # of a TypeError
 _PREFIX = re.compile(r"([\w.-]{2,}):")  # two letters or more, unlike a Windows drive
 
 
@@ -70,25 +73,6 @@ def split_scheme(name: str) -> tuple[str, str]:
     raise UsageError(f"{name}: unknown scheme {scheme!r}; {hint}")
 
 
-def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """Return the name with its scheme (omitted for timm), and arguments that fully determine the host.
-
-    The returned arguments of an `hf:` host include its configuration, so that later builds do not read its folder.
-
-    Raises:
-        UsageError: unknown scheme, or a folder that transformers cannot read.
-        HostError: the configuration cannot be downloaded.
-    """
-    scheme, rest = split_scheme(name)
-    if scheme == "timm":
-        return rest, arguments
-    if scheme == "hf":
-        from attngraft.models.transformers_host import resolve_arguments
-
-        return f"hf:{rest}", resolve_arguments(rest, arguments)
-    return name, arguments
-
-
 def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
     """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU."""
     if torch.empty(0).device.type != "meta":
@@ -113,13 +97,29 @@ def last_layer(model: nn.Module, classes: int | None) -> str | None:
 
 @contextmanager
 def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> Iterator[None]:
-    """Turn errors of a host's factory into a HostError that names its arguments."""
+    """Turn errors of a host's factory into a HostError that names its arguments, and similar ones for unknown ones."""
     try:
         yield
     except (TypeError, ValueError, AssertionError, RuntimeError, OSError, KeyError, AttributeError) as error:
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
-        reason = repr(error) if isinstance(error, KeyError) else error
+        reason = repr(error) if isinstance(error, KeyError) else f"{error}{_similar_argument(error)}"
         raise HostError(f"{maker} cannot create {name} with {given}: {reason}") from error
+
+
+def _similar_argument(error: Exception) -> str:
+    """Return the hint for an argument that the model's class does not have; empty for other errors."""
+    found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
+    if found is None or error.__traceback__ is None:
+        return ""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    values = [value for frame in frames for value in (*frame.f_locals.values(), frame.f_globals.get(found[1]))]
+    named = next((each for each in values if callable(each) and getattr(each, "__name__", "") == found[1]), None)
+    if named is None:
+        return ""
+    try:
+        return did_you_mean(found[2], inspect.signature(named).parameters)
+    except (TypeError, ValueError):  # no signature
+        return ""
 
 
 def unknown_host(name: str) -> UsageError:

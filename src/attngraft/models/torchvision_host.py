@@ -105,7 +105,7 @@ def _set_drop_path(name: str, model: nn.Module, rate: float) -> None:
     layers = [module for module in model.modules() if isinstance(module, StochasticDepth)]
     largest = max((layer.p for layer in layers), default=0.0)
     if not largest:
-        raise UsageError(f"torchvision:{name} has no stochastic depth; set train.drop_path to null")
+        raise UsageError(f"torchvision:{name} has no stochastic depth; use --set train.drop_path=null")
     for layer in layers:
         layer.p *= rate / largest
 

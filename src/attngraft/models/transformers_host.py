@@ -12,7 +12,6 @@ from typing import Any
 from torch import nn
 
 from attngraft.errors import HostError, UsageError
-from attngraft.models.create import why_no_weights
 from attngraft.models.schemes import Started, build_anywhere, creation_errors
 from attngraft.models.transformers_classifier import transformers_classifier
 from attngraft.models.transformers_folder import (
@@ -25,6 +24,7 @@ from attngraft.models.transformers_folder import (
     import_transformers,
     transformers_folder,
 )
+from attngraft.models.unavailable import why_no_weights
 from attngraft.models.weights import split_weights
 from attngraft.suggest import did_you_mean
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from attngraft.attention import AttentionGeometry
 from attngraft.attention.recorder import BLOCK_COORDINATES, TOKEN_COORDINATES
 from attngraft.errors import RecordError, UsageError
+from attngraft.notebook import html_table
 from attngraft.recording.attention_maps import (
     attention_map_for_query,
     check_square,
@@ -282,6 +283,15 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
 
     def __len__(self) -> int:
         return len(self._calls.keys() | self._means.keys())
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (site, name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), len(self.calls(site, name)))
+            for site, tensors in self.items()
+            for name, tensor in tensors.items()
+        ]
+        title = f"Recording of {len(rows)} tensors at {len(self)} sites"
+        return html_table(title, ("site", "name", "shape", "dtype", "calls"), rows)
 
     asks = _deprecated("asks", "is_requested")
     looks = _deprecated("looks", "attention_map_for_query")

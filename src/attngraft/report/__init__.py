@@ -8,12 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attngraft.results.study import REPORT_FILE
+
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
 
 __all__ = ["write_report"]
 
-REPORT_FILE = "report.html"
 PLOTS_FOLDER = "plots"
 
 

@@ -70,6 +70,7 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         p_sources=sorted({difference.p_source for difference in differences if difference.p_value is not None}),
         mcnemar_seeds=sorted({test.seed for difference in differences for test in difference.mcnemar}),
         host=facts(result.host),
+        model=wording.study_model(result),
         last_epoch=wording.last_epoch(result),
         untrained=wording.is_untrained(result),
         stopped_early=wording.stopped_early(result),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich import box
 from rich.table import Table
@@ -17,9 +17,11 @@ from attngraft.results.study import ConditionResult, ConditionVariant, Interval,
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, minus, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from attngraft.evaluation.suites.result import SuiteRun
+    from attngraft.evaluation.suites.result import GroupResult, SuiteRun
+
+    ConditionT = TypeVar("ConditionT", ConditionResult, GroupResult)
 
 NOT_CORRECTED = (
     "A variant is called better or worse under a condition if both 95% intervals of its difference, the crossed bootstrap "
@@ -98,7 +100,7 @@ def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
     table.add_column("condition", max_width=28, overflow="fold")
     for variant in result.variants:
         table.add_column(Text(shown(variant.name)), max_width=28, overflow="fold")
-    for condition in summary_conditions(suite):
+    for condition in summary_conditions(suite.conditions):
         cells = []
         for each in condition.variants:
             if each.value is None:
@@ -112,10 +114,10 @@ def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
     return table
 
 
-def summary_conditions(suite: SuiteResult) -> list[ConditionResult]:
-    """Return the suite's conditions, omitting single severities where their mean is present."""
-    means = {condition.kind for condition in suite.conditions if condition.kind and condition.severity is None}
-    return [each for each in suite.conditions if each.severity is None or each.kind not in means]
+def summary_conditions(conditions: Sequence[ConditionT]) -> list[ConditionT]:
+    """Return a suite's conditions, omitting single severities where their mean is present."""
+    means = {condition.kind for condition in conditions if condition.kind and condition.severity is None}
+    return [each for each in conditions if each.severity is None or each.kind not in means]
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
@@ -128,7 +130,7 @@ def suite_heading(run: SuiteRun) -> str:
 
 
 def suite_table(run: SuiteRun, of_task: Mapping[str, Metric]) -> Table:
-    """Return a terminal table: a row per group of conditions, with metrics averaged over noise seeds.
+    """Return a terminal table: a row per group of conditions, with metrics averaged over noise seeds and severities.
 
     The primary metric is followed by its 95% interval. User text is never parsed as markup.
 
@@ -136,14 +138,15 @@ def suite_table(run: SuiteRun, of_task: Mapping[str, Metric]) -> Table:
         run: the results.
         of_task: `Task.metrics` of the model's task.
     """
-    names = list(dict.fromkeys(name for group in run.groups for name in group.metrics))
+    groups = summary_conditions(run.groups)
+    names = list(dict.fromkeys(name for group in groups for name in group.metrics))
     names = sorted(names, key=lambda name: name != run.metric)[:_COLUMNS]
     known = {**of_task, **METRICS}
     metrics = {name: known.get(name, Metric(label=name.replace("_", " "))) for name in names}
-    seeds = max((len(group.noise_seeds) for group in run.groups), default=0)
+    seeds = max((len(group.noise_seeds) for group in groups), default=0)
     intervals = {
         index: interval
-        for index, group in enumerate(run.groups)
+        for index, group in enumerate(groups)
         if run.metric in group.metrics and (interval := group.metrics[run.metric].interval) is not None
     }
     with_intervals = bool(intervals) or seeds > 0
@@ -167,7 +170,7 @@ def suite_table(run: SuiteRun, of_task: Mapping[str, Metric]) -> Table:
     def bounds(interval: Interval | None) -> str:
         return "" if interval is None else f"{number(run.metric, interval.low)} to {number(run.metric, interval.high)}"
 
-    for index, group in enumerate(run.groups):
+    for index, group in enumerate(groups):
         cells = []
         for name in metrics:
             cells.append(number(name, group.metrics[name].mean) if name in group.metrics else ABSENT)

@@ -40,6 +40,7 @@ def save_result(result: StudyResult, folder: Path) -> None:
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
     """Return the contents of results.json, omitting empty `suites` and the empty `recipe` of variants."""
     plain = dataclasses.asdict(result)
+    del plain["folder"]
     for variant in plain["variants"]:
         if not variant["recipe"]:
             del variant["recipe"]
@@ -48,8 +49,13 @@ def result_to_dict(result: StudyResult) -> dict[str, Any]:
     return plain
 
 
-def load_result(path: Path | str) -> StudyResult:
-    """Load a result from `path`, which is a results.json file or a study's folder.
+def read_study(path: Path | str) -> StudyResult:
+    """Return the result of a finished study; `path` is the study's folder, or the results.json file in it.
+
+        study = attngraft.read_study("./flowers-study")
+        study.show()                      # the report
+        study.to_frame()                  # pandas, one row per variant
+        study.to_frame("run")             # one row per variant and seed
 
     Raises:
         ConfigError: the file is missing or damaged, or was written by a newer version.
@@ -70,7 +76,10 @@ def load_result(path: Path | str) -> StudyResult:
         if reached is not None:  # JSON converted the seeds to strings
             reached = dataclasses.replace(reached, by_seed={int(seed): n for seed, n in reached.by_seed.items()})
         variants.append(dataclasses.replace(variant, epochs_to_baseline=reached))
-    return dataclasses.replace(result, variants=variants)
+    return dataclasses.replace(result, variants=variants, folder=path.parent)
+
+
+load_result = read_study  #: former name
 
 
 def csv_rows(result: StudyResult) -> list[dict[str, CsvValue]]:
@@ -83,6 +92,26 @@ def csv_text(result: StudyResult) -> str:
     rows = csv_rows(result)
     header = list(rows[0]) if rows else ["variant"]
     return table_csv(header, (row.values() for row in rows))
+
+
+def run_rows(result: StudyResult) -> list[dict[str, CsvValue]]:
+    """Return one flat row per run, all with the same columns; missing numbers are None."""
+    names = wording.metric_names(result)
+    return [
+        {
+            "variant": variant.name,
+            "spec": variant.spec,
+            "baseline": variant.is_baseline,
+            "seed": run.seed,
+            **{f"last_{name}": run.last.get(name) for name in names},
+            **{f"best_{name}": run.best.get(name) for name in names},
+            "best_epoch": run.best_epoch,
+            "seconds": run.seconds,
+            "folder": run.folder,
+        }
+        for variant in result.variants
+        for run in variant.runs
+    ]
 
 
 def cost_ratios(cost: Cost | None) -> dict[str, float | None]:

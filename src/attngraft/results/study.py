@@ -1,11 +1,20 @@
 """The result of a study as plain data, written to results.json and shown by the report."""
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from __future__ import annotations
 
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attngraft.errors import UsageError
+from attngraft.notebook import html_table, show_page
 from attngraft.results.sections import Metric, Section
 
+if TYPE_CHECKING:
+    import pandas
+
 FORMAT = 1
+REPORT_FILE = "report.html"
 
 Verdict = Literal["better", "worse", "inside the noise"]  #: "inside the noise" means no significant difference
 Curve = dict[str, list[float]]  #: "epoch", "train/loss", "val/top1", ... (and "step") -> one value per evaluation
@@ -194,7 +203,7 @@ class SuiteResult:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult:
-    """The result of a study."""
+    """The result of a study, as returned by `attngraft.read_study` and `attngraft.study.compare`."""
 
     title: str
     created: str  #: time of creation, ISO 8601 in UTC
@@ -219,3 +228,58 @@ class StudyResult:
     light_curves: bool = False  #: whether curves use cheaper inference than the compared metrics
     suites: list[SuiteResult] = field(default_factory=list)  #: results under the study's suites
     format: int = FORMAT
+    folder: Path | None = field(default=None, compare=False, repr=False)  #: the study's folder; not in results.json
+
+    def to_frame(self, by: Literal["variant", "run"] = "variant") -> pandas.DataFrame:
+        """Return the result as a pandas DataFrame.
+
+        Args:
+            by: "variant" for one row per variant, with the columns of results.csv; "run" for one row per variant and seed,
+                with the metrics of the compared epoch (`last_...`) and of the best epoch (`best_...`).
+
+        Raises:
+            UsageError: pandas is not installed, or `by` is another value.
+        """
+        from attngraft.results.storage import csv_rows, run_rows
+
+        rows = {"variant": csv_rows, "run": run_rows}
+        if by not in rows:
+            raise UsageError(f'to_frame: by={by!r} must be "variant" or "run"')
+        try:
+            import pandas  # optional
+        except ImportError:
+            raise UsageError("to_frame requires pandas; run pip install pandas") from None
+        return pandas.DataFrame(rows[by](self))
+
+    def show(self) -> None:
+        """Show the report: in a notebook below the cell, elsewhere in the web browser.
+
+        Raises:
+            UsageError: the study's folder is unknown or has no report, or there is no web browser.
+        """
+        if self.folder is None:
+            raise UsageError("this result has no folder; read it with attngraft.read_study(folder)")
+        page = self.folder / REPORT_FILE
+        if not page.is_file():
+            raise UsageError(f"{page}: no report; run attngraft compare --report-only --out {self.folder}")
+        show_page(page)
+
+    def _repr_html_(self) -> str:
+        from attngraft.results import wording
+
+        style = wording.metric_format(self)
+        header = ("variant", style.title, "difference", "95% interval", "verdict", "parameters")
+        rows = []
+        for variant in self.variants:
+            spread, difference, cost = variant.last.get(self.metric), variant.difference, variant.cost
+            rows.append(
+                (
+                    wording.shown(variant.name),
+                    wording.spread_text(spread.mean, spread.deviation, style) if spread else wording.ABSENT,
+                    style.change(difference.mean) if difference else "",
+                    style.interval(difference.bootstrap) if difference else "",
+                    "baseline" if variant.is_baseline else difference.verdict if difference else "not compared",
+                    wording.si(cost.parameters) if cost else "not measured",
+                )
+            )
+        return html_table(wording.shown(self.title), header, rows, notes=[wording.headline(self)])

@@ -300,6 +300,44 @@ def host_label(host: Mapping[str, Any]) -> str:
     return text if "pretrained" not in host else f"{text}, {'pretrained' if host['pretrained'] else 'random values'}"
 
 
+def host_text(host: Mapping[str, Any], *, input_size: Sequence[int] = ()) -> str:
+    """Return a host with the arguments that change it: `vit_tiny_patch16_224 (patch_size=4, depth=3)`.
+
+    Leaves out nested arguments, such as a configuration of transformers, and `img_size` if there is an `input_size`.
+    """
+    arguments = [
+        f"{name}={_plain(value)}"
+        for name, value in (host.get("args") or {}).items()
+        if not isinstance(value, Mapping) and not (name == "img_size" and input_size)
+    ]
+    return str(host.get("name", "unnamed")) + (f" ({', '.join(arguments)})" if arguments else "")
+
+
+def model_size(*, parameters: int | None, input_size: Sequence[int]) -> str:
+    """Return what is known of a model's size: `90.9k parameters, 32 × 32 pixels`."""
+    parts = [] if parameters is None else [f"{si(parameters)} parameters"]
+    return ", ".join(parts + ([f"{input_size[1]} × {input_size[2]} pixels"] if input_size else []))
+
+
+def model_text(host: Mapping[str, Any], *, parameters: int | None, input_size: Sequence[int]) -> str:
+    """Describe a model as it was trained: its host with arguments, and its size."""
+    size = model_size(parameters=parameters, input_size=input_size)
+    return ", ".join(part for part in (host_text(host, input_size=input_size), size) if part)
+
+
+def study_model(result: StudyResult) -> str:
+    """Describe the study's host as it was trained, from the costs of the baseline and the facts about the data."""
+    baseline = baseline_of(result)
+    cost = baseline.cost if baseline else None
+    return model_text(result.host, parameters=cost.parameters if cost else None, input_size=image_size(result.data))
+
+
+def image_size(facts: Mapping[str, Any]) -> Sequence[int]:
+    """Return channels, height and width of the input images in `facts`; empty for other inputs."""
+    size = (facts.get("input") or {}).get("size")
+    return size if isinstance(size, list | tuple) and len(size) == 3 else ()
+
+
 def variant_details(variant: VariantResult) -> str:
     """Return a variant's specification, host and recipe changes on one line; empty if equal to its name."""
     model = variant.spec

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraft._version import __version__
-from attngraft.errors import ConfigError, ExportError, UsageError
+from attngraft.errors import ConfigError, ExportError, FolderError, UsageError
 from attngraft.files import write_atomically
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
@@ -142,14 +142,15 @@ def read_manifest(folder: Path | str) -> Manifest:
     """Read the manifest of an exported folder.
 
     Raises:
-        ExportError: no such folder, or a missing, damaged or newer manifest; the message names file and remedy.
+        FolderError: no such folder, or no manifest in it.
+        ExportError: a damaged or newer manifest; the message names file and remedy.
     """
     path = Path(folder) / MANIFEST
     if not path.is_file():
         remedy = "pass a folder written by attngraft export"
         if (path.parent / "recipe.yaml").is_file():
             remedy = f"this is a run; export it first: attngraft export {folder} --out DIR"
-        raise ExportError(f"{folder}: not an exported model, there is no {MANIFEST}; {remedy}")
+        raise FolderError(f"{folder}: not an exported model, there is no {MANIFEST}; {remedy}")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -11,7 +11,7 @@ finished runs, compares their predictions (`verdict`), and returns a `StudyResul
 
 from attngraft.results.storage import load_result
 from attngraft.results.study import StudyResult
-from attngraft.study.config import StudyConfig, read_study, study_from_dict
+from attngraft.study.config import StudyConfig, read_study, read_study_file, study_from_dict
 from attngraft.study.runner import Tools, compare, incomplete, prepare, report_only
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "load_result",
     "prepare",
     "read_study",
+    "read_study_file",
     "report_only",
     "study_from_dict",
 ]

@@ -9,7 +9,7 @@ import dataclasses
 
 from torch import nn
 
-from attngraft.errors import AttngraftError, ConfigError, GraftSpecError, TrainingError, UsageError
+from attngraft.errors import AttngraftError, ConfigError, FolderError, GraftSpecError, UsageError
 from attngraft.evaluation.suites.catalog import parse_suites, require_suites
 from attngraft.grafting.plan import plan
 from attngraft.grafting.spec import parse
@@ -26,29 +26,38 @@ from attngraft.training.build import (
     build_model,
     build_task,
     check_as_is,
+    check_patches,
     check_start,
     check_task_host,
     model_data_config,
 )
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder
+from attngraft.training.sizes import with_cut
+from attngraft.training.stages import stage_recipe
 from attngraft.training.teacher import check_teacher
+from attngraft.training.tracking import check_trackers
 from attngraft.yaml_config import apply_overrides, differing_fields
 
 
 def refuse_unsupported(config: StudyConfig) -> None:
-    """Check the task sections of all runs, and that the tasks have the capabilities that the study needs.
+    """Check the task sections and stages of all runs, and that the tasks have the capabilities that the study needs.
 
     Raises:
-        ConfigError: a capability is missing, a task section is invalid, or the task does not have the metric.
+        ConfigError: a tracker or a capability is missing, a task section or a stage is invalid, or the task does not have
+            the metric.
     """
     choices = parse_suites(config.suites)
     needs = ["halving"] if config.halving is not None else []
     recipe_of = config.recipes()
     for variant in config.variants:
         recipe = recipe_of(variant, config.seeds[0])
-        require_suites(load_task(recipe.task["name"]), choices)
-        require(load_task(recipe.task["name"]), *needs, *(["teacher"] if recipe.distill is not None else []))
+        check_trackers(recipe.train.track)
+        kind = load_task(recipe.task["name"])
+        require_suites(kind, choices)
+        require(kind, *needs, *(["teacher"] if recipe.distill is not None else []))
+        for stage in recipe.all_stages:
+            stage_recipe(recipe, stage)
         if not variant.is_baseline:
             continue  # no variant has a metric of its own
         task = build_task(recipe)
@@ -86,6 +95,8 @@ def check_variants(study: Study) -> None:
     host = _on_meta(study.baseline_recipe)
     check_task_host(study.baseline_recipe, host)
     new = {run.variant.name for run in study.runs if run.state == "new"}
+    if new:
+        check_patches(study.baseline_recipe, host)
     for variant in study.variants:
         if variant.is_baseline:
             continue
@@ -171,6 +182,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     except AttngraftError as error:
         raise UsageError(f"the variant {variant.name}: {error}") from error
     if fetch:
+        check_patches(recipe, host)
         try:
             check_start(recipe)
         except AttngraftError as error:
@@ -212,18 +224,18 @@ def refuse_other_recipes(study: Study) -> None:
     """Check that every started run has the recipe that this study assigns to it.
 
     Raises:
-        TrainingError: a run has a different recipe; the message lists the differing fields and the remedies.
+        FolderError: a run has a different recipe; the message lists the differing fields and the remedies.
     """
     problems = []
     for run in study.runs:
         if run.state != "new":
             try:
                 RunFolder(run.folder).refuse_other_recipe(run.recipe)
-            except TrainingError as error:
+            except FolderError as error:
                 problems.append(str(error))
     if problems:
         others = f"\n({len(problems) - 1} more runs of this study differ as well)" if len(problems) > 1 else ""
-        raise TrainingError(
+        raise FolderError(
             f"{problems[0]}{others}\nFor a study: use another --out, restore the settings in study.yaml, or delete the "
             "runs to retrain them"
         )
@@ -235,7 +247,7 @@ def refuse_other_variants(config: StudyConfig) -> None:
     Unlike `refuse_other_recipes`, this does not read the study's recipe, whose file may no longer exist.
 
     Raises:
-        TrainingError: a run has a different graft, host or recipe field; the message names the run and the difference.
+        FolderError: a run has a different graft, host or recipe field; the message names the run and the difference.
     """
     for variant in config.variants:
         for seed in config.seeds:
@@ -245,16 +257,16 @@ def refuse_other_variants(config: StudyConfig) -> None:
                 continue
             recipe = record.recipe
             plain = recipe_to_dict(recipe)
-            changed = recipe_to_dict(recipe_from_dict(apply_overrides(plain, variant.overrides)))
+            changed = recipe_to_dict(with_cut(recipe_from_dict(apply_overrides(plain, variant.overrides)), record.cut))
             if different := differing_fields(plain, changed):
-                raise TrainingError(
+                raise FolderError(
                     f"{folder}: this run's recipe differs from {variant.where}.set: {'; '.join(different)}; report on the "
                     f"study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
                 )
             if str(parse(recipe.graft)) != variant.spec or not _has_host(recipe, variant.host):
                 host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
                 graft = f" with the graft {recipe.graft}" if recipe.graft else ""
-                raise TrainingError(
+                raise FolderError(
                     f"{folder}: this run trained {host}{graft}, but the variant {variant.name} is {variant.key}; report on "
                     f"the study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
                 )

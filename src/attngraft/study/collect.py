@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from attngraft._version import __version__
-from attngraft.errors import TrainingError
+from attngraft.errors import FolderError, TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
 from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
-from attngraft.results.wording import plural
+from attngraft.results.wording import image_size, model_text, plural
 from attngraft.study.config import StudyConfig
 from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
 from attngraft.study.plan import finished_runs
@@ -23,7 +23,7 @@ from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_statistics, corrected, spread
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task
-from attngraft.training.recipe import Recipe, changed_settings, recipe_to_dict
+from attngraft.training.recipe import changed_settings, recipe_to_dict
 from attngraft.training.run_folder import RunRecord
 from attngraft.yaml_config import parse_yaml
 
@@ -42,7 +42,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         notes: additional notes (why a run failed, ...).
 
     Raises:
-        TrainingError: no run is finished yet, or a run folder is damaged.
+        FolderError: no run is finished yet.
+        TrainingError: a run folder is damaged.
         DataError: runs were evaluated on different examples.
     """
     records = finished_runs(config)
@@ -50,7 +51,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     order = sorted(config.variants, key=lambda variant: (variant.host is not None, bool(variant.overrides)))
     first = next((record for variant in order for record in records[variant.name].values()), None)
     if first is None:
-        raise TrainingError(
+        raise FolderError(
             f"{config.out}: no run is finished, so there is nothing to report; rerun without --report-only"
         )
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
@@ -70,7 +71,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
     baseline_runs, key = runs[config.baseline.name], f"val/{task.primary}"
     settings = {
-        variant.name: _changed_settings(variant, list(records[variant.name].values()), first.recipe)
+        variant.name: _changed_settings(variant, list(records[variant.name].values()), first)
         for variant in config.variants
     }
     variants = [
@@ -98,7 +99,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         judged_weights=first.recipe.train.judge,
         judged_split=judged_split,
         light_curves=task.has_light_inference,
-        title=config.title or _title(config, first),
+        title=config.title or _title(config, first, (costs or {}).get(config.baseline.key)),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         version=__version__,
         command=config.command or f"attngraft compare --study {config.out / 'study.yaml'}",
@@ -134,10 +135,12 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     )
 
 
-def _changed_settings(variant: Variant, records: Sequence[RunRecord], study: Recipe) -> dict[str, Any]:
+def _changed_settings(variant: Variant, records: Sequence[RunRecord], first: RunRecord) -> dict[str, Any]:
     """Return the recipe fields that the variant changes, from its first run or, without runs, its `set`."""
     if records:
-        return changed_settings(records[0].recipe, study)
+        found = changed_settings(records[0].recipe, first.recipe)
+        same = {name for name, path in records[0].paths.items() if first.paths.get(name) == path}
+        return {name: value for name, value in found.items() if name not in same}
     return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
 
 
@@ -236,11 +239,13 @@ def _resample_notes(differences: Sequence[Mapping[str, Difference]]) -> list[str
     return notes
 
 
-def _title(config: StudyConfig, record: RunRecord) -> str:
+def _title(config: StudyConfig, record: RunRecord, cost: Cost | None) -> str:
     source = record.facts.get("source") or record.recipe.task.get("data", {}).get("source", "the data")
     others = sum(variant.host is not None for variant in config.variants)
     recipes = sum(variant.host is None and variant.spec == "none" for variant in config.variants) - 1
     grafts = len(config.variants) - 1 - others - recipes
     parts = [plural(grafts, "graft")] if grafts or not (others or recipes) else []
     parts += [plural(count, f"other {kind}") for count, kind in ((others, "host"), (recipes, "recipe")) if count]
-    return f"{record.recipe.host.name} on {source}: {', '.join(parts)}"
+    host = {"name": record.recipe.host.name, "args": record.recipe.host.args}
+    model = model_text(host, parameters=cost.parameters if cost else None, input_size=image_size(record.facts))
+    return f"{model} on {source}: {', '.join(parts)}"

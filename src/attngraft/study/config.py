@@ -21,6 +21,7 @@ Omitted fields are taken from the recipe.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +32,8 @@ from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.strict import read
 from attngraft.study.variants import ENTRY, StudyHost, Variant, read_variants
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
+from attngraft.training.run_folder import STUDY_FILE as STUDY_FILE
 from attngraft.yaml_config import apply_overrides, merge, read_yaml
-
-STUDY_FILE = "study.yaml"
 
 #: recipe fields set by the study -> the option to use instead
 _RESERVED = {"seed": "--seeds", "graft": "--graft"}
@@ -54,7 +54,7 @@ class Halving:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """Parsed and checked configuration of a study; see `read_study` and `study_from_dict`."""
+    """Parsed and checked configuration of a study; see `read_study_file` and `study_from_dict`."""
 
     out: Path
     variants: tuple[Variant, ...]
@@ -167,7 +167,7 @@ class _StudyFile:
     command: str | None = None
 
 
-def read_study(path: Path) -> dict[str, Any]:
+def read_study_file(path: Path) -> dict[str, Any]:
     """Return the contents of a study file, with checked keys, for `study_from_dict`.
 
     Raises:
@@ -176,6 +176,12 @@ def read_study(path: Path) -> dict[str, Any]:
     mapping = read_yaml(path)
     _read_file(mapping, str(path))
     return mapping
+
+
+def read_study(path: Path) -> dict[str, Any]:
+    """Deprecated name of `read_study_file`; `attngraft.read_study` returns the result of a study."""
+    warnings.warn("read_study() is deprecated here; call read_study_file()", DeprecationWarning, stacklevel=2)
+    return read_study_file(path)
 
 
 def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> StudyConfig:

@@ -25,6 +25,7 @@ from attngraft.study.plan import Study
 from attngraft.tasks.codec import Program
 from attngraft.tasks.task import Task
 from attngraft.timing import PairedRatio, count_macs, count_parameters, several
+from attngraft.training.paths import real_paths
 from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
 from attngraft.training.recipe import Recipe, recipe_to_dict
 from attngraft.training.setup import cpu_threads
@@ -164,6 +165,11 @@ def _measured_for(recipe: Mapping[str, Any]) -> dict[str, Any]:
     defaults = recipe_to_dict(Recipe())
     kept = {name: {**defaults[name], **recipe[name]} for name in ("host", "optimizer", "train")}
     kept |= {"task": recipe["task"]} | ({"distill": recipe["distill"]} if recipe.get("distill") else {})
-    kept["train"] = {name: value for name, value in kept["train"].items() if name not in ("judge", "eval_every")}
+    if paths := real_paths(recipe):  # not their spelling
+        spelled = {name.rpartition(".")[2]: path for name, path in paths.items()}
+        kept["task"] = {**recipe["task"], "data": {**recipe["task"]["data"], **spelled}}
+    kept["train"] = {
+        name: value for name, value in kept["train"].items() if name not in ("judge", "eval_every", "track")
+    }
     plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain

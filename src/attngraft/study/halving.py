@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 
+from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.results.halving import HALVING_FILE, read_halving
 from attngraft.study.config import Halving
@@ -18,9 +19,35 @@ from attngraft.study.executors.base import Outcome, RunTask
 from attngraft.study.plan import PlannedRun, Study, run_state
 from attngraft.study.rungs import Rungs, rung_epochs
 from attngraft.training.build import build_task
+from attngraft.training.profiler import BenchmarkBatch, Profiler
 from attngraft.training.run_folder import read_run
 
 _Key = tuple[str, int]  # variant and seed
+
+
+def refuse_other_units(study: Study, benchmark: BenchmarkBatch) -> None:
+    """Check that halving would rank values of the primary metric in the same units (`Measured.comparable`).
+
+    Only variants with other task settings or another input than the baseline are evaluated, on one batch.
+
+    Raises:
+        UsageError: the metric of a variant has other units than the baseline's; the message names the variant.
+    """
+    expected: str | None = None
+    for variant in study.variants:
+        recipe = study.recipe_of(variant)
+        own = benchmark.for_recipe(recipe)
+        if own is benchmark:
+            continue
+        if expected is None:
+            expected = Profiler(study.baseline_recipe, benchmark).units()
+        units = Profiler(recipe, own).units()
+        if units != expected:
+            which = f" ({units}, not {expected})" if units and expected else ""
+            raise UsageError(
+                f"halving ranks variants by {own.task.primary}, and the variant {variant.name} measures it in other units "
+                f"than the baseline{which}; use --halving off, another --metric, or remove the variant"
+            )
 
 
 class HalvingQueue:

@@ -12,6 +12,7 @@ from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Records
 from attngraft.study.predictions import RunStatistics
 from attngraft.training.run_folder import RunRecord
+from attngraft.training.sizes import cut_note
 
 _TRAINED = {
     "grafts+head": "Only the grafts and the head are trained: the baseline trains its head alone.",
@@ -208,6 +209,7 @@ def run_notes(
             f"(train.accumulate {', '.join(map(str, cuts))}). Their updates use the same examples, but dropout "
             "masks, and batch norm statistics if the host has any, differ, as they belong to a micro-batch."
         )
+    notes += sorted({cut_note(run.cut) for run in every if run.recipe.schedule.trains} - {""})
     seen = sorted({run.environment.get("batch_norm_examples", 0) for run in every} - {0})
     if seen:
         notes.append(

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from attngraft.errors import AttngraftError, TrainingError, UsageError
-from attngraft.files import created, remove_leftovers, write_atomically
+from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
@@ -33,10 +33,10 @@ from attngraft.study.checks import (
     refuse_unsupported,
 )
 from attngraft.study.collect import collect
-from attngraft.study.config import STUDY_FILE, StudyConfig, read_study, study_from_dict
+from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
-from attngraft.study.halving import HalvingQueue
+from attngraft.study.halving import HalvingQueue, refuse_other_units
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.suites import check_suites, evaluate_finished
@@ -48,6 +48,7 @@ from attngraft.study.throughput import (
     measure_throughput,
     trained_share,
 )
+from attngraft.study.tracking import track_result
 from attngraft.training.failures import is_out_of_memory
 from attngraft.training.lock import locked
 from attngraft.training.loop import train
@@ -137,7 +138,11 @@ def compare(
                 notes += tools.evaluate_suites(study, progress=progress)
             measured = _costs(study, notes, progress, tools) if costs else None
             progress.on_stage("writing the report")
-            return _report(study, measured, notes, tools)
+            result = _report(study, measured, notes, tools)
+            if trackers := study.baseline_recipe.train.track:
+                progress.on_stage(f"sending the summary to {', '.join(trackers)}")
+                track_result(trackers, result, study)
+            return result
         finally:
             progress.on_end()
 
@@ -168,6 +173,7 @@ def prepare(
     Raises:
         See `compare`.
     """
+    check_output(config.out, folder=True)
     refuse_unsupported(config)
     with trusting(*config.host_names(), every=trust_code):
         return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())
@@ -177,6 +183,7 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     study = resolve_runs(_with_fitted_epochs(config))
     refuse_counted_updates(study)
     progress.on_stage("checking the variants")
+    check_suites(study, None)
     check_variants(study)
     fit = study.time_budget is not None and study.fitted_epochs is None
     if not fit:
@@ -185,6 +192,7 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
+        check_suites(study, benchmark)
         trains = all(run.recipe.schedule.trains for run in study.runs)
         if not trains:
             check_untrained(study, benchmark.data)
@@ -192,6 +200,8 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
         if not counted:
             progress.on_stage("timing a few steps of every variant")
         try:
+            if study.halving is not None and benchmark is not None:
+                refuse_other_units(study, benchmark)
             estimate = None if counted else tools.measure_throughput(study, benchmark)
         except Exception as error:
             if not is_out_of_memory(error):
@@ -204,8 +214,6 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
             refuse_other_recipes(study)
         if estimate is not None:
             seconds = estimate.seconds(expected_runs(study)) / concurrency
-    if study.suites:
-        check_suites(study, benchmark)
     counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
@@ -217,7 +225,7 @@ def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
     path = config.out / STUDY_FILE
     if config.time_budget is None or config.fitted_epochs is not None or not path.is_file():
         return config
-    before = study_from_dict(read_study(path), source=str(path))
+    before = study_from_dict(read_study_file(path), source=str(path))
     if (before.time_budget, before.epochs) != (config.time_budget, config.epochs):
         return config
     return dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
@@ -420,7 +428,7 @@ def _without_stopped(config: StudyConfig) -> StudyConfig:
 
 
 def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[str], tools: Tools) -> StudyResult:
-    result = collect(config, costs=costs, notes=notes)
+    result = dataclasses.replace(collect(config, costs=costs, notes=notes), folder=config.out)
     save_result(result, config.out)
     tools.write_report(result, config.out)
     return result

@@ -51,12 +51,12 @@ def suite_notes(config: StudyConfig) -> list[str]:
 
 
 def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
-    """Check, before training, that the suites can be evaluated.
+    """Check, before training, that the suites can be evaluated; with the opened data, check their classes and task, too.
 
     Raises:
         DataError: images are missing, must be downloaded first, or have an unexpected layout or different classes.
         ConfigError: the task does not support suites.
-        TrainingError: pyarrow is not installed.
+        UsageError: pyarrow is not installed.
     """
     choices = _choices(config)
     if choices:

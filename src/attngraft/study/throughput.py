@@ -71,7 +71,7 @@ def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
     with cpu_threads(study.baseline_recipe.train.threads):
         for variant in study.variants:  # separately, because the models may not fit into memory together
             recipe = study.recipe_of(variant)
-            train, own = recipe.train, benchmark.for_recipe(recipe)
+            own = benchmark.for_recipe(recipe)
             begin = time.perf_counter()
             profiler = Profiler(recipe, own)
             profiler.train_step()  # the first step is slower
@@ -80,7 +80,7 @@ def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
             wait = synchronizer(profiler.device)
             step = float(np.median([_seconds(profiler.train_step, wait) for _ in range(ROUNDS)]))
             batch = float(np.median([_seconds(profiler.evaluate_batch, wait) for _ in range(ROUNDS)]))
-            load = own.load_seconds
+            load, train = own.load_seconds, profiler.recipe.train  # with sizes cut to the data
             load_eval = load * train.accumulate / train.batch_size * len(own.data.val) / own.eval_batches
             if train.workers:  # loading processes load batches in advance
                 step, batch = max(step, load / train.workers), max(batch, load_eval / train.workers)

@@ -21,8 +21,9 @@ from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
+from attngraft.tensors import accelerator_device
 from attngraft.training.evaluate import Weights
-from attngraft.training.run_folder import RunRecord
+from attngraft.training.run_folder import RunRecord, runs_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,8 @@ def open_handle(
     """
     path, options = Path(where), host or HostOptions()
     if (path / RESULT_FILE).is_file() and not (path / "recipe.yaml").is_file():
-        raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({where}/runs/...)")
+        runs = ", ".join(map(str, runs_below(path)[:3])) or "none yet"
+        raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({runs})")
     kind = kind_of(where, options)
     if kind == "exported":
         return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
@@ -125,7 +127,7 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
 def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
     if serving.kind != "images":
         raise UsageError(f"{name}: takes {serving.takes}, but this command requires an image model")
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = accelerator_device()
     return ModelHandle(
         name=name,
         model=(model if device is None else model.to(device)).eval(),

@@ -18,7 +18,6 @@ from attngraft.models.schemes import SCHEMES, split_scheme
 from attngraft.models.transformers_folder import CONFIG, transformers_folder
 from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.models.weights import read_weights
-from attngraft.results.storage import RESULT_FILE
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.suggest import did_you_mean
@@ -53,12 +52,10 @@ def kind_of(where: str, options: HostOptions | None = None) -> Literal["run", "e
     """Return the kind of target `where`: a run, an exported folder, a file of weights, or a host.
 
     Raises:
-        UsageError: `where` is a study or does not exist, or is a folder given together with host options.
+        UsageError: `where` does not exist, or is a folder given together with host options.
     """
     path = Path(where)
     if path.is_dir() and transformers_folder(path) is None:
-        if (path / RESULT_FILE).is_file() and not (path / _RECIPE).is_file():
-            raise UsageError(f"{where} is a study; give one of its runs ({where}/runs/...)")
         if options is not None and options.given:
             raise UsageError(
                 f"{where}: --pretrained, --host-weights and --host-arg apply to hosts, not folders; remove them"
@@ -205,11 +202,10 @@ def save_evaluation(evaluation: Evaluation, target: Target, folder: Path, *, dat
 
 
 def _refuse_folder(out: Path) -> None:
+    """Refuse the folder of something else as the folder for results."""
     for name, what in ((_RECIPE, "a run"), (MANIFEST, "an exported model"), ("study.yaml", "a study")):
         if (out / name).is_file():
             raise UsageError(f"--out {out} is the folder of {what}; give another folder")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file; give a folder")
 
 
 def _refuse_other_task(where: str, task: str | None, own: str) -> None:

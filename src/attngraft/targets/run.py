@@ -7,13 +7,13 @@ from pathlib import Path
 
 from torch import nn
 
-from attngraft.errors import ExportError, UsageError
+from attngraft.errors import FolderError, UsageError
 from attngraft.grafting.spec import parse
 from attngraft.hosts import host_of
 from attngraft.models.schemes import split_scheme
 from attngraft.models.trust import trusting
 from attngraft.results import wording
-from attngraft.results.storage import RESULT_FILE, load_result
+from attngraft.results.storage import RESULT_FILE, read_study
 from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.codec import OTHER, Codec, Serving
@@ -56,18 +56,17 @@ def open_run(
 
     Raises:
         UsageError: the folder is a study; the message names its runs.
-        TrainingError: the folder is not a run, or the run has no such weights.
+        FolderError: the folder is not a run, has no such weights, has not read its data yet, or is not finished.
         ConfigError: the run's task lacks the capability, or does not describe the model's inputs and outputs.
-        ExportError: the run has not read its data yet, or is not finished.
     """
     if (Path(folder) / RESULT_FILE).is_file():
         raise UsageError(f"{folder} is a study; give one of its runs, such as {_runs_of(Path(folder))}")
     record = read_run(folder)
     if not record.facts:
-        raise ExportError(f"{record.folder}: the run stopped before its data were read; train it first")
+        raise FolderError(f"{record.folder}: the run stopped before its data were read; train it first")
     if not record.finished and not unfinished:
         done, epochs = record.epochs_done, record.recipe.schedule.epochs
-        raise ExportError(
+        raise FolderError(
             f"{record.folder}: the run is not finished ({done} of {epochs} epochs); rerun its command to finish it, or "
             "add --unfinished"
         )
@@ -127,7 +126,7 @@ def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
 
 def _runs_of(study: Path) -> str:
     """Return the first run of each of a study's best variants, for a message."""
-    result = load_result(study)
+    result = read_study(study)
     style = wording.metric_format(result)
     sign = 1 if result.higher_is_better else -1
     ranked = []

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 
 _LENGTH = 16  #: largest number of tokens in an example input
 

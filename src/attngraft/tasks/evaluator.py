@@ -2,13 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from attngraft.tasks.task import Evaluation, Split
+from attngraft.tasks.data import Evaluation, Split
 
 
 class Evaluator(ABC):
@@ -19,13 +17,13 @@ class Evaluator(ABC):
         """Add the outputs for the examples at `indices`."""
 
     @abstractmethod
-    def result(self) -> "Evaluation": ...
+    def result(self) -> Evaluation: ...
 
 
 class CollectingEvaluator(Evaluator):
     """Stores the outputs of all examples, in the split's order; `result` can call `collected()`."""
 
-    def __init__(self, split: "Split") -> None:
+    def __init__(self, split: Split) -> None:
         self._outputs: Mapping[str, np.ndarray] = {}
 
     def update(self, outputs: Mapping[str, Tensor], indices: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError
 from attngraft.strict import read
-from attngraft.tasks.images.heads import heads_of
+from attngraft.tasks.heads import heads_of
 from attngraft.tasks.task import Batch, Serving, Task
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import AttngraftError, DataError
-from attngraft.tasks.task import Batch, Evaluation, Split
+from attngraft.tasks.data import Batch, Evaluation, Split
 
 #: `conditions`: examples are evaluated under each condition; `calibration`: calibration of the predictions on
 #: clean examples; `throughput`: timing without predictions

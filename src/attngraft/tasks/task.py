@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -28,17 +27,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from attngraft.errors import ConfigError
 from attngraft.hosts import ModelParts, model_parts
+from attngraft.plugins import declared, package_of
 from attngraft.results.measured import Measured
-from attngraft.results.records import Column, Records, RecordTable
+from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.codec import Serving as Serving
+from attngraft.tasks.data import Batch as Batch
+from attngraft.tasks.data import Evaluation as Evaluation
+from attngraft.tasks.data import Predictions as Predictions
+from attngraft.tasks.data import Split as Split
+from attngraft.tasks.data import TaskData as TaskData
 
 if TYPE_CHECKING:
     from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples, SuiteSupport
-
-Batch = Any  #: nested dicts, lists and tuples of tensors and other values; only tensors move to the device
 
 #: task name -> "module:class"; imported on first use
 TASKS = {
@@ -50,7 +53,6 @@ TASKS = {
 }
 SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
 FITTED_FOLDER = "fitted"  #: folder of `Task.save_files` in the folder of a run, a study or an exported model
-ENTRY_POINTS = "attngraft.tasks"  #: entry point group with which installed packages add tasks
 
 #: old -> new names of `Task`'s methods
 _RENAMED = {
@@ -64,80 +66,6 @@ _RENAMED = {
 
 #: class -> module
 _MOVED = {"PixelAccess": "attngraft.tasks.images.suites.pixels", "SuiteSupport": "attngraft.tasks.suites"}
-
-
-class Split(ABC):
-    """An indexed set of examples that depend only on (seed, epoch, index), not on the worker or process."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        """Return the example at `key = (epoch, index)`; must not change global random generators."""
-
-    @abstractmethod
-    def collate(self, examples: list[Any]) -> Batch:
-        """Combine examples into a batch."""
-
-    @abstractmethod
-    def name(self, index: int) -> str:
-        """Return the example's name for messages and predictions, such as a path or `digits/17`."""
-
-    def fingerprint(self) -> bytes:
-        """Return a fingerprint of everything but the names (labels, files), to validate cached predictions."""
-        return b""
-
-    def order(self, *, seed: int, epoch: int) -> np.ndarray | None:
-        """Return the order of indices in a training epoch; None for a random permutation of all examples.
-
-        Override this for repeated augmentation or balanced sampling. The order must depend only on (seed, epoch) and have
-        the same length in every epoch. Indices may exceed `len(self)` if `self[epoch, index]` and `name` accept them, for
-        repeats of an example.
-        """
-        return None
-
-    def batches(self, *, seed: int, epoch: int) -> Sequence[np.ndarray] | None:
-        """Return the example indices of each update of an epoch; None for `train.batch_size` examples per update.
-
-        Override this for batches with a budget of tokens, or of examples of similar lengths. Batches must depend only on
-        (seed, epoch); their number may differ between epochs. Each batch is split into train.accumulate x
-        processes parts, as evenly as possible. Called for every epoch before training.
-        """
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskData:
-    """The result of `Task.load`: splits and facts about the data."""
-
-    train: Split
-    val: Split
-    test: Split | None = None  #: runs are compared on it instead of `val`, which then only selects the best weights
-    #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
-    model_args: Mapping[str, Any]
-    facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predictions:
-    """Predictions with one entry per evaluated example, in the split's order; saved as `predictions.npz`."""
-
-    names: Sequence[str]
-    #: score of each example if the primary metric is the mean of scores (top-1 accuracy: 1 if correct, 0 if not)
-    score: np.ndarray | None = None
-    binary: bool = False  #: whether scores are 0 or 1, so that McNemar's test applies
-    arrays: Mapping[str, Column] = field(default_factory=dict)  #: statistics and outputs of `Task.infer`
-    outputs: frozenset[str] = frozenset()  #: names of the arrays that are outputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Metrics and predictions of a model on a split."""
-
-    metrics: Mapping[str, float]
-    predictions: Predictions
-    split: str = ""  #: val, test, or the name of the requested split; empty: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -585,7 +513,13 @@ _add_old_names(Task)  # type: ignore[type-abstract]
 
 def known_tasks() -> dict[str, str]:
     """Return a mapping from name to "module:class" of all tasks, built-in and from installed packages."""
-    return {each.name: each.value for each in importlib.metadata.entry_points(group=ENTRY_POINTS)} | TASKS
+    return {entry.name: entry.value for entry in declared("tasks")} | TASKS
+
+
+def package_of_task(name: str) -> str:
+    """Return the name of the package that the task called `name` comes from."""
+    plugins = {} if name in TASKS else {entry.name: package_of(entry) for entry in declared("tasks")}
+    return plugins.get(name) or known_tasks()[name].partition(".")[0]
 
 
 def load_task(name: str) -> type[Task]:

@@ -18,7 +18,8 @@ from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import Task, load_task
 from attngraft.tensors import meta_device
 from attngraft.training.freezing import freeze
-from attngraft.training.recipe import Recipe, load_recipe
+from attngraft.training.misplaced import refuse_misplaced
+from attngraft.training.recipe import Recipe, load_recipe, sections
 from attngraft.training.run_folder import RunFolder
 
 
@@ -28,8 +29,12 @@ def build_task(recipe: Recipe) -> Task:
     Raises:
         ConfigError: the task does not exist, or its section has a wrong key or value.
     """
+    name = recipe.task["name"]
     config = {key: value for key, value in recipe.task.items() if key != "name"}
-    return load_task(recipe.task["name"]).from_config(config, seed=recipe.seed)
+    known = sections(name)
+    if "task" in known:
+        refuse_misplaced(config, known["task"], known=lambda: known, section="task")
+    return load_task(name).from_config(config, seed=recipe.seed)
 
 
 def recipe_for_task(task: str, recipe: str | None) -> str:
@@ -70,6 +75,37 @@ def check_task_host(recipe: Recipe, host: nn.Module | None = None) -> None:
     if reason := task.refusal(host, recipe.host.name):
         raise UsageError(
             f"task {task.name}: cannot use the host {recipe.host.name}: {reason}; use one of {', '.join(task.hosts)}"
+        )
+
+
+def check_patches(recipe: Recipe, host: nn.Module | None = None) -> None:
+    """Check that the host's patches cover its images; without `host`, build it on the meta device.
+
+    timm accepts other sizes, but the model ignores the pixels of the incomplete patches, or fails.
+
+    Raises:
+        UsageError: the image size is not a multiple of the patch size.
+    """
+    if not {"img_size", "patch_size"} & recipe.host.args.keys():
+        return
+    if host is None:
+        with meta_device():
+            host = _start_host(recipe, {}, pretrained=False).model
+    embed = getattr(host, "patch_embed", None)
+    size, patch, stride = (
+        getattr(part, name, None)
+        for part, name in ((embed, "img_size"), (embed, "patch_size"), (getattr(embed, "proj", None), "stride"))
+    )
+    if getattr(embed, "dynamic_img_pad", False) or patch != stride or not (isinstance(size, tuple) and patch):
+        return
+    if any(side % step for side, step in zip(size, patch, strict=True)):
+        fitting = [max(round(side / step), 1) * step for side, step in zip(size, patch, strict=True)]
+        given, of, use = (
+            str(sides[0]) if len({*sides}) == 1 else str([*sides]).replace(" ", "") for sides in (size, patch, fitting)
+        )
+        raise UsageError(
+            f"host {recipe.host.name}: the image size {given} is not a multiple of the patch size {of}; use --host-arg "
+            f"img_size={use}, or another patch_size"
         )
 
 

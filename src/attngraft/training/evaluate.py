@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
-from attngraft.errors import DataError, TrainingError, UsageError
+from attngraft.errors import DataError, FolderError, TrainingError, UsageError, started
 from attngraft.hosts import forget
 from attngraft.models.trust import trusting
 from attngraft.results.measured import MeanScore
@@ -205,7 +205,7 @@ def evaluate_run(
         trust_code: import a `module:` host named in the folder; this runs its code.
 
     Raises:
-        TrainingError: the folder is not a run, or the run has no such weights.
+        FolderError: the folder is not a run, or the run has no such weights.
         DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
     return evaluate_target(run_target(read_run(folder), weights), data=data, split=split, trust_code=trust_code)
@@ -226,7 +226,8 @@ def evaluate_target(
         model = target.build()
     model = accelerator.prepare_model(model, evaluation_mode=True)
     evaluate = SplitEvaluator(opened.task, opened.split, target.recipe, accelerator, facts=opened.facts)
-    evaluation = evaluate(model)
+    with started():
+        evaluation = evaluate(model)
     if evaluation is None:
         raise TrainingError(f"{target.name}: the evaluation was stopped; rerun the command")
     return replace(evaluation, split=split or opened.part)
@@ -358,11 +359,11 @@ def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
     """Return the SHA-256 of the run's file that contains these weights.
 
     Raises:
-        TrainingError: the run does not have these weights.
+        FolderError: the run does not have these weights.
     """
     path = weights_file(record.folder, weights)
     if not path.is_file():
-        raise TrainingError(
+        raise FolderError(
             f"{path}: missing; the run has not saved these weights (yet); finish it, or use other --weights"
         )
     with path.open("rb") as file:
@@ -373,7 +374,7 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
     """Return the grafted host with the weights of a run, on the CPU.
 
     Raises:
-        TrainingError: the run has no such weights.
+        FolderError: the run has no such weights.
     """
     model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     _fill(model, RunFolder(record.folder), weights)
@@ -401,8 +402,8 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
         return
     state = read_checkpoint(run)
     if state is None:
-        raise TrainingError(f"{run.path}: this run has no checkpoint yet; rerun its command to train it")
+        raise FolderError(f"{run.path}: this run has no checkpoint yet; rerun its command to train it")
     if state["ema" if weights == "ema" else "model"] is None:
-        raise TrainingError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
+        raise FolderError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
     model.load_state_dict(state["ema" if weights == "ema" else "model"])
     load_detached(model, state)

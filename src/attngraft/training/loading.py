@@ -28,6 +28,7 @@ from attngraft.errors import AttngraftError, ConfigError
 from attngraft.tasks.task import Batch, Split
 from attngraft.training.randomness import epoch_order
 from attngraft.training.recipe import Recipe
+from attngraft.training.sizes import epoch_length
 from attngraft.training.stopping import SIGNALS
 
 Keys = list[tuple[int, int]]
@@ -61,15 +62,15 @@ class TrainOrder:
                 f"train.accumulate {self.accumulate}: make it a multiple of {self.world * self.accumulate}"
             )
         if self.steps < 1:
+            fewer = f"--set {self.size_field}={self._examples} or less"
             raise ConfigError(
-                f"{self.size_field} {self.batch_size} is more than an epoch's {self._examples} training examples: "
-                f"use {'--set ' if self.size_field == 'train.batch_size' else ''}{self.size_field}={self._examples} or less"
+                f"{self.size_field} {self.batch_size} is more than an epoch's {self._examples} training examples: use "
+                f"{fewer if self.world == 1 else f'fewer processes (now {self.world})'}"
             )
 
     @cached_property
     def _examples(self) -> int:
-        order = self.split.order(seed=self.seed, epoch=0)
-        return len(self.split) if order is None else len(order)
+        return epoch_length(self.split, seed=self.seed)
 
     @cached_property
     def own_batches(self) -> bool:
@@ -160,15 +161,12 @@ class TrainOrder:
 
 
 def train_order(recipe: Recipe, split: Split, *, rank: int = 0, world: int = 1) -> TrainOrder:
-    """Return the training order of a run; with `schedule.epochs` 0, larger batches shrink to the split.
+    """Return the training order of a run, whose sizes were fitted to the split by `sizes.fit_sizes`.
 
     Raises:
         ConfigError: the batch size does not fit the split or the processes.
     """
     size, accumulate = recipe.train.batch_size, recipe.train.accumulate
-    if not recipe.schedule.trains and len(split) < size:
-        accumulate = accumulate if len(split) >= accumulate * world else 1
-        size = max(len(split) // (accumulate * world), 1) * accumulate * world
     return TrainOrder(split=split, seed=recipe.seed, batch_size=size, accumulate=accumulate, rank=rank, world=world)
 
 

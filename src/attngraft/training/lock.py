@@ -17,7 +17,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from attngraft.errors import StorageError, TrainingError
+from attngraft.errors import FolderError, TrainingError
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def locked(folder: Path) -> Iterator[None]:
 
     Raises:
         FolderBusy: another process, or another run of this process, holds the lock; the message names process and host.
-        StorageError: the folder cannot be written.
+        FolderError: the folder cannot be written.
     """
     path = folder.resolve() / ".lock"
     previous = _read_note(path)  # before acquiring the lock, which may empty the file
@@ -96,7 +96,7 @@ def _acquire(lock: FileLock) -> Literal["acquired", "busy", "unsupported"]:
         if error.errno in _UNSUPPORTED:
             return "unsupported"
         path = Path(lock.lock_file)
-        raise StorageError(
+        raise FolderError(
             f"{path}: cannot be opened: {error.strerror}; make {path.parent} writable, or choose another folder"
         ) from None
     return "acquired"

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, reduce
 
-from attngraft.errors import TrainingError
+from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
 from attngraft.tasks.task import Evaluation, Split, to_records
@@ -37,6 +37,7 @@ from attngraft.training.run_folder import Judged, JudgedSplit, Metrics, RunFolde
 from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
 from attngraft.training.stages import StagePlan
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
+from attngraft.training.tracking import Tracking, check_trackers, track_run
 from attngraft.training.update import all_finite
 
 T = TypeVar("T")
@@ -67,10 +68,12 @@ def train(
     Raises:
         ConfigError: the recipe cannot be used; nothing was written.
         DataError: the data cannot be used; nothing was written.
-        TrainingError: the folder contains a run of another recipe, another process is using it, or the training failed.
+        FolderError: the folder contains a run of another recipe, or cannot be written; nothing was written.
+        TrainingError: another process is using the folder, or the training failed.
         StorageError: a file could not be written; the last checkpoint is intact.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
     """
+    check_trackers(recipe.train.track)
     run = RunFolder(Path(folder))
     accelerator = create_accelerator(recipe)
     main = accelerator.is_main_process
@@ -96,7 +99,7 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
     if not run.recipe.exists():
         return recipe
     if not resume:
-        raise TrainingError(f"{run.path}: this folder contains a run; resume it, or choose another folder")
+        raise FolderError(f"{run.path}: this folder contains a run; resume it, or choose another folder")
     run.refuse_other_recipe(recipe)
     run.drop_split_of_other(recipe)
     return run.with_chosen(recipe)
@@ -113,21 +116,28 @@ def _train_or_shrink(
     restore(folder, run.state)
     counters = run.state.counters
     try:
-        with workers_explained(folder.path, workers=recipe.train.workers), StopSignal(accelerator) as stop:
+        with (
+            started(),
+            workers_explained(folder.path, workers=recipe.train.workers),
+            track_run(run) as tracking,  # outside of StopSignal, so that Ctrl-C ends the wait for a tracker
+            StopSignal(accelerator) as stop,
+        ):
             epochs, steps = run.epochs, run.stages[0].order.steps
-            trainer = Trainer(run, progress, stop)
+            trainer = Trainer(run, progress, stop, tracking)
             try:
                 progress.on_start(run.updates, done_steps=trainer.done, epochs=epochs, steps_per_epoch=steps)
                 trainer.train(until=epochs if stop_after_epoch is None else min(epochs, stop_after_epoch))
                 finished = trainer.finished
                 judged = trainer.judge() if finished else None
+                if judged is not None:
+                    tracking.log_result({f"judged/{name}": value for name, value in judged.metrics.items()})
             finally:
                 trainer.stop_workers()
     except OutOfMemory as error:
         if not (recipe.train.auto_batch and error.fits):
             raise
         log.warning("%s\nResuming with this size", error)
-        recipe = error.fitting(recipe)
+        recipe = error.fitting(run.recipe)
         folder.record_choice(recipe, epoch=counters.epoch + 1, step=counters.step + 1)
     else:
         if finished and accelerator.is_main_process:
@@ -144,8 +154,8 @@ def _train_or_shrink(
 class Trainer:
     """Updates, epochs and evaluations of one run."""
 
-    def __init__(self, run: RunContext, progress: Progress, stop: StopSignal) -> None:
-        self._run, self._progress, self._stop = run, progress, stop
+    def __init__(self, run: RunContext, progress: Progress, stop: StopSignal, tracking: Tracking) -> None:
+        self._run, self._progress, self._stop, self._tracking = run, progress, stop, tracking
         self._state, self._counters = run.state, run.state.counters
         self._evaluate = self._evaluator(run.data.val)
         self._judging = self._evaluate if run.data.test is None else self._evaluator(run.data.test)
@@ -220,6 +230,7 @@ class Trainer:
         """Train to the end of epoch `until`, with a checkpoint after each evaluation."""
         run, teacher = self._run, self._run.teacher
         journal = Journal(run.folder, self._counters.rows) if run.accelerator.is_main_process else None
+        self._tracking.log_rows(self._counters.rows)
         record_start(run, self._evaluate_weights)
         if teacher is not None:
             record_teacher_metrics(run, self._evaluate_teacher)
@@ -232,6 +243,7 @@ class Trainer:
             if journal is not None:
                 journal.add(row)
             save(run.folder, self._state)
+            self._tracking.log_rows(self._counters.rows)
             self._progress.on_epoch(row)
 
     @property

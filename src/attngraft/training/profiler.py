@@ -5,15 +5,21 @@ folders are not changed.
 """
 
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import send_to_device
+from torch import nn
 
+from attngraft.errors import DataError
+from attngraft.results.records import Records, RecordTable
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
+from attngraft.tensors import accelerator_device
 from attngraft.timing.memory import peak_bytes
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode
@@ -21,6 +27,7 @@ from attngraft.training.inputs import in_memory_format
 from attngraft.training.loading import EvalOrder, train_order
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import build_training, create_accelerator
+from attngraft.training.sizes import fit_sizes
 from attngraft.training.teacher import create_teacher
 
 
@@ -28,14 +35,13 @@ class BenchmarkBatch:
     """Task, data, teacher, a training micro-batch and an evaluation batch, shared by all variants.
 
     The data are opened as in a run. `folder` is a run or study whose random split (`Task.save_split`) and, if `fitted`,
-    fitted objects (`Task.save_files`) are used.
+    fitted objects (`Task.save_files`) are used. Without `folder`, data that no new run accepts are refused.
 
     Raises:
         DataError, ConfigError: as in a run.
     """
 
     def __init__(self, recipe: Recipe, *, folder: Path | None = None, fitted: bool = True) -> None:
-        train = recipe.train
         self.recipe, self._folder = recipe, folder
         with _separate_stream(recipe):
             self.task = build_task(recipe)
@@ -45,9 +51,12 @@ class BenchmarkBatch:
                     self.task.load_files(folder / FITTED_FOLDER)
             self.input = model_data_config(recipe)
             self.data = self.task.load(model_data_config=self.input)
+            if self.data.refusal and folder is None:
+                raise DataError(self.data.refusal)
             self.teacher = create_teacher(recipe, self.task, self.data, device=run_device())
             examples, validation = self.data.train, self.data.val
-            order = train_order(recipe, examples)
+            fitted_recipe = fit_sizes(recipe, examples)
+            train, order = fitted_recipe.train, train_order(fitted_recipe, examples)
             size = train.eval_batch_size or train.batch_size // train.accumulate
             evaluation = list(EvalOrder(length=len(validation), batch_size=size))
             seconds = []
@@ -57,6 +66,7 @@ class BenchmarkBatch:
                 seconds.append(time.perf_counter() - start)
             self.batch = batches[0]
             self.eval_batch = validation.collate([validation[key] for key in evaluation[0]])
+        self.eval_names = np.array([validation.name(index) for _, index in evaluation[0]])
         self.order, self.steps_per_epoch, self.eval_batches = order, order.steps, len(evaluation)
         self.load_seconds = min(seconds)  # seconds to load one update's examples in one process
 
@@ -75,6 +85,7 @@ class Profiler:
     """A model with its optimizer; `train_step` and `evaluate_batch` repeat the benchmark's batches."""
 
     def __init__(self, recipe: Recipe, benchmark: BenchmarkBatch) -> None:
+        recipe = fit_sizes(recipe, benchmark.data.train)
         self.recipe, self.benchmark = recipe, benchmark
         accelerator = create_accelerator(recipe)
         self.device = accelerator.device
@@ -103,16 +114,34 @@ class Profiler:
     @torch.inference_mode()
     def evaluate_batch(self) -> None:
         """Run inference on a batch: one forward pass, unless the task infers differently (generation, tiling)."""
-        state, train, task = self._update.state, self.recipe.train, self.benchmark.task
-        state.model.eval()
-        model = in_memory_format(state.model, channels_last=train.channels_last)
+        task = self.benchmark.task
         if type(task).infer is not Task.infer:
-            with state.accelerator.autocast():
-                task.infer(model, self._eval_batch, full=False)
+            self._infer()
             return
         args, kwargs = task.to_model(self._eval_batch)
-        with state.accelerator.autocast():
+        model = self._eval_model()
+        with self._update.state.accelerator.autocast():
             model(*args, **kwargs)
+
+    @torch.inference_mode()
+    def units(self) -> str:
+        """Return the `Measured.comparable` of the primary metric, from the evaluation batch; empty without an entry."""
+        benchmark, task = self.benchmark, self.benchmark.task
+        if type(task).measure is Task.measure:
+            return ""
+        with _separate_stream(self.recipe), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some metrics are undefined if a class is missing in the batch
+            table = RecordTable(names=benchmark.eval_names, columns=self._infer().statistics)
+            return task.measure(table, benchmark.data.facts).comparable.get(task.primary, "")
+
+    def _infer(self) -> Records:
+        model = self._eval_model()
+        with self._update.state.accelerator.autocast():
+            return self.benchmark.task.infer(model, self._eval_batch, full=False)
+
+    def _eval_model(self) -> nn.Module:
+        model = self._update.state.model.eval()
+        return in_memory_format(model, channels_last=self.recipe.train.channels_last)
 
     def _state(self) -> list[torch.Tensor]:
         """Return what is kept between steps: model, optimizer state, moving average, teacher, batch."""
@@ -133,7 +162,7 @@ class Profiler:
 
 def run_device() -> torch.device:
     """Return the device that a run trains on: this process's accelerator, else the CPU."""
-    return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    return accelerator_device() or torch.device("cpu")
 
 
 def synchronizer(device: torch.device) -> Callable[[], object] | None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from attngraft.errors import ConfigError
 from attngraft.strict import FieldError, require
 from attngraft.suggest import did_you_mean
+from attngraft.training.misplaced import refuse_misplaced
 from attngraft.yaml_config import (
     apply_overrides,
     differing_values,
@@ -27,7 +28,7 @@ from attngraft.yaml_config import (
 RECIPES = Path(__file__).parent / "recipes"
 
 #: fields that do not change the result, so that a resumed run may change them
-HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outputs")
+HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outputs", "train.track")
 
 #: fields that a run with train.auto_batch chooses itself, and keeps when it resumes
 CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
@@ -60,7 +61,7 @@ class HostConfig:
         require(self, "weights", not both, "cannot be combined with pretrained: true; use one of them")
         require(self, "weights", self.weights != "", "must be the path of a file, or null")
         if ":" in self.name or os.path.isdir(self.name):
-            from attngraft.models.schemes import resolve_host  # imported here because it imports torch
+            from attngraft.models.create import resolve_host  # imported here because it imports torch
 
             name, args = resolve_host(self.name, self.args)
             object.__setattr__(self, "name", name)
@@ -206,7 +207,7 @@ class TrainConfig:
 
     parameters: Parameters = "all"  #: trained parameters; `head` is linear probing
     first: FirstStage | None = None  #: train fewer parameters first: {parameters: grafts+head, epochs: 2}
-    batch_size: int = 128  #: examples per update, over all processes and micro-batches
+    batch_size: int = 128  #: examples per update, over all processes and micro-batches; cut to smaller training data
     eval_batch_size: int | None = None  #: examples per evaluation batch; null: batch_size / accumulate
     accumulate: int = 1  #: micro-batches per update (less memory; same result except for batch norms)
     auto_batch: bool = False  #: after an out-of-memory error, raise accumulate (or lower eval_batch_size) until it fits
@@ -226,6 +227,9 @@ class TrainConfig:
     #: keep the outputs of the evaluated examples (captions, boxes, masks), compressed, in predictions.npz; statistics,
     #: from which metrics are computed, are always kept
     outputs: bool = False
+    #: trackers that also receive settings and metrics, besides TensorBoard's files: wandb, mlflow, trackio, comet_ml, or
+    #: others of accelerate
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "eval_batch_size", "accumulate", "threads", "save_every", "eval_every"):
@@ -408,7 +412,21 @@ def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> R
     Raises:
         ConfigError: unknown key or invalid value; the message names `source` and the field.
     """
+    task = mapping.get("task") if isinstance(mapping, Mapping) else None
+    name = task.get("name") if isinstance(task, Mapping) else None
+    refuse_misplaced(mapping, Recipe, known=lambda: sections(name or "classification"), source=source)
     return from_mapping(Recipe, mapping, source=source)
+
+
+def sections(task: str) -> dict[str, type]:
+    """Return the dataclasses of a recipe with this task: of the whole recipe (""), and of its task, if it has one."""
+    from attngraft.tasks.task import load_task  # imported here because it imports torch
+
+    try:
+        own = getattr(load_task(task), "config_class", None)
+    except ConfigError:
+        own = None
+    return {"": Recipe} if own is None else {"": Recipe, "task": own}
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:

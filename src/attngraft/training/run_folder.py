@@ -2,7 +2,7 @@
 
 recipe.yaml         the resolved recipe
 environment.json    versions, commit, device, threads
-data.json           facts about the data, and the host arguments that they require
+data.json           facts about the data, the host arguments that they require, their real paths, and batch sizes cut to them
 split.csv           validation examples (only if they were drawn at random)
 fitted/             objects that the task fitted to the training data, such as a tokenizer (few tasks)
 teacher.json        distillation teacher and the hash of its weights (only with distill)
@@ -12,6 +12,7 @@ tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
 predictions.npz     predictions of the last epoch on the validation split, or of `judged` in finished.json
 finished.json       written last: the run is complete
+trackers.json       tracker runs (only with train.track)
 evaluation/         results of suites (attngraft eval --suite)
 """
 
@@ -24,10 +25,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attngraft.errors import TrainingError
+from attngraft.errors import FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
+from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
     CHOSEN_BY_MEMORY,
     HARMLESS,
@@ -36,10 +38,16 @@ from attngraft.training.recipe import (
     recipe_to_dict,
     recipe_to_yaml,
 )
+from attngraft.training.sizes import Cut, with_cut
 from attngraft.yaml_config import differing_fields, read_yaml
+
+_SHOWN = 3  #: maximum number of runs listed in a message
 
 Metrics = dict[str, float]
 JudgedSplit = Literal["val", "test"]
+
+STUDY_FILE = "study.yaml"  #: in the folder of a study, which has its runs in runs/<variant>/seed<k>/
+TRACKERS_FILE = "trackers.json"  #: in the folder of a run or a study
 
 
 class RunFolder:
@@ -61,6 +69,7 @@ class RunFolder:
         self.previous = self.checkpoints / "previous.pt"
         self.predictions = path / "predictions.npz"
         self.finished = path / "finished.json"
+        self.trackers = path / TRACKERS_FILE
 
     def best(self, kind: str = "") -> Path:
         """Return the path of the best weights by the primary metric.
@@ -68,6 +77,12 @@ class RunFolder:
         `kind` is "ema" for the best moving average, "stage<n>" for the best weights of stage n (from 1), otherwise empty.
         """
         return self.checkpoints / f"best{kind and '-' + kind}.safetensors"
+
+    @property
+    def study(self) -> Path | None:
+        """Return the folder of the study that contains the run; None if there is none."""
+        above = self.path.resolve().parents
+        return above[2] if len(above) > 2 and (above[2] / STUDY_FILE).is_file() else None
 
     @property
     def has_saved(self) -> bool:
@@ -83,9 +98,38 @@ class RunFolder:
         write_atomically(self.recipe, recipe_to_yaml(recipe))
 
     def write_data(
-        self, *, model_args: Mapping[str, Any], facts: Mapping[str, Any], judged_split: JudgedSplit = "val"
+        self,
+        *,
+        model_args: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        judged_split: JudgedSplit = "val",
+        paths: Mapping[str, str] | None = None,
+        cut: Cut | None = None,
     ) -> None:
-        write_json(self.data, {"model_args": dict(model_args), "facts": dict(facts), "judged_split": judged_split})
+        """Write data.json.
+
+        Args:
+            model_args: arguments of the host's factory that the data require.
+            facts: facts that the task returned.
+            judged_split: split on which the run is compared.
+            paths: from `paths.real_paths`.
+            cut: from `sizes.cut_between`; added to a cut that is already recorded.
+        """
+        earlier = self.cut
+        cut = earlier | {name: [earlier.get(name, pair)[0], pair[1]] for name, pair in (cut or {}).items()}
+        data = {"model_args": dict(model_args), "facts": dict(facts), "judged_split": judged_split}
+        more = {name: dict(values) for name, values in (("paths", paths), ("cut", cut)) if values}
+        write_json(self.data, data | more)
+
+    @property
+    def cut(self) -> Cut:
+        """Return the sizes that were cut to the data when the run began."""
+        cut: Cut = self._data().get("cut", {})
+        return cut
+
+    def _data(self) -> dict[str, Any]:
+        data: dict[str, Any] = read_json(self.data) if self.data.is_file() else {}
+        return data
 
     @property
     def judged_on_val(self) -> bool:
@@ -118,22 +162,26 @@ class RunFolder:
         The recipe of a run that has saved nothing may change, because the change may fix the failure.
 
         Raises:
-            TrainingError: the recipes differ; the message names the fields.
+            FolderError: the recipes differ; the message names the fields.
         """
         if self.has_saved and (different := self._differing(recipe)):
-            raise TrainingError(
+            raise FolderError(
                 f"{self.path}: the run in this folder has a different recipe: {'; '.join(different)}. "
                 "Resume it with its own recipe, or choose another folder"
             )
 
     def drop_split_of_other(self, recipe: Recipe) -> None:
-        """Remove the split and fitted objects if an earlier attempt with another recipe left them."""
+        """Remove the split, fitted objects and tracker runs if an earlier attempt with another recipe left them."""
         if self._differing(recipe):
             self.split.unlink(missing_ok=True)
+            self.trackers.unlink(missing_ok=True)
             shutil.rmtree(self.fitted, ignore_errors=True)
+            if self.cut:
+                write_json(self.data, {name: value for name, value in self._data().items() if name != "cut"})
 
     def with_chosen(self, recipe: Recipe) -> Recipe:
-        """Return `recipe` with the sizes that the run has chosen under `train.auto_batch`."""
+        """Return `recipe` with the sizes that were cut to the run's data or chosen under `train.auto_batch`."""
+        recipe = with_cut(recipe, self.cut)
         if not recipe.train.auto_batch or self._differing(recipe):
             return recipe
         before = self.read_recipe().train
@@ -153,8 +201,9 @@ class RunFolder:
     def _differing(self, recipe: Recipe) -> list[str]:
         """Return the fields that must not change but differ between the run's recipe and `recipe`."""
         free = HARMLESS + (CHOSEN_BY_MEMORY if recipe.train.auto_batch else ())
+        recipe = with_cut(recipe, self.cut)
         existing, given = (_without(recipe_to_dict(r), free) for r in (self.read_recipe(), recipe))
-        return differing_fields(existing, given)
+        return differing_fields(with_same_spelling(existing, given, self._data().get("paths", {})), given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +237,8 @@ class RunRecord:
     judged: Judged | None = None  #: None: the final scores are the last epoch's on validation
 
     judged_split: JudgedSplit = "val"  #: also set if the run is not finished
+    paths: dict[str, str] = field(default_factory=dict)  #: real paths of the data, by recipe field
+    cut: Cut = field(default_factory=dict)  #: batch sizes before and after they were cut to the data
 
     @property
     def epochs_done(self) -> int:
@@ -204,16 +255,17 @@ def read_run(folder: Path | str) -> RunRecord:
     """Read the run in `folder`, finished or not.
 
     Raises:
-        TrainingError: there is no run, or one of its files is damaged; the message names the file.
+        FolderError: there is no run; if the folder is a study, the message names its runs.
+        TrainingError: a file is damaged; the message names it.
     """
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
-        raise TrainingError(f"{run.path}: not a run folder (no recipe.yaml); give the folder of a run")
+        raise FolderError(_not_a_run(run.path))
     data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
     judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
         folder=run.path,
-        recipe=run.read_recipe(),
+        recipe=with_reachable_paths(run.read_recipe(), data.get("paths", {})),
         environment=read_json(run.environment) if run.environment.is_file() else {},
         model_args=data["model_args"],
         facts=data["facts"],
@@ -224,7 +276,25 @@ def read_run(folder: Path | str) -> RunRecord:
         predictions=run.predictions if run.predictions.is_file() else None,
         judged=None if judged is None else Judged(**judged),
         judged_split=data.get("judged_split", "val") if judged is None else judged["split"],
+        paths=data.get("paths", {}),
+        cut=data.get("cut", {}),
     )
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the folders of the runs of a study."""
+    return sorted(path.parent for path in folder.glob("runs/*/*/recipe.yaml"))
+
+
+def _not_a_run(folder: Path) -> str:
+    if runs := runs_below(folder):
+        shown = ", ".join(map(str, runs[:_SHOWN])) + (", ..." if len(runs) > _SHOWN else "")
+        return f"{folder} is a study; give one of its runs: {shown}"
+    if not folder.exists():
+        return f"{folder}: no such folder; give the folder of a run"
+    if (folder / "attngraft.json").is_file():
+        return f"{folder} is an exported model; give the folder of a run"
+    return f"{folder}: not a run folder (no recipe.yaml), and not an exported model (no attngraft.json)"
 
 
 def read_json(path: Path) -> Any:

@@ -20,11 +20,13 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
+from attngraft.tensors import accelerator_device
 from attngraft.training.build import (
     Start,
     build_initial_model,
     build_task,
     check_as_is,
+    check_patches,
     check_task_host,
     model_data_config,
 )
@@ -32,9 +34,11 @@ from attngraft.training.checkpoint import Counters, TrainState
 from attngraft.training.freezing import FreezingSchedule, batch_norm_examples
 from attngraft.training.loading import TrainOrder, train_order
 from attngraft.training.optimizer import create_ema, create_optimizer
-from attngraft.training.recipe import Recipe, Stage
+from attngraft.training.paths import real_paths
+from attngraft.training.recipe import Recipe, Stage, recipe_to_dict
 from attngraft.training.run_folder import JudgedSplit, RunFolder, write_json
-from attngraft.training.stages import StageContext, stage_recipe
+from attngraft.training.sizes import Cut, cut_between, cut_note, epoch_length, fit_batch, fit_sizes
+from attngraft.training.stages import StageContext, has_same_examples, stage_recipe
 from attngraft.training.teacher import Teacher, create_teacher, record_teacher
 from attngraft.training.update import Update
 
@@ -71,7 +75,7 @@ def create_accelerator(recipe: Recipe) -> Accelerator:
     Raises:
         ConfigError: the device does not support the precision or sharding.
     """
-    cpu = not torch.accelerator.is_available()
+    cpu = accelerator_device() is None
     if cpu and recipe.train.amp == "fp16":
         raise ConfigError("train.amp: fp16 requires a GPU; use bf16 or no")
     sharding = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
@@ -113,6 +117,11 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     if recipe.distill is not None:
         require(task, "teacher")
     check_task_host(recipe)
+    for stage in recipe.all_stages:
+        stage_recipe(recipe, stage)  # raises before the data are opened
+    begun = folder.last.exists() or folder.previous.exists()  # the checkpoint contains the weights
+    if not begun:
+        check_patches(recipe)
     task.load_split(folder.split)
     task.load_files(folder.fitted)
     data = task.load(model_data_config=model_data_config(recipe))
@@ -120,24 +129,33 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         log.info("%s: the run began without a test split, so it is judged on the validation split", folder.path)
         data = replace(data, test=None)
     _refuse_other_data(accelerator, data)
+    if data.refusal and not begun:
+        raise DataError(data.refusal)
+    asked, recipe = recipe, fit_sizes(recipe, data.train, world=accelerator.num_processes)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
     stages = [_stage_context(recipe, stage, task, data, order) for stage in recipe.all_stages]
+    if recipe.stages and recipe.schedule.trains:  # their batches may have been cut to their own data
+        own = [context.stage.batch_size for context in stages]
+        fitted = tuple(replace(stage, batch_size=size) for stage, size in zip(recipe.stages, own, strict=True))
+        recipe = replace(recipe, stages=fitted)
     steps = recipe.schedule.steps
     epochs = recipe.schedule.epochs if steps is None else order.epochs_of(steps)
     updates = steps or _most_updates(stages)
     teacher = create_teacher(recipe, task, data, device=accelerator.device)
     if teacher is not None:
         teacher.refuse_other(folder)
-    begun = folder.last.exists() or folder.previous.exists()  # the checkpoint contains the weights
     update, start = build_training(
         recipe, task, data, accelerator, order=order, teacher=teacher, load_weights=not begun
     )
     if not begun:
         check_as_is(recipe, start)
     if accelerator.is_main_process:
+        cut = cut_between(asked, recipe)
         if not begun:
             _log_start(recipe, start)
-        _write_facts(recipe, folder, update, data)
+            if recipe.schedule.trains and (note := cut_note(cut)):
+                log.info("%s: %s", folder.path, note)
+        _write_facts(recipe, folder, update, data, cut=cut)
         drawn = not folder.split.exists()
         if task.save_split(folder.split) and drawn:  # after the recipe that it belongs to
             log.info("the validation examples were drawn at random; the split is saved in %s", folder.split)
@@ -170,21 +188,21 @@ def _most_updates(stages: Sequence[StageContext]) -> int:
 def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder) -> StageContext:
     """Return a stage with its batches, from its own data if its task differs from the run's.
 
-    The run's split and fitted objects are reused.
+    The run's fitted objects and, for the same examples, its random split are reused. Its batches are cut to its data.
 
     Raises:
         ConfigError: the stage requires a different model, or its batches cannot be formed.
         DataError: its data cannot be used.
     """
-    changed = stage_recipe(recipe, stage)
-    if stage.batch_size is not None:
-        order = replace(order, batch_size=stage.batch_size, size_field=f"stages.{stage.name}.batch_size")
+    changed, size = stage_recipe(recipe, stage), stage.batch_size or order.batch_size
+    name = order.size_field if stage.batch_size is None else f"stages.{stage.name}.batch_size"
     if not stage.task:
+        order = replace(order, batch_size=size, size_field=name)
         return StageContext(stage=stage, recipe=changed, task=task, order=order)
     own = build_task(changed)
     with TemporaryDirectory() as shared:  # the run's folder has these files only when it resumes
         split = Path(shared, SPLIT_FILE)
-        if changed.task.get("data") == recipe.task.get("data") and task.save_split(split):
+        if has_same_examples(changed.task, recipe.task) and task.save_split(split):
             own.load_split(split)
         task.save_files(Path(shared))
         own.load_files(Path(shared))
@@ -193,7 +211,12 @@ def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, ord
         raise ConfigError(f"stages.{stage.name}.task: requires a different model; override only fields that keep it")
     if found.facts.get("classes") != data.facts.get("classes"):
         raise ConfigError(f"stages.{stage.name}.task: its classes differ from the run's; use data of the same classes")
-    return StageContext(stage=stage, recipe=changed, task=own, order=replace(order, split=found.train))
+    fitted = fit_batch(size, epoch_length(found.train, seed=recipe.seed), parts=order.accumulate * order.world)
+    if fitted != size and not order.own_batches:
+        size, stage = fitted, replace(stage, batch_size=fitted)
+        changed = stage_recipe(recipe, stage)
+    order = replace(order, split=found.train, batch_size=size, size_field=name)
+    return StageContext(stage=stage, recipe=changed, task=own, order=order)
 
 
 def build_training(
@@ -276,11 +299,11 @@ def _refuse_unshardable(recipe: Recipe, task: Task, core: nn.Module) -> None:
     if recipe.optimizer.weight_decay and unused_parts(core):
         raise ConfigError(
             f"graft {recipe.graft}: leaves rows of the host's weights unused, and FSDP cannot exempt rows of sharded "
-            "weights from decay; set optimizer.weight_decay to 0, or use DDP"
+            "weights from decay; use --set optimizer.weight_decay=0, or use DDP"
         )
 
 
-def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskData) -> None:
+def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskData, *, cut: Cut) -> None:
     """Write recipe, data and environment. Environments of resumed runs are appended to the first one."""
     accelerator = update.state.accelerator
     processes = accelerator.num_processes
@@ -311,5 +334,11 @@ def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskDa
         current = current | {"batch_norm_examples": seen}
     write_json(folder.environment, current)
     judged_split: JudgedSplit = "val" if data.test is None else "test"
-    folder.write_data(model_args=data.model_args, facts=data.facts, judged_split=judged_split)
+    folder.write_data(
+        model_args=data.model_args,
+        facts=data.facts,
+        judged_split=judged_split,
+        paths=real_paths(recipe_to_dict(recipe)),
+        cut=cut,
+    )
     folder.write_recipe(recipe)

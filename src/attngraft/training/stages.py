@@ -6,8 +6,10 @@ The stage of an epoch is computed from the metrics of earlier epochs, so a resum
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from attngraft.errors import ConfigError
 from attngraft.strict import read
@@ -16,6 +18,14 @@ from attngraft.training.loading import TrainOrder
 from attngraft.training.recipe import Recipe, ScheduleConfig, Stage
 from attngraft.training.run_folder import Metrics
 from attngraft.yaml_config import merge, to_plain
+
+#: fields of `task.data` that define the validation split
+_SPLIT = ("val_split", "val_fraction", "split_seed", "split_file", "split_column")
+#: fields of `task.data` that do not change which examples the data contain
+_READING = (
+    *("label_column", "label_columns", "label_separator", "test_split"),
+    *("cache", "order", "shuffle_buffer", "check", "max_corrupt"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +91,9 @@ def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
     A separate schedule of the stage runs over the stage's epochs.
 
     Raises:
-        ConfigError: a field of the schedule is unknown or invalid.
+        ConfigError: a field of the schedule is unknown or invalid, or the stage splits the run's data differently.
     """
+    _refuse_other_split(recipe, stage)
     optimizer, schedule = recipe.optimizer, recipe.schedule
     if stage.own_schedule:
         given = {**to_plain(schedule), "epochs": stage.epochs, **(stage.schedule or {})}
@@ -91,3 +102,28 @@ def stage_recipe(recipe: Recipe, stage: Stage) -> Recipe:
     train = replace(recipe.train, first=None, batch_size=stage.batch_size or recipe.train.batch_size)
     task = merge(dict(recipe.task), stage.task)
     return replace(recipe, task=task, optimizer=optimizer, schedule=schedule, train=train, stages=())
+
+
+def _refuse_other_split(recipe: Recipe, stage: Stage) -> None:
+    """Check that a stage with the run's data keeps the run's validation split."""
+    data, own = recipe.task.get("data"), stage.task.get("data")
+    if not (isinstance(data, Mapping) and isinstance(own, Mapping)):
+        return
+    source = data.get("source")
+    if len({Path(str(each)).expanduser().resolve() for each in (source, own.get("source", source))}) > 1:
+        return
+    for name in _SPLIT:
+        if name in own and own[name] != data.get(name):
+            raise ConfigError(
+                f"stages.{stage.name}.task.data.{name}: splits the run's data differently, so the stage could train on "
+                f"validation examples; remove it, or use --set task.data.{name}=... for the whole run"
+            )
+
+
+def has_same_examples(task: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether the data of two `task` sections contain the same examples, so that a saved split fits both."""
+    one, two = (
+        {name: value for name, value in data.items() if name not in _READING} if isinstance(data, Mapping) else data
+        for data in (task.get("data"), other.get("data"))
+    )
+    return bool(one == two)

@@ -275,8 +275,8 @@ def _refuse_other_classes(source: _Source, data: TaskData, task: Task) -> None:
         return
     if sorted(classes) == sorted(theirs):
         raise ConfigError(
-            f"{FIELD}: {source.name} has the data's classes in another order; set task.data.classes to the teacher's order: "
-            f"{shortened(theirs, _SHOWN)}"
+            f"{FIELD}: {source.name} has the data's classes in another order; use --set task.data.classes=... with the "
+            f"teacher's order: {shortened(theirs, _SHOWN)}"
         )
     unknown = [name for name in classes if name not in theirs]
     raise ConfigError(

@@ -62,7 +62,7 @@ class TestBixtOneSidedFirst(TestBixt):
     extras: ClassVar = {"depth": 1, "token_dim": 16, "attention_dim": 12, "init_values": 0.1, "rv_bias": False}
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestBixtDynamicPositions(TestBixt):
     """Dynamic positions, a convolutional tokenizer, local patch interaction, another number of heads for latents."""
 
@@ -241,6 +241,6 @@ def test_it_exports(contract: type[HostContract]) -> None:
     check_export(grafted(contract, f"bisa@{contract.where['bisa']} + vertical + cb(at=both)"))
 
 
-@pytest.mark.slow
+@pytest.mark.product
 def test_it_compiles() -> None:
     check_compile(grafted(TestBixt, "horizontal + cb_s(init=0.5)"))

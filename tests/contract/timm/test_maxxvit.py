@@ -50,14 +50,14 @@ class TestMaxVit(TestCoAtNet):
     attention: ClassVar = {"rel_pos_type": "bias_tf"}
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestMaxVitMaps(TestMaxVit):
     """MaxViT on channels-first maps."""
 
     attention: ClassVar = {"rel_pos_type": "bias", "use_nchw_attn": True}
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestParallelMaxVit(TestMaxVit):
     """Windows and grids side by side, each with half of the width."""
 

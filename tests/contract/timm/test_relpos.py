@@ -42,7 +42,7 @@ class TestRelPosTable(TestRelPos):
     extras: ClassVar = {"shared_rel_pos": False, "rel_pos_type": "bias", "rel_pos_dim": None}
 
 
-@pytest.mark.slow
+@pytest.mark.product
 class TestSharedRelPos(TestRelPos):
     """One position MLP shared by all blocks."""
 

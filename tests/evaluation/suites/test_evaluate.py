@@ -26,6 +26,7 @@ from attngraft.training.run_folder import read_run
 from attngraft.training.stopping import Interrupted
 from tests.evaluation.suites.making import NAMES, run_with_images
 from tests.export.runs import VIT
+from tests.slow import slow_but
 from tests.tasks.images.datasets import make_folder
 from tests.training.toys import toy_recipe
 
@@ -147,7 +148,7 @@ def test_what_is_done_is_not_done_again(done: Path, monkeypatch: pytest.MonkeyPa
     assert contents(done / "evaluation") == before
 
 
-@pytest.mark.parametrize("after", [3, 20])
+@pytest.mark.parametrize("after", slow_but([3, 20], 20))
 def test_killed_and_repeated_it_gives_the_same_bytes(done: Path, tmp_path: Path, after: int) -> None:
     run = run_with_images(tmp_path / "run", "cb_s", task={"name": "classification", "data": {"source": source(done)}})
 
@@ -302,7 +303,7 @@ def test_what_cannot_be_put_under_suites(tmp_path: Path, done: Path, monkeypatch
         return usual(name, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(TrainingError, match=r"pip install 'attngraft\[data\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'attngraft\[data\]'"):
         under(done, "noise")
 
 

@@ -38,7 +38,6 @@ def test_lines_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
         log.on_failure("Noise", "no memory")
     assert caplog.messages == [
         "Noise: 17 conditions, 3 already finished",
-        "blur: 4 of 10 examples",
-        "blur: top1 0.25",
+        "Noise: condition 4 of 17 (blur), 4 of 10 examples",
         "Noise failed: no memory",
     ]

@@ -51,7 +51,7 @@ def cluster() -> Iterator[Any]:
 
 
 @with_ray
-@pytest.mark.slow
+@pytest.mark.product
 def test_a_cluster(tmp_path: Path, cluster: Any) -> None:
     """In one test, as processes that share the tests do not share a cluster."""
     check_that_deaths_and_a_failure_leave_the_others_going(tmp_path / "deaths", cluster)

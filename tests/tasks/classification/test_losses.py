@@ -10,7 +10,7 @@ from torch import Tensor
 from attngraft.errors import ConfigError, TrainingError
 from attngraft.tasks.classification.config import LossConfig
 from attngraft.tasks.classification.losses import class_weights, example_losses, training_loss
-from attngraft.tasks.images.heads import heads_of
+from attngraft.tasks.heads import heads_of
 
 LOGITS = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 TARGET = torch.tensor([0, 1, 2, 3, 4, 0])

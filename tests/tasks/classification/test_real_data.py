@@ -65,7 +65,7 @@ def test_a_hundred_classes_of_one_image_each_are_refused_with_the_remedy(shared:
     folder = _there(shared / "data" / "imagenet_samples")
     message = (
         f"{folder}/labels.csv: 100 classes ('0', '10', '20', '30', '40' and 95 more) have a single image, which cannot be "
-        "split into training and validation; add images, or choose the classes to use with task.data.classes"
+        "split into training and validation; add images, or choose the classes to use with --set 'task.data.classes=[a,b]'"
     )
     with pytest.raises(DataError) as refused:
         load(folder)

@@ -113,6 +113,37 @@ def test_identical_images_in_both_parts_are_told(folder: Path) -> None:
     assert load(folder, data={"check": "off"}).facts["check"]["leaks"] == {"groups": 0}
 
 
+def test_new_runs_refuse_validation_images_that_are_training_images(folder: Path) -> None:
+    assert load(folder).refusal == ""
+    shutil.copy(folder / "train" / "a" / "0.png", folder / "val" / "a" / "copy.png")
+    assert load(folder).refusal == ""
+    shutil.copy(folder / "train" / "b" / "0.png", folder / "val" / "b" / "copy.png")
+    refusal = load(folder).refusal
+    assert f"{folder}: 2 of 8 validation images are copies of training images" in refusal
+    assert "take another part for validation: --set task.data.val_fraction=0.2" in refusal
+    assert load(folder, data={"check": "off"}).refusal == ""
+    assert "10 of 10 validation images" in load(folder, data={"val_split": "train"}).refusal
+    make_folder(folder / "more", {"train": {"a": 40, "b": 40}, "val": {"a": 10, "b": 10}})
+    shutil.copy(folder / "more" / "train" / "a" / "0.png", folder / "more" / "val" / "a" / "copy.png")
+    few = load(folder / "more")
+    assert few.refusal == ""
+    assert few.facts["notes"][0].startswith("Leak: 1 validation image")
+    shutil.copy(folder / "more" / "val" / "a" / "1.png", folder / "more" / "train" / "a" / "copy.png")
+    shutil.copytree(folder / "more" / "val", folder / "more" / "test")
+    assert "compare runs on validation: --set task.data.test_split=none" in load(folder / "more").refusal
+
+
+@pytest.mark.parametrize("names", [("images", "masks"), ("img", "Labels")])
+def test_images_with_masks_are_not_two_classes(tmp_path: Path, names: tuple[str, str]) -> None:
+    make_folder(tmp_path, dict.fromkeys(names, 5))
+    for image in (tmp_path / names[1]).iterdir():
+        image.rename(image.with_stem(f"{image.stem}_mask"))
+    with pytest.raises(DataError, match=rf"'{names[0]}' and '{names[1]}' have the same 5 file names, so"):
+        load(tmp_path)
+    make_folder(tmp_path / "other", {"images": 5, "roses": 5})
+    load(tmp_path / "other")
+
+
 def test_what_was_seen_is_remembered(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
     look = scan_module._scan_image

@@ -67,7 +67,7 @@ def section(source: Path, maps: Path | None = None, **more: Any) -> dict[str, An
             r"task\.loss: token labeling uses cross entropy without class weights",
         ),
         ({"token_labels": {"dense_weight": -1}}, r"task\.token_labels\.dense_weight: must not be negative; got -1"),
-        ({"token_labels": {"with_ground_truth": True}}, r"with_ground_truth: .*requires label maps; set task"),
+        ({"token_labels": {"with_ground_truth": True}}, r"with_ground_truth: .*requires label maps; add --set task"),
         ({"token_labels": {"map": "x"}}, r"task\.token_labels\.map: unknown field \(did you mean maps\?\)"),
         (
             {"token_labels": {"maps": "x"}, "data": {"source": "digits", "classes": ["1", "2"]}},

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.errors import TrainingError
+from attngraft.errors import TrainingError, UsageError
 from attngraft.files import atomic_file
 from attngraft.tasks.task import Evaluation
 
@@ -38,12 +38,12 @@ def require_pyarrow() -> None:
     """Check that pyarrow is installed.
 
     Raises:
-        TrainingError: pyarrow is not installed.
+        UsageError: pyarrow is not installed.
     """
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise TrainingError(
+        raise UsageError(
             "suites store predictions as .parquet, which requires pyarrow; run pip install 'attngraft[data]'"
         ) from None
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from attngraft._version import __version__
 from attngraft.environment import environment
+from attngraft.errors import started
 from attngraft.evaluation.suites.cache import (
     CachedPredictions,
     Fingerprint,
@@ -80,7 +81,8 @@ def evaluate_suites(
         The results in the order of the suites; they are also written to the target's folder.
 
     Raises:
-        TrainingError: the folder is not a run, the weights do not exist, or pyarrow is not installed.
+        FolderError: the folder is not a run, or the weights do not exist.
+        UsageError: pyarrow is not installed.
         DataError: see `open_context`; nothing was evaluated.
         ConfigError: the task does not support a suite; nothing was evaluated.
         SuitesFailed: some of several suites failed, and the others were evaluated. If only one suite was requested, its
@@ -124,7 +126,8 @@ class _TargetEvaluator:
         failed: dict[str, str] = {}
         for choice, context in requested:
             try:
-                results.append(self.suite(choice, context, stop))
+                with started():
+                    results.append(self.suite(choice, context, stop))
             except FAILURES as error:
                 if len(requested) == 1 or self.model.accelerator.num_processes > 1:
                     raise

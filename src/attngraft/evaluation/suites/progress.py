@@ -32,28 +32,31 @@ class SuiteProgress:
 
 
 class SuiteLog(SuiteProgress):
-    """Log a message for each suite and condition, and the progress every `every` seconds."""
+    """Log a message for each suite, and the progress every `every` seconds."""
 
-    def __init__(self, *, every: float = 60.0) -> None:
-        self._every, self._last = every, 0.0
-        self._label, self._examples, self._seen = "", 0, 0
+    def __init__(self, *, every: float = 30.0) -> None:
+        self._every, self._last = every, time.monotonic()
+        self._title, self._label = "", ""
+        self._conditions, self._number, self._examples, self._seen = 0, 0, 0, 0
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
-        self._examples = examples
+        self._title, self._conditions, self._number, self._examples = title, conditions, done, examples
         before = f", {done} already finished" if done else ""
         log.info("%s: %d condition%s%s", title, conditions, "" if conditions == 1 else "s", before)
 
     def on_condition(self, label: str) -> None:
-        self._label, self._seen, self._last = label, 0, time.monotonic()
+        self._label, self._seen = label, 0
+        self._number += 1
 
     def on_examples(self, count: int) -> None:
         self._seen += count
         if time.monotonic() - self._last > self._every:
             self._last = time.monotonic()
-            log.info("%s: %d of %d examples", self._label, self._seen, self._examples)
+            where = (self._title, self._number, self._conditions, self._label, self._seen, self._examples)
+            log.info("%s: condition %d of %d (%s), %d of %d examples", *where)
 
     def on_outcome(self, label: str, outcome: str) -> None:
-        log.info("%s: %s", label, outcome)
+        log.debug("%s: %s", label, outcome)
 
     def on_failure(self, title: str, error: str) -> None:
         log.info("%s failed: %s", title, error)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from attngraft.tensors import accelerator_device
 from attngraft.training.recipe import Recipe
 
 
@@ -67,7 +68,7 @@ def _cores() -> Sequence[int]:
 
 def _devices() -> list[str]:
     """Return the value of CUDA_VISIBLE_DEVICES that selects each visible device; empty without CUDA."""
-    if not torch.cuda.is_available():
+    if accelerator_device() is None or not torch.cuda.is_available():
         return []
     count = torch.cuda.device_count()
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]

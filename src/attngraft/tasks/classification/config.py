@@ -23,7 +23,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         require(self, "smoothing", 0 <= self.smoothing < 1, "must lie in [0, 1)")
-        bce, only = self.name == "bce", "applies to loss bce only; remove it, or set task.loss.name=bce"
+        bce, only = self.name == "bce", "applies to loss bce only; remove it, or use --set task.loss.name=bce"
         require(self, "target_threshold", bce or self.target_threshold is None, only)
         require(self, "sum_classes", bce or not self.sum_classes, only)
         require(self, "effective_beta", 0 < self.effective_beta < 1, "must lie between 0 and 1")

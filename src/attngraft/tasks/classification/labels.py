@@ -14,7 +14,7 @@ from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
 from attngraft.tasks.classification.losses import class_weights, training_loss
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.logits import LogitsTask
 from attngraft.tasks.task import Batch, Serving
 
@@ -50,7 +50,8 @@ class LabelTask(LogitsTask):
         self._classes = len(classes)
         if self.primary == "top5" and self._classes <= TOP:
             raise ConfigError(
-                f"task.metrics.primary: top5 needs more than five classes, but the data have {self._classes}; use top1"
+                f"task.metrics.primary: top5 needs more than five classes, but the data have {self._classes}; use --set "
+                "task.metrics.primary=top1"
             )
         self._loss = training_loss(self.config.loss, class_weights(self.config.loss, counts, classes))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import DataError
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES
 from attngraft.tasks.images.sources.folder import FolderImages, list_folder
 from attngraft.tasks.images.suites.test_sets import by_top_folder, imagenet_order, open_test_set

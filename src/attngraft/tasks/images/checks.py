@@ -1,7 +1,9 @@
 """Checks that reject unusable labeled images, and reports of unreadable and duplicate images."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,17 @@ _COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}
 _LEAK = ("validation image", "training images")
 _SHOWN = 3  #: largest number of images or groups listed in a note
 _EXAMPLES = 20  #: largest number of groups of duplicates listed in the facts
+LEAK_LIMIT = 0.1  #: largest fraction of a split's images that may be copies of training images; one image always may
+
+#: usual names of folders of images and of their annotations, in lower case
+_PICTURES = frozenset({"image", "images", "img", "imgs", "input", "inputs", "photo", "photos", "picture", "pictures"})
+_ANNOTATIONS = frozenset(
+    {"annotation", "annotations", "gt", "groundtruth", "ground_truth", "label", "labels", "mask", "masks"}
+    | {"seg", "segmentation", "segmentations", "target", "targets"}
+)
+_SUFFIX = re.compile(
+    r"[-_ ](annotation|gt|groundtruth|ground_truth|img|image|label|labels|mask|masks|seg|segmentation)$"
+)
 
 
 def class_counts(images: Images, classes: int) -> np.ndarray:
@@ -46,6 +59,32 @@ def check_amount(source: ImageSource) -> None:
     _refuse_empty(source, class_counts(source.train, len(source.classes)), split)
 
 
+def refuse_masks(source: ImageSource) -> None:
+    """Check that no two classes are a folder of images and a folder of masks for them.
+
+    Raises:
+        DataError: a class named like images and one named like masks or annotations have the same files.
+    """
+    if source.multilabel or source.numeric:
+        return
+    parts = [source.train] if source.val is None else [source.train, source.val]
+
+    def stems(label: int) -> set[str]:
+        members = (images.names[int(i)] for images in parts for i in np.flatnonzero(images.labels == label))
+        return {_SUFFIX.sub("", PurePosixPath(name).stem.lower()) for name in members}
+
+    named = {name.lower(): label for label, name in enumerate(source.classes)}
+    for images in sorted(_PICTURES & named.keys()):
+        for masks in sorted(_ANNOTATIONS & named.keys()):
+            if (found := stems(named[images])) and found == stems(named[masks]):
+                one, other = source.classes[named[images]], source.classes[named[masks]]
+                raise DataError(
+                    f"{source.where}: {one!r} and {other!r} have the same {len(found)} file names, so they are images with "
+                    "masks and not two classes; put the images into one folder per class, or list them with their labels "
+                    "in a table (--data labels.csv)"
+                )
+
+
 def check_split(source: ImageSource, images: Images, name: str) -> None:
     """Check that the split `name` has all classes, and that its first image is readable.
 
@@ -60,7 +99,7 @@ def check_split(source: ImageSource, images: Images, name: str) -> None:
     if source.multilabel:
         remedy = (
             "an image that is the only one with a certain label is kept for training: add images, use fewer labels with "
-            "task.data.classes, or name a validation split with task.data.val_split"
+            "--set 'task.data.classes=[a,b]', or name a validation split with --set task.data.val_split=NAME"
         )
     if len(images) == 0:
         raise DataError(f"{source.where}: no images are left for {name} ({source.origin}); {remedy}")
@@ -117,7 +156,8 @@ def _refuse_empty(source: ImageSource, counts: np.ndarray, what: str) -> None:
     named = shortened(map(repr, empty), 8)
     plural = "class" if len(empty) == 1 else "classes"
     raise DataError(
-        f"{source.where}: no {what} of {plural} {named}; add some, or select the other classes with task.data.classes "
+        f"{source.where}: no {what} of {plural} {named}; add some, or select the other classes with --set "
+        "'task.data.classes=[a,b]' "
         "(training and validation must have the same classes)"
     )
 
@@ -127,7 +167,7 @@ def _refuse_constant(source: ImageSource, images: Images, part: str) -> None:
         if low == high:
             raise DataError(
                 f"{source.where}: {name} is {low:g} for all {part} images, so there is nothing to learn or to measure; add "
-                "images, or choose other columns with task.data.label_columns"
+                "images, or choose other columns with --set 'task.data.label_columns=[a,b]'"
             )
 
 
@@ -157,6 +197,10 @@ class DataIssues:
     def leaked(self) -> int:
         """Number of images that also occur in an earlier split (training, validation, test)."""
         return sum(image.part != group[0].part for group in self.leaks for image in group)
+
+    def copied(self, part: str) -> int:
+        """Return the number of images of a split that are also in an earlier split."""
+        return sum(image.part == part != group[0].part for group in self.leaks for image in group)
 
     def notes(self) -> list[str]:
         """Return one sentence per kind of issue, for the report."""
@@ -197,6 +241,36 @@ class DataIssues:
             "repeated": examples(self.repeated),
             "conflicting": examples(self.conflicting),
         }
+
+
+def leak_refusal(source: ImageSource, issues: DataIssues, parts: Mapping[str, Images], *, drawn: bool) -> str:
+    """Return why no run should start if too many images of a split are copies of training images, or an empty string.
+
+    Args:
+        source: the source.
+        issues: its issues.
+        parts: images of each split.
+        drawn: whether the validation split is a random part of the training split.
+    """
+    for part, name in (("val", "validation"), ("test", "test")):
+        if part not in parts or issues.depth == "off":
+            continue
+        same = part == "val" and list(parts["train"].names) == list(parts["val"].names)
+        copies = len(parts[part]) if same else issues.copied(part)
+        if copies <= max(LEAK_LIMIT * len(parts[part]), 1):
+            continue
+        remedy = "take another part for validation: --set task.data.val_fraction=0.2"
+        if part == "test":
+            remedy = "compare runs on validation: --set task.data.test_split=none"
+        elif drawn:
+            remedy = "keep one copy of each (attngraft data check --json lists them)"
+        other = "training images" if part == "val" else "images of the other splits"
+        return (
+            f"{source.where}: {copies} of {len(parts[part])} {name} images are copies of {other}, so "
+            "results would "
+            f"be too good; remove them, or {remedy}; to train anyway, use --set task.data.check=off"
+        )
+    return ""
 
 
 def find_issues(parts: Mapping[str, Images], scan: ScanResult, *, classes: Sequence[str]) -> DataIssues:

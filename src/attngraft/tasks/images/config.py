@@ -88,7 +88,9 @@ class NumbersConfig(DataConfig):
         super().__post_init__()
         for name in ("classes", "label_separator"):
             if getattr(self, name) is not None:
-                raise FieldError(name, "does not apply to numbers; name their columns with task.data.label_columns")
+                raise FieldError(
+                    name, "does not apply to numbers; name their columns with --set 'task.data.label_columns=[a,b]'"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.errors import ConfigError
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.task import Batch, Distillation
 
@@ -35,7 +35,7 @@ class ImageDistillation(Distillation):
         if teacher.channels not in (student.channels, 3):
             raise ConfigError(
                 f"distill.teacher: has {teacher.channels} input channels and the student {student.channels}; a grayscale "
-                "teacher cannot be used with color images: set host.args.in_chans=1, or use another teacher"
+                "teacher cannot be used with color images: use --host-arg in_chans=1, or use another teacher"
             )
         self._batches, self._loss, self._classes = batches, loss, classes
         self._convert = _InputConversion(student, teacher)

@@ -55,7 +55,7 @@ class HostInput:
         channels, height, width = (int(number) for number in config.get("input_size", (3, 224, 224)))
         if channels not in (1, 3):
             raise ConfigError(
-                f"host: has {channels} input channels, but images have 1 (gray) or 3 (RGB); set host.args.in_chans=3"
+                f"host: has {channels} input channels, but images have 1 (gray) or 3 (RGB); use --host-arg in_chans=3"
             )
         return cls(
             channels=channels,

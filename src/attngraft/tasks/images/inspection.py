@@ -127,7 +127,7 @@ def inspect_images(config: DataConfig, *, task: str | None = None, progress: Pro
     """
     several = None if task is None or config.numeric else _has_several_labels(task)
     survey = survey_images(config, progress=progress)
-    source, refusals = survey.source, list(survey.refusals)
+    source, refusals = survey.source, [*survey.refusals, *([survey.leak] if survey.leak else [])]
     if source.numeric:
         return Inspection(
             survey=survey, task=task or "regression", refusals=refusals, notes=[*source.notes, *survey.issues.notes()]
@@ -143,9 +143,9 @@ def inspect_images(config: DataConfig, *, task: str | None = None, progress: Pro
     counts = class_counts(source.train, len(source.classes))
     if len(counts) > 1 and counts.min() > 0 and counts.max() >= _SKEWED * counts.min():
         rare, common = source.classes[int(counts.argmin())], source.classes[int(counts.argmax())]
-        remedy = "task.loss.pos_weight" if fitting == "multilabel" else "task.sampling and task.loss.class_weights"
+        remedy = "--set task.loss.pos_weight=balanced" if fitting == "multilabel" else "--recipe imbalanced"
         notes.append(
-            f"{common} has {counts.max() / counts.min():.0f} times as many training images as {rare}; see {remedy}."
+            f"{common} has {counts.max() / counts.min():.0f} times as many training images as {rare}; try {remedy}."
         )
     return Inspection(survey=survey, task=task or fitting, refusals=refusals, notes=notes)
 

@@ -31,6 +31,7 @@ class LoadedImages:
     counts: np.ndarray  #: (classes,) number of training images of each class; empty for numbers
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
     random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
+    refusal: str  #: see `TaskData`
 
     @property
     def splits(self) -> dict[str, LabelledSplit]:
@@ -80,12 +81,14 @@ def load_images(
     if data.order == "shards":
         if images.shard_index is None:
             raise ConfigError(
-                "task.data.order=shards is only for tars and Hugging Face files, but these images are individual files; set "
-                "task.data.order=random"
+                "task.data.order=shards is only for tars and Hugging Face files, but these images are individual files; use "
+                "--set task.data.order=random"
             )
         if augment.repeats > 1 or sampling is not None:
             field = "task.sampling" if sampling is not None else "task.augment.repeats"
-            raise ConfigError(f"{field}: cannot be combined with task.data.order=shards; set task.data.order=random")
+            raise ConfigError(
+                f"{field}: cannot be combined with task.data.order=shards; use --set task.data.order=random"
+            )
         shuffle_buffer = data.shuffle_buffer
     epoch_sampling = EpochSampling(repeats=augment.repeats, sampling=sampling, shuffle_buffer=shuffle_buffer)
     if data.cache and not images.in_memory:
@@ -112,6 +115,7 @@ def load_images(
         counts=np.zeros(0) if source.numeric else class_counts(source.train, len(source.classes)),
         facts=printable(facts),
         random_split=opened.random_split,
+        refusal=opened.leak,
     )
 
 

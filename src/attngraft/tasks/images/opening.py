@@ -17,6 +17,8 @@ from attngraft.tasks.images.checks import (
     check_split,
     corrupt_limit,
     find_issues,
+    leak_refusal,
+    refuse_masks,
 )
 from attngraft.tasks.images.config import DataConfig, NumbersConfig
 from attngraft.tasks.images.scan import Progress, ScanResult, scan
@@ -39,6 +41,7 @@ class OpenedImages:
     val: Images
     facts: dict[str, Any]  #: JSON-ready issues and skipped images; `notes` for the report
     random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
+    leak: str  #: why no new run should train on copies of its validation images; empty if there are few or none
 
 
 @dataclass(kw_only=True)
@@ -51,6 +54,7 @@ class Survey:
     issues: DataIssues
     split: TrainVal | None  #: None: validation images were not taken from the training split
     refusals: list[str] = field(default_factory=list)  #: reasons why training would reject the data
+    leak: str = ""  #: reason why new runs would reject the data, see `OpenedImages`
 
 
 def data_config(task: str | None) -> type[DataConfig]:
@@ -93,7 +97,7 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
         random_split = None
     if random_split is not None:
         facts["split_file"] = SPLIT_FILE
-    return OpenedImages(source=source, val=survey.val, facts=facts, random_split=random_split)
+    return OpenedImages(source=source, val=survey.val, facts=facts, random_split=random_split, leak=survey.leak)
 
 
 def survey_images(config: DataConfig, *, saved_split: Path | None = None, progress: Progress | None = None) -> Survey:
@@ -110,6 +114,7 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None, progre
     val: Images | None = None
     try:
         check_amount(source)
+        refuse_masks(source)
         source, val = with_validation(source, config, saved_split=saved_split)
         split = (source.train, val) if splits_train else None
     except DataError as error:
@@ -142,7 +147,8 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None, progre
                 refusals.append(str(error))
             note = f"The split {source.test_split} is not used as a test split: {error}"
             source = replace(source, test=None, notes=(*source.notes, note))
-    return Survey(source=source, val=val, scan=scanned, issues=issues, split=split, refusals=refusals)
+    leak = leak_refusal(source, issues, existing, drawn=splits_train)
+    return Survey(source=source, val=val, scan=scanned, issues=issues, split=split, refusals=refusals, leak=leak)
 
 
 def _readable(parts: Mapping[str, Images], scanned: ScanResult) -> dict[str, Images]:

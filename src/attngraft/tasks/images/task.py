@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from attngraft.errors import ConfigError
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.distillation import ImageDistillation, TeacherLoss
-from attngraft.tasks.images.heads import mean_logits
 from attngraft.tasks.images.inputs import HostInput, ImageBatches, Mix
 from attngraft.tasks.images.loading import LoadedImages, load_images
 from attngraft.tasks.images.opening import TrainVal
@@ -74,6 +74,7 @@ class ImageTask(LogitsTask):
             test=loaded.test,
             model_args={"num_classes": self._classes},
             facts={**loaded.facts, **(facts or {})},
+            refusal=loaded.refusal,
         )
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ class LossConfig:
         require(self, "gamma_pos", self.gamma_pos >= 0, "must not be negative")
         require(self, "clip", 0 <= self.clip < 1, "must lie in [0, 1)")
         bce = self.pos_weight is None or self.name == "bce"
-        require(self, "pos_weight", bce, "applies to loss bce only; remove it, or set task.loss.name=bce")
+        require(self, "pos_weight", bce, "applies to loss bce only; remove it, or use --set task.loss.name=bce")
         weights = self.pos_weight.values() if isinstance(self.pos_weight, Mapping) else [self.pos_weight]
         positive = not any(isinstance(weight, float) and weight <= 0 for weight in weights)
         require(self, "pos_weight", positive, "must be positive")

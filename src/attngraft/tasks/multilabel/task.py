@@ -10,7 +10,7 @@ from attngraft.errors import DataError
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.mixing import MultiLabelMixing
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.multilabel.config import MultiLabelConfig

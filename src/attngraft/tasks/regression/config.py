@@ -20,7 +20,7 @@ class LossConfig:
     def __post_init__(self) -> None:
         require(self, "delta", self.delta > 0, "must be positive")
         used = self.name == "huber" or self.delta == 1
-        require(self, "delta", used, "applies to loss huber only; remove it, or set task.loss.name=huber")
+        require(self, "delta", used, "applies to loss huber only; remove it, or use --set task.loss.name=huber")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,4 +41,7 @@ class RegressionConfig:
 
     def __post_init__(self) -> None:
         if self.augment.mixes:
-            raise FieldError("augment", "mixup and cutmix are for classes; set task.augment.mixup=0 and cutmix=0")
+            raise FieldError(
+                "augment",
+                "mixup and cutmix are for classes; use --set task.augment.mixup=0 --set task.augment.cutmix=0",
+            )

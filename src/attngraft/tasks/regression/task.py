@@ -16,7 +16,7 @@ from attngraft.files import write_atomically
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
-from attngraft.tasks.images.heads import mean_logits
+from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.regression.config import RegressionConfig
 from attngraft.tasks.regression.evaluator import measure, sections

@@ -159,7 +159,7 @@ def text_column(table: LabelTable, configured: str | None) -> str:
     if found is None:
         raise DataError(
             f"{table.where}: cannot find the column of texts (looked for {', '.join(TEXT_NAMES[:4])}, ...); name it with "
-            f"task.data.text_column; available: {', '.join(table.columns)}"
+            f"--set task.data.text_column=NAME; available: {', '.join(table.columns)}"
         )
     return found
 

@@ -106,10 +106,14 @@ class TextClassification(LabelTask):
         config, limit, size = self.config.tokenizer, host.get("max_length"), int(host["vocab_size"])
         length, padding = config.max_length or limit, host.get("pad")
         if limit is not None and length is not None and length > limit:
-            raise ConfigError(f"task.tokenizer.max_length: the host supports at most {limit} tokens, got {length}")
+            raise ConfigError(
+                f"task.tokenizer.max_length: the host supports at most {limit} tokens, got {length}; use --set "
+                f"task.tokenizer.max_length={limit}"
+            )
         if config.vocab_size is not None and config.vocab_size > size:
             raise ConfigError(
-                f"task.tokenizer.vocab_size: the host has {size} embeddings, got {config.vocab_size}; use at most {size}"
+                f"task.tokenizer.vocab_size: the host has {size} embeddings, got {config.vocab_size}; use --set "
+                f"task.tokenizer.vocab_size={size} or less"
             )
         folder = config.source or host.get("tokenizer") or "train"
         if folder != "train":
@@ -122,7 +126,7 @@ class TextClassification(LabelTask):
         if found.vocab_size > size:
             raise ConfigError(
                 f"task.tokenizer: the tokenizer has {found.vocab_size} tokens, but the host has {size} embeddings; use "
-                "the host's tokenizer, or set task.tokenizer.source=train"
+                "the host's tokenizer, or --set task.tokenizer.source=train"
             )
         return found
 

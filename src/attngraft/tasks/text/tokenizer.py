@@ -108,7 +108,7 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"task.tokenizer: transformers cannot read a tokenizer in {folder} ({reason}); save one there "
-            "(AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)), or set task.tokenizer.source=train"
+            "(AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)), or use --set task.tokenizer.source=train"
         ) from None
     inner = _package().Tokenizer.from_str(text)
     own = found.pad_token_id

@@ -21,7 +21,7 @@ class TokenLabelConfig:
         require(self, "dense_weight", self.dense_weight >= 0, "must not be negative")
         require(self, "class_weight", self.class_weight >= 0, "must not be negative")
         has_maps = self.maps is not None or not self.with_ground_truth
-        require(self, "with_ground_truth", has_maps, "requires label maps; set task.token_labels.maps too")
+        require(self, "with_ground_truth", has_maps, "requires label maps; add --set task.token_labels.maps=FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,5 +209,5 @@ def with_maps(split: LabelledSplit, maps: LabelMaps) -> MappedSplit:
     steps = getattr(split.transform, "transforms", ())
     random_crop = any(isinstance(step, RandomResizedCropAndInterpolation) for step in steps)
     if not isinstance(split, ImageSplit) or not random_crop:
-        raise DataError("task.token_labels.maps: label maps require random crops; set task.augment.crop=resized")
+        raise DataError("task.token_labels.maps: label maps require random crops; use --set task.augment.crop=resized")
     return MappedSplit(split, TrackedTransform(cast(Compose, split.transform)), maps)

@@ -92,7 +92,7 @@ def test_no_validation_part(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"training split 'train2017' but no validation split"):
         _open(tmp_path)
     _write(tmp_path / "other/annotations/instances_all.json", _content([1]), tmp_path / "other")
-    with pytest.raises(DataError, match=r"no training annotations.*train_split; available: all"):
+    with pytest.raises(DataError, match=r"no training annotations.*train_split=NAME; available: all"):
         _open(tmp_path / "other")
 
 

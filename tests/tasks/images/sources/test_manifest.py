@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import ImageSource, open_source
 from tests.tasks.images.datasets import load, make_folder, picture
@@ -73,7 +74,7 @@ def test_columns_may_be_called_anything(pictures: Path) -> None:
     rows = [f"{i},images/{i}.png,{'ab'[i % 2]},{i % 5}" for i in range(12)]
     path = table(pictures / "x.csv", "nr,where,what,fold", rows)
     with pytest.raises(
-        DataError, match=r"cannot find the column of paths .*path_column; available: nr, where, what, fold"
+        DataError, match=r"cannot find the column of paths .*path_column=NAME; available: nr, where, what, fold"
     ):
         parts_of(path)
     with pytest.raises(DataError, match=r"cannot find the column of labels"):
@@ -122,7 +123,8 @@ def test_separators_are_told_and_can_be_said(pictures: Path) -> None:
 def test_a_column_for_each_class(pictures: Path) -> None:
     rows = [f"images/{i}.png,{i % 2},{'yes' if i % 3 else ''},{i}" for i in range(12)]
     path = table(pictures / "x.csv", "path,cat,dog,age", rows)
-    found = parts_of(path, label_columns=("cat", "dog"))
+    text = {"source": str(path), "label_columns": "cat,dog"}  # as in --set task.data.label_columns=cat,dog
+    found = open_source(read(DataConfig, text, where="task.data"))
     assert found.multilabel
     assert found.train.labels[:4].tolist() == [[0, 0], [1, 1], [0, 1], [1, 0]]
     with pytest.raises(DataError, match=r"x\.csv: row 4: column 'age' contains '2'; label_columns must be 0 or 1"):
@@ -141,6 +143,8 @@ def test_parquet_holds_what_it_holds(pictures: Path) -> None:
     }
     parquet.write_table(pa.table(columns), pictures / "x.parquet")
     assert parts_of(pictures / "x.parquet").classes == ("0", "1")
+    parquet.write_table(pa.table({"id": range(12), "label": columns["label"]}), pictures / "ids.parquet")
+    assert parts_of(pictures / "ids.parquet").train.names[3] == "3.png"
     several = parts_of(pictures / "x.parquet", label_column="labels")
     assert several.multilabel
     assert several.train.labels[:3].ravel().tolist() == [0, 1, 1]
@@ -172,6 +176,37 @@ def test_a_column_of_ids(pictures: Path) -> None:
     assert found.train.names[3] == "3.png"
     assert found.notes == ("Paths are relative to train/, next to the table.", ".png is added to the paths.")
     assert np.array_equal(np.asarray(found.train.open(3)), np.asarray(picture(3)))
+
+
+@pytest.mark.parametrize("folder", ["train_images", "test_images"])
+def test_each_id_is_the_image_of_that_name_whatever_its_extension(pictures: Path, folder: str) -> None:
+    images = (pictures / "images").rename(pictures / folder)
+    (images / "3.png").rename(images / "3.JPEG")
+    (images / "4.txt").write_text("no image")
+    table(pictures / "train.csv", "id_code,diagnosis", [f"{i},{i % 2}" for i in range(12)])
+    found = parts_of(pictures / "train.csv")
+    assert found.train.names[2:5] == ["2.png", "3.JPEG", "4.png"]
+    assert found.notes[-1] == ".JPEG or .png is added to the paths."
+    assert parts_of(pictures, val_fraction=0.5).kind == "table"
+    assert parts_of(pictures / "train.csv", root=str(images)).train.names[3] == "3.JPEG"
+
+
+def test_an_id_without_an_image_and_an_id_of_two(pictures: Path) -> None:
+    rows = [f"images/{i}{'.png' if i % 3 else ''},{'ab'[i % 2]}" for i in range(12)]
+    assert parts_of(table(pictures / "mixed.csv", "id,label", rows)).train.names[2:4] == [
+        "images/2.png",
+        "images/3.png",
+    ]
+    (pictures / "images" / "0.png").unlink()
+    path = table(pictures / "x.csv", "id,label", [f"{i},{'ab'[i % 2]}" for i in range(12)])
+    assert parts_of(path).train.names[:2] == ["0", "1.png"]
+    with pytest.raises(DataError, match=r"(?s)1 image cannot be read.*  0: cannot be opened \(No such file"):
+        load(path)
+    picture(99).save(pictures / "images" / "5.webp")
+    with pytest.raises(
+        DataError, match=r"x\.csv: row 7: 5 may be 5\.png or 5\.webp in .*images; add the extensions to"
+    ):
+        parts_of(path)
 
 
 def test_class_folders_outweigh_a_table_beside_them(tmp_path: Path) -> None:

@@ -135,8 +135,8 @@ def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> ImageSource:
         return coco.open_coco(path, config)
     if manifest.manifests_in(path) and not folder.has_class_folders(path):
         return manifest.open_manifest(path, config)
-    if alone := npz.alone_in(path):
-        return npz.open_npz(alone, config)
+    if archive := npz.archive_in(path):
+        return npz.open_npz(archive, config)
     return folder.open_folder(path, config)
 
 
@@ -152,5 +152,7 @@ def _open_file(path: Path, config: DataConfig) -> ImageSource:
         return coco.open_coco(path, config)
     if kind in table.KINDS:
         return manifest.open_manifest(path, config)
+    if kind == ".npy":
+        raise DataError(f"{path}: give its folder, {path.parent}, with images and labels in x.npy and y.npy")
     unpack = "; unpack it and give the folder" if kind in (".zip", ".rar", ".7z", ".gz") else f"; give {SOURCES}"
     raise DataError(f"{path}: unsupported file type{unpack}")

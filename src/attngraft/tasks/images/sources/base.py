@@ -146,7 +146,7 @@ def decoded(images: Images, mode: str) -> ArrayImages:
 class ImageSource:
     """Training and validation images of one source, with their classes."""
 
-    kind: str  #: digits, folder, tar, webdataset, npz, table, coco, huggingface, timm
+    kind: str  #: digits, folder, tar, webdataset, npz, npy, table, coco, huggingface, timm
     where: str  #: path or name of the source, for messages
     classes: tuple[str, ...]
     train: Images
@@ -253,8 +253,8 @@ def missing_validation(where: str, train: str, available: Sequence[str]) -> Data
     others = ", ".join(sorted(name for name in available if name != train)[:8]) or "nothing else"
     return DataError(
         f"{where}: has a training split {train!r} but no validation split (found: {others}); rename it to "
-        f"{', '.join(VAL_NAMES[:2])} or {VAL_NAMES[2]}, set task.data.val_split to its name, or split off a random fraction "
-        "with task.data.val_fraction=0.2"
+        f"{', '.join(VAL_NAMES[:2])} or {VAL_NAMES[2]}, name it with --set task.data.val_split=NAME, or split off a random "
+        "fraction with --set task.data.val_fraction=0.2"
     )
 
 

@@ -64,7 +64,8 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
     train = find_split(known, config.train_split, TRAIN_NAMES, field="train_split", where=str(path))
     if train is None:
         raise DataError(
-            f"{path}: no training annotations; name them with task.data.train_split; available: {', '.join(available)}"
+            f"{path}: no training annotations; name them with --set task.data.train_split=NAME; available: "
+            f"{', '.join(available)}"
         )
     named = config.val_split or not config.splits_train
     val = find_split(known, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
@@ -180,6 +181,6 @@ def _prefix(base: Path, file: _Annotations) -> str:
             return folder
     listed = ", ".join(f"{base}/{folder}" for folder in dict.fromkeys(folders))
     raise DataError(
-        f"{file.path}: none of the first {len(probed)} images ({probed[0]}, ...) exists in {listed}; set "
-        "task.data.root to the folder of the images"
+        f"{file.path}: none of the first {len(probed)} images ({probed[0]}, ...) exists in {listed}; give "
+        "the folder of the images with --set task.data.root=FOLDER"
     )

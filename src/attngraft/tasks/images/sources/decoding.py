@@ -27,8 +27,8 @@ class UnreadableImage(DataError):
     def __init__(self, where: str, reason: str) -> None:
         self.where, self.reason = where, reason
         super().__init__(
-            f"{where}: cannot be read as an image ({reason}); replace or remove it, or set task.data.check=full and "
-            "task.data.max_corrupt to find and skip all such images before training"
+            f"{where}: cannot be read as an image ({reason}); replace or remove it, or use --set task.data.check=full "
+            "--set task.data.max_corrupt=10 to find and skip all such images before training"
         )
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:

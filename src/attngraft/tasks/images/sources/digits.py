@@ -18,7 +18,7 @@ def open_digits(config: DataConfig) -> ImageSource:
     for field, split in (("train_split", config.train_split), ("val_split", config.val_split)):
         if split is not None:
             raise DataError(
-                f"digits: there is no split {split!r} (task.data.{field}); use task.data.val_fraction and split_seed"
+                f"digits: there is no split {split!r} (task.data.{field}); use --set task.data.val_fraction=0.2"
             )
     data = load_digits()
     pixels = np.rint(data.images * (255 / 16)).astype(np.uint8)

@@ -14,7 +14,8 @@ from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, FileImages, ImageSource, Stamp, file_stamp
 from attngraft.tasks.images.sources.listing import Listing, is_image, is_junk, is_unsupported, split_folders
 
-USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train")  #: usual names of a folder with all images
+#: usual names of a folder with all images
+USUAL_FOLDERS = ("images", "imgs", "image", "img", "data", "files", "train", "train_images", "test_images")
 
 
 class FolderImages(FileImages):

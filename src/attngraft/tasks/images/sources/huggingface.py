@@ -234,7 +234,9 @@ def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
     names = list(files)
     train, val = find_train(names, config, where=str(path)), None
     if train is None and len(names) > 1:
-        raise DataError(f"{path}: no training split; name it with task.data.train_split; available: {', '.join(names)}")
+        raise DataError(
+            f"{path}: no training split; name it with --set task.data.train_split=NAME; available: {', '.join(names)}"
+        )
     if train is None:
         train = names[0]
     elif len(names) > 1 or config.val_split:

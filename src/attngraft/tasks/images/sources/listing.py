@@ -173,12 +173,13 @@ def _class_folders_only(
     if config.val_split is not None:
         raise DataError(
             f"{where}: task.data.val_split names a validation split, but there is no training split (looked for "
-            f"{', '.join(TRAIN_NAMES)}); name it with task.data.train_split; found: {', '.join(names[:12]) or 'nothing'}"
+            f"{', '.join(TRAIN_NAMES)}); name it with --set task.data.train_split=NAME; found: "
+            f"{', '.join(names[:12]) or 'nothing'}"
         )
     if names and all(name.lower() in VAL_NAMES for name in names):
         raise DataError(
-            f"{where}: found {', '.join(names)} but no training split; add a folder named train, or set "
-            "task.data.train_split to the name of the training folder"
+            f"{where}: found {', '.join(names)} but no training split; add a folder named train, or name "
+            "the training folder with --set task.data.train_split=NAME"
         )
     loose = sum(file.count("/") == depth for file in listing.files)
     if not names and loose:

@@ -4,6 +4,8 @@ A table has a column of paths and a column of labels, with a single label or a l
 `cat,dog`, `cat;dog`, `cat|dog`, `["cat", "dog"]`), or a 0/1 column per class. An optional column names each image's split.
 """
 
+import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +22,7 @@ from attngraft.tasks.images.sources.base import (
     find_splits,
 )
 from attngraft.tasks.images.sources.folder import USUAL_FOLDERS, FolderImages
+from attngraft.tasks.images.sources.listing import is_image
 from attngraft.tasks.images.sources.table import (
     KINDS,
     MISSING,
@@ -32,14 +35,12 @@ from attngraft.tasks.images.sources.table import (
 
 PATH_NAMES = (
     *("path", "file", "filename", "file_name", "filepath", "file_path", "image", "images", "image_path", "img"),
-    *("img_path", "image_name", "image_file", "image_id", "name"),
+    *("img_path", "image_name", "image_file", "image_id", "name", "id", "id_code", "img_id", "file_id"),
 )
 SPLIT_NAMES = ("split", "part", "subset", "partition", "set", "fold")
 #: usual names of a single table in a folder
 TABLE_NAMES = ("metadata", "labels", "annotations", "manifest", "dataset", "data")
 
-#: extensions to try if paths have no extension
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".JPG", ".JPEG", ".PNG", ".webp", ".tif")
 _PROBED = 20  #: number of paths to try when searching for the base folder
 
 
@@ -86,7 +87,7 @@ def read_splits(path: Path, config: DataConfig) -> SplitTable:
     """
     if not path.is_dir():
         return _by_split_column(read_table(path), config)
-    tables = _tables(path)
+    tables = tables_in(path)
     train, val, test = find_splits(list(tables), config, where=str(path))
     if train is None:
         lowered = {name.lower(): file for name, file in tables.items()}
@@ -112,7 +113,7 @@ def _together(train: LabelTable, val: LabelTable, folder: Path) -> LabelTable:
     if missing:
         raise DataError(
             f"{val.where}: has no column {missing[0]!r}, which {names[0]} has; if it is not a validation split, "
-            "take a random one with task.data.val_fraction=0.2"
+            "take a random one with --set task.data.val_fraction=0.2"
         )
     return LabelTable(
         where=str(folder),
@@ -125,11 +126,12 @@ def _together(train: LabelTable, val: LabelTable, folder: Path) -> LabelTable:
 
 def manifests_in(folder: Path) -> bool:
     """Return whether `folder` contains tables that `open_manifest` can read."""
-    lowered = {name.lower() for name in _tables(folder)}
+    lowered = {name.lower() for name in tables_in(folder)}
     return any(name in lowered for name in (*TRAIN_NAMES, *TABLE_NAMES))
 
 
-def _tables(folder: Path) -> dict[str, Path]:
+def tables_in(folder: Path) -> dict[str, Path]:
+    """Return the tables directly in a folder, by their names without extension."""
     files = sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in KINDS and entry.name[0] != ".")
     return {entry.stem: entry for entry in reversed(files)}
 
@@ -149,11 +151,13 @@ def _by_split_column(table: LabelTable, config: DataConfig) -> SplitTable:
         asked = config.val_split or config.train_split
         if config.split_column is not None or (name is not None and asked):
             raise DataError(
-                f"{where}: no training rows; name the training split with task.data.train_split; available: {values}"
+                f"{where}: no training rows; name the training split with --set task.data.train_split=NAME; available: "
+                f"{', '.join(values)}"
             )
         if asked:
             raise DataError(
-                f"{table.where}: no split {asked!r}, because no column names splits; set task.data.split_column"
+                f"{table.where}: no split {asked!r}, because no column names splits; name one with --set "
+                "task.data.split_column=NAME"
             )
         side = np.zeros(len(table), dtype=np.int64)
         return SplitTable(table=table, side=side, origin=f"the rows of {Path(table.where).name}")
@@ -171,7 +175,7 @@ def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
     if column is None:
         raise DataError(
             f"{table.where}: cannot find the column of paths (looked for {', '.join(PATH_NAMES[:4])}, ...); name it with "
-            f"task.data.path_column; available: {', '.join(table.columns)}"
+            f"--set task.data.path_column=NAME; available: {', '.join(table.columns)}"
         )
     exclude, used = {column, _split_column(table, config) or ""}, found.used()
     labels = (read_numbers if config.numeric else read_labels)(used.table, config, exclude=exclude)
@@ -180,13 +184,13 @@ def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
     else:
         found, table = used, used.table
     paths = _paths(table, table.column(column, field="path_column"), column)
-    root, extension = _root(folder, paths, config)
-    paths = [f"{path}{extension}" for path in paths] if extension else paths
+    root = find_root(folder, paths, config)
+    paths, extensions = _with_extensions(table, root, paths, found.side, column)
     notes = [labels.note] if labels.note else []
     if root != folder and config.root is None:
         notes.append(f"Paths are relative to {root.name}/, next to the table.")
-    if extension:
-        notes.append(f"{extension} is added to the paths.")
+    if extensions:
+        notes.append(f"{' or '.join(extensions)} is added to the paths.")
 
     def images(which: int) -> FolderImages:
         rows = np.flatnonzero(found.side == which)
@@ -208,32 +212,83 @@ def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
 def _paths(table: LabelTable, entries: Sequence[Any], column: str) -> list[str]:
     paths = []
     for row, entry in enumerate(entries):
-        if not isinstance(entry, str) or not entry or "\0" in entry:
+        path = str(entry) if isinstance(entry, int) else entry  # an id in a .parquet file
+        if not isinstance(path, str) or not path or "\0" in path:
             what = "nothing" if entry in (None, "") else f"{type(entry).__name__}, not a path"
             raise DataError(
-                f"{table.line(row)}: column {column!r} contains {what}; name the column of paths with task.data.path_column"
+                f"{table.line(row)}: column {column!r} contains {what}; name the column of paths with --set "
+                "task.data.path_column=NAME"
             )
-        if entry.startswith(("http://", "https://", "s3://", "gs://")):
-            raise DataError(f"{table.line(row)}: {entry} is a URL; download the images and use their paths")
-        paths.append(entry.replace("\\", "/"))
+        if path.startswith(("http://", "https://", "s3://", "gs://")):
+            raise DataError(f"{table.line(row)}: {path} is a URL; download the images and use their paths")
+        paths.append(path.replace("\\", "/"))
     return paths
 
 
-def _root(folder: Path, paths: Sequence[str], config: DataConfig) -> tuple[Path, str]:
-    """Return the base folder of relative paths, and the extension to append (.jpg if `7` means `7.jpg`).
+class _ImagesByStem:
+    """Image files below a folder, found by their paths without the extension; each subfolder is listed once."""
 
-    The base is `task.data.root`, the table's folder, or a subfolder that contains the first images.
+    def __init__(self, root: Path) -> None:
+        self.root, self.folders = root, dict[str, dict[str, list[str]]]()
+
+    def find(self, path: str) -> list[str]:
+        """Return the files named `path`, or else the images `path.*`, relative to the root."""
+        name = path.rpartition("/")[2]
+        inside = path.removesuffix(name)
+        if inside not in self.folders:
+            self.folders[inside] = self._list(inside)
+        return [f"{inside}{file}" for file in self.folders[inside].get(name, [])]
+
+    def _list(self, inside: str) -> dict[str, list[str]]:
+        try:
+            files = sorted(entry.name for entry in os.scandir(self.root / inside))
+        except OSError:
+            return {}
+        by_stem: dict[str, list[str]] = {}
+        for file in files:
+            if is_image(file):
+                by_stem.setdefault(file.rpartition(".")[0], []).append(file)
+        return by_stem | {file: [file] for file in files}
+
+
+def find_root(folder: Path, paths: Sequence[str], config: DataConfig) -> Path:
+    """Return the base folder of relative paths; the paths may lack their extension.
+
+    It is `task.data.root`, the table's folder, or a subfolder that contains the first images.
     """
     probed = paths[:_PROBED]
     root = configured_root(config)
-    bases = [folder, *(folder / name for name in USUAL_FOLDERS)] if root is None else [root]
-    for extension in ("", *_EXTENSIONS):
-        for base in bases:
-            if any((base / f"{path}{extension}").is_file() for path in probed):
-                return base, extension
     if root is not None:
-        return root, ""
-    raise DataError(
-        f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); set task.data.root to "
-        "the base folder of relative paths"
-    )
+        return root
+    bases = [folder, *(folder / name for name in USUAL_FOLDERS)]
+    exact = (base for base in bases if any((base / path).is_file() for path in probed))
+    by_stem = (base for base in bases if any(map(_ImagesByStem(base).find, probed)))
+    found = next(itertools.chain(exact, by_stem), None)
+    if found is None:
+        raise DataError(
+            f"{folder}: none of the first {len(probed)} images of the table exists ({probed[0]}, ...); give the base "
+            "folder of relative paths with --set task.data.root=FOLDER"
+        )
+    return found
+
+
+def _with_extensions(
+    table: LabelTable, root: Path, paths: Sequence[str], side: np.ndarray, column: str
+) -> tuple[list[str], list[str]]:
+    """Return the paths with the extensions of their files (`7.jpg` for `7`), and the extensions that were added.
+
+    Paths of missing files remain as they are.
+    """
+    images, complete, extensions = _ImagesByStem(root), list(paths), set[str]()
+    for row in np.flatnonzero((side == 0) | (side == 1)).tolist():
+        path = paths[row]
+        found = [path] if is_image(path) else images.find(path)
+        if len(found) > 1:
+            raise DataError(
+                f"{table.line(row)}: {path} may be {' or '.join(found)} in {root}; add the extensions to column {column!r}, "
+                "or remove the other files"
+            )
+        if found and found[0] != path:
+            complete[row] = found[0]
+            extensions.add(found[0].removeprefix(path))
+    return complete, sorted(extensions)

@@ -1,99 +1,288 @@
-"""Images in an .npz file.
+"""Images and labels in the arrays of an .npz file, or of a folder of .npy files.
 
-Its arrays are `x_train`, `y_train`, the same for `val` or `test`, and optionally `classes` and the file names `f_*`.
+Arrays of splits are called `x_train` and `y_train`, or `train_images` and `train_labels` as in MedMNIST. Without splits,
+they are `x` and `y`, or `images` and `labels`. Upper and lower case are the same. Optional arrays are `classes` and, with
+splits, the file names `f_train`.
 """
 
 import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_splits
+from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_test, find_train, find_val
+from attngraft.tasks.images.sources.listing import is_image, is_junk, natural
+
+Arrays = Mapping[str, np.ndarray]
+
+#: names of arrays of images and of labels, in order of preference; {} is the split
+_IMAGES = ("x_{}", "{}_x", "{}_images", "images_{}")
+_LABELS = ("y_{}", "{}_y", "{}_labels", "labels_{}")
+_UNSPLIT_IMAGES, _UNSPLIT_LABELS = ("x", "images"), ("y", "labels")
+
+_TOLERANCE = 1e-3  #: allowed rounding error of floats from 0 to 1
+_BRIGHT = 128  #: smallest maximum of floats that are read as 0 to 255
 
 
 def open_npz(path: Path, config: DataConfig) -> ImageSource:
-    """Open the images in an .npz file.
+    """Open the images in an .npz file, or in a folder of .npy files.
 
-    `x_*` are uint8, (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels. `y_*` (N,) are integers from 0, which are indices
-    into `classes` if that array exists. A file with only `x_train` requires `val_fraction`.
+    Images are (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels: integers from 0 to 255, or floats from 0 to 1 or from
+    0 to 255. Labels are one integer or name per image, (N,) or (N, 1), or, for several labels per image, (N, K) of 0 and 1.
+    Integers count from 0; they are indices into the array `classes` if it exists.
 
     Raises:
-        DataError: the file is not an .npz, or an array is missing or has a wrong shape, type or label.
+        DataError: an array is missing or cannot be read, or has a wrong shape, type, range or label.
     """
-    arrays = _load(path)
-    names = [key.removeprefix("x_") for key in arrays if key.startswith("x_")]
-    train, val, test = find_splits(names, config, where=str(path))
+    keys = _Keys(_names(path), path)
+    names, train = keys.splits(config)
     if train is None:
-        keys = ", ".join(sorted(arrays)) or "nothing"
-        raise DataError(f"{path}: must contain the arrays x_train and y_train; found: {keys}")
-    classes = _classes(arrays, path, [split for split in (train, val) if split is not None])
+        parts, val = [keys.unsplit()], None
+        origin = f"the array {parts[0].images}"
+    else:
+        val = find_val(names, config, train=train, where=str(path))
+        parts = [keys.part(split) for split in (train, val) if split is not None]
+        origin = " and ".join(part.images for part in parts)
+        origin = f"the arrays {origin}" if val else f"the array {origin}"
+    wanted = [key for part in parts for key in (part.images, part.labels, part.files) if key is not None]
+    arrays = _load(path, [*wanted, *keys.named("classes")])
+    labels = _Labels.read(arrays, parts, path)
+    scale, note = _scale(arrays, parts, path)
+    images = [_images(arrays, part, labels.values[part.labels], scale=scale, path=path) for part in parts]
     return ImageSource(
-        kind="npz",
+        kind="npy" if path.is_dir() else "npz",
         where=str(path),
-        classes=classes,
-        train=_images(arrays, train, path=path, count=len(classes)),
-        val=None if val is None else _images(arrays, val, path=path, count=len(classes)),
-        test_split=test,
-        origin=f"the arrays x_{train} and x_{val}" if val else f"the array x_{train}",
+        classes=labels.classes,
+        train=images[0],
+        val=images[1] if val is not None else None,
+        test_split=None if train is None else find_test(names, config, used=(train, val), where=str(path)),
+        origin=origin,
+        multilabel=labels.multilabel,
+        notes=tuple(text for text in (labels.note, note) if text),
     )
 
 
-def alone_in(folder: Path) -> Path | None:
-    """Return the .npz file in `folder` if it is the only one and there are no subfolders."""
-    entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+def archive_in(folder: Path) -> Path | None:
+    """Return the only .npz file in `folder`, or `folder` itself if it has .npy files; None with subfolders."""
+    entries = [entry for entry in folder.iterdir() if not is_junk(entry.name)]
+    if any(entry.is_dir() for entry in entries):
+        return None
     files = [entry for entry in entries if entry.suffix == ".npz"]
-    return files[0] if len(files) == 1 and not any(entry.is_dir() for entry in entries) else None
+    if files:
+        return files[0] if len(files) == 1 else None
+    has_arrays = any(entry.suffix == ".npy" for entry in entries)
+    return folder if has_arrays and not any(is_image(entry.name) for entry in entries) else None
 
 
-def _load(path: Path) -> dict[str, np.ndarray]:
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Names of the arrays of one split."""
+
+    name: str  #: prefix of the images' names
+    images: str
+    labels: str
+    files: str | None
+
+
+class _Keys:
+    """Names of the arrays of an archive, found by role, in upper or lower case."""
+
+    def __init__(self, names: Sequence[str], path: Path) -> None:
+        self.path, self.lowered = path, {name.lower(): name for name in sorted(names)}  # prefers lower case
+
+    def named(self, *names: str) -> list[str]:
+        return [self.lowered[name.lower()] for name in names if name.lower() in self.lowered]
+
+    def splits(self, config: DataConfig) -> tuple[list[str], str | None]:
+        """Return the names of all splits and of the training split (None: the arrays have no splits)."""
+        found: list[list[str]] = []
+        for pattern in _IMAGES:
+            before, _, behind = pattern.partition("{}")
+            names = [
+                name[len(before) : len(name) - len(behind)]
+                for key, name in self.lowered.items()
+                if len(key) > len(pattern) - 2 and key.startswith(before) and key.endswith(behind)
+            ]
+            if config.train_split in names or (config.train_split is None and find_train(names, config, where="")):
+                return names, find_train(names, config, where=str(self.path))
+            found.append(names)
+        return [], find_train([name for names in found for name in names], config, where=str(self.path))
+
+    def part(self, split: str) -> _Part:
+        """Return the arrays of a split."""
+        images, labels = ([pattern.format(split) for pattern in patterns] for patterns in (_IMAGES, _LABELS))
+        return self._part(split, images, labels, self.named(f"f_{split}"))
+
+    def unsplit(self) -> _Part:
+        """Return the arrays of an archive without splits."""
+        if not self.named(*_UNSPLIT_IMAGES):
+            listed = ", ".join(sorted(self.lowered.values())) or "nothing"
+            raise DataError(
+                f"{self.path}: must contain the arrays x_train and y_train (or train_images and train_labels), or, without "
+                f"splits, x and y (or images and labels); found: {listed}"
+            )
+        return self._part(None, _UNSPLIT_IMAGES, _UNSPLIT_LABELS, [])
+
+    def _part(self, split: str | None, images: Sequence[str], labels: Sequence[str], files: Sequence[str]) -> _Part:
+        key = self.named(*images)[0]
+        found = self.named(*labels)
+        if not found:
+            usual = labels[[name.lower() for name in images].index(key.lower())]
+            raise DataError(f"{self.path}: has the images {key}, but no labels {usual}")
+        return _Part(name=split or key, images=key, labels=found[0], files=next(iter(files), None))
+
+
+def _names(path: Path) -> list[str]:
+    if path.is_dir():
+        return [entry.stem for entry in path.iterdir() if entry.suffix == ".npy" and not is_junk(entry.name)]
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise DataError(
-            f"{path}: cannot be read as .npz ({error}); write it with numpy.savez, without object arrays"
-        ) from None
+            return list(archive.files)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise _unreadable(path, error) from None
 
 
-def _classes(arrays: dict[str, np.ndarray], path: Path, splits: list[str]) -> tuple[str, ...]:
-    """Return the names in the array `classes`, or else the label numbers."""
-    for split in splits:
-        labels = arrays.get(f"y_{split}")
-        if labels is None:
-            raise DataError(f"{path}: has images x_{split} but no labels y_{split}")
-        if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-            raise DataError(f"{path}: y_{split} must be one integer per image, got {labels.dtype} {labels.shape}")
-    if "classes" in arrays:
-        return tuple(_text(name) for name in arrays["classes"].tolist())
-    highest = max((int(arrays[f"y_{split}"].max()) for split in splits if len(arrays[f"y_{split}"])), default=-1)
-    return tuple(str(label) for label in range(highest + 1))
+def _load(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    file = path
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        if path.is_dir():
+            for name in names:
+                file = path / f"{name}.npy"
+                arrays[name] = np.asarray(np.load(file, allow_pickle=False))
+            return arrays
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise _unreadable(file, error) from None
 
 
-def _images(arrays: dict[str, np.ndarray], split: str, *, path: Path, count: int) -> ArrayImages:
-    pixels, labels, files = arrays[f"x_{split}"], arrays[f"y_{split}"].astype(np.int64), arrays.get(f"f_{split}")
-    if pixels.dtype != np.uint8:
-        raise DataError(f"{path}: x_{split} must be uint8 (0 to 255), got {pixels.dtype}")
+def _unreadable(path: Path, error: Exception) -> DataError:
+    kind, write = (".npy", "numpy.save") if path.suffix == ".npy" else (".npz", "numpy.savez")
+    return DataError(f"{path}: cannot be read as {kind} ({error}); write it with {write}, without object arrays")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """Labels of all splits: (N,) int64 each, or (N, K) uint8 if `multilabel`."""
+
+    classes: tuple[str, ...]
+    values: Arrays  #: by the name of the array
+    multilabel: bool = False
+    note: str = ""
+
+    @classmethod
+    def read(cls, arrays: Arrays, parts: Sequence[_Part], path: Path) -> "_Labels":
+        """Read the labels of all `parts`, which are of one kind."""
+        labels = {part.labels: arrays[part.labels] for part in parts}
+        labels = {key: each[:, 0] if each.ndim == 2 and each.shape[1] == 1 else each for key, each in labels.items()}
+        named = next((array for key, array in arrays.items() if key.lower() == "classes"), None)
+        classes = None if named is None else tuple(_text(name) for name in named.tolist())
+        if all(each.ndim == 1 and each.dtype.kind in "US" for each in labels.values()):
+            return cls._of_names({key: [_text(name) for name in each] for key, each in labels.items()}, classes, path)
+        columns = {each.shape[1] for each in labels.values() if each.ndim == 2}
+        if len(columns) == 1 and all(each.ndim == 2 and ((each == 0) | (each == 1)).all() for each in labels.values()):
+            return cls._of_columns(labels, classes, columns.pop(), path)
+        for key, each in labels.items():
+            if each.ndim != 1 or each.dtype.kind not in "iub":
+                raise DataError(
+                    f"{path}: {key} must be one integer per image, or a column of 0 and 1 for each class, got {each.dtype} "
+                    f"{each.shape}"
+                )
+        if classes is None:
+            highest = max((int(each.max()) for each in labels.values() if len(each)), default=-1)
+            classes = tuple(str(label) for label in range(highest + 1))
+        for key, each in labels.items():
+            if len(each) and not 0 <= each.min() <= each.max() < len(classes):
+                raise DataError(
+                    f"{path}: {key} ranges from {each.min()} to {each.max()}, but labels of {len(classes)} classes must be "
+                    f"0 to {len(classes) - 1}"
+                )
+        return cls(classes=classes, values={key: each.astype(np.int64) for key, each in labels.items()})
+
+    @classmethod
+    def _of_names(cls, labels: Mapping[str, list[str]], classes: tuple[str, ...] | None, path: Path) -> "_Labels":
+        if classes is None:
+            classes = tuple(sorted({name for names in labels.values() for name in names}, key=natural))
+        number = {name: label for label, name in enumerate(classes)}
+        for key, names in labels.items():
+            unknown = next((name for name in names if name not in number), None)
+            if unknown is not None:
+                raise DataError(f"{path}: {key} contains {unknown!r}, which the array classes lacks; add it there")
+        values = {key: np.array([number[name] for name in names], dtype=np.int64) for key, names in labels.items()}
+        return cls(classes=classes, values=values)
+
+    @classmethod
+    def _of_columns(cls, labels: Arrays, classes: tuple[str, ...] | None, columns: int, path: Path) -> "_Labels":
+        names = tuple(map(str, range(columns))) if classes is None else classes
+        if len(names) != columns:
+            raise DataError(
+                f"{path}: {next(iter(labels))} has {columns} columns, but the array classes has {len(names)} names; "
+                "they must be the same number"
+            )
+        if all((each.sum(axis=1) == 1).all() for each in labels.values()):
+            note = "Labels are one-hot: each row has a single 1, so each image has one class."
+            return cls(classes=names, values={key: each.argmax(axis=1) for key, each in labels.items()}, note=note)
+        values = {key: each.astype(np.uint8) for key, each in labels.items()}
+        return cls(classes=names, values=values, multilabel=True)
+
+
+def _scale(arrays: Arrays, parts: Sequence[_Part], path: Path) -> tuple[int, str]:
+    """Return the factor from float pixels to 0 to 255, the same for all splits, and a note if pixels are floats."""
+    ranges = {}
+    for key in (part.images for part in parts):
+        pixels = arrays[key]
+        if pixels.dtype == np.uint8:
+            continue
+        if pixels.dtype.kind not in "fiub":
+            raise DataError(f"{path}: {key} must be integers from 0 to 255 or floats, got {pixels.dtype}")
+        low, high = (float(pixels.min()), float(pixels.max())) if pixels.size else (0.0, 0.0)
+        is_float = pixels.dtype.kind == "f"
+        factor = 255 if is_float and low >= -_TOLERANCE and high <= 1 + _TOLERANCE else 1
+        if factor == 1 and not (low >= 0 and (_BRIGHT if is_float else 0) <= high <= 255):
+            raise DataError(
+                f"{path}: {key} ({pixels.dtype}) ranges from {low:g} to {high:g}, but pixels must be integers from 0 to 255 "
+                "or floats from 0 to 1 or 0 to 255; rescale it, such as with (x - x.min()) / (x.max() - x.min())"
+            )
+        if is_float:
+            ranges[key] = factor, f"{pixels.dtype} from {low:g} to {high:g}"
+    if not ranges:
+        return 1, ""
+    if len({factor for factor, _ in ranges.values()}) > 1:
+        listed = ", ".join(f"{key} is {text}" for key, (_, text) in ranges.items())
+        raise DataError(f"{path}: the splits have different ranges ({listed}); save all of them from 0 to 1")
+    factor = next(iter(ranges.values()))[0]
+    listed = ", ".join(f"{key} ({text})" for key, (_, text) in ranges.items())
+    return factor, f"Float pixels in {listed} are {'multiplied by 255 and ' if factor > 1 else ''}rounded to 8 bits."
+
+
+def _images(arrays: Arrays, part: _Part, labels: np.ndarray, *, scale: int, path: Path) -> ArrayImages:
+    key, pixels, files = part.images, arrays[part.images], None if part.files is None else arrays[part.files]
     if pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4) and pixels.shape[1] in (1, 3):
         raise DataError(
-            f"{path}: x_{split} is channels-first {pixels.shape}; make it channels-last with x.transpose(0, 2, 3, 1)"
+            f"{path}: {key} is channels-first {pixels.shape}; make it channels-last with x.transpose(0, 2, 3, 1)"
         )
     if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4)):
-        raise DataError(
-            f"{path}: x_{split} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, got {pixels.shape}"
-        )
-    for name, array in (("y", labels), ("f", files)):
+        raise DataError(f"{path}: {key} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, got {pixels.shape}")
+    for name, array in ((part.labels, labels), (part.files, files)):
         if array is not None and len(array) != len(pixels):
-            raise DataError(f"{path}: x_{split} has {len(pixels)} images, {name}_{split} has {len(array)} entries")
-    if len(labels) and not 0 <= labels.min() <= labels.max() < count:
-        raise DataError(
-            f"{path}: y_{split} ranges from {labels.min()} to {labels.max()}, but labels of {count} classes must be 0 to "
-            f"{count - 1}"
-        )
-    names = [f"{split}/{i}" for i in range(len(pixels))] if files is None else [_text(name) for name in files.tolist()]
+            raise DataError(f"{path}: {key} has {len(pixels)} images, {name} has {len(array)} entries")
+    if pixels.dtype.kind == "f":
+        pixels = np.rint(pixels.clip(0, 255 / scale) * scale).astype(np.uint8)
+    elif pixels.dtype.kind == "b":
+        pixels = pixels * np.uint8(255)
+    names = (
+        [f"{part.name}/{i}" for i in range(len(pixels))] if files is None else [_text(name) for name in files.tolist()]
+    )
     return ArrayImages(
-        pixels[..., 0] if pixels.shape[-1:] == (1,) and pixels.ndim == 4 else pixels, names=names, labels=labels
+        (pixels[..., 0] if pixels.shape[-1:] == (1,) and pixels.ndim == 4 else pixels).astype(np.uint8, copy=False),
+        names=names,
+        labels=labels,
     )
 
 

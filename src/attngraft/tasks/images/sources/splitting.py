@@ -98,7 +98,9 @@ def validation_mask(
     if alone:
         named = shortened(alone, _SHOWN)
         what = f"class {named} has" if len(alone) == 1 else f"{len(alone)} classes ({named}) have"
-        other = "choose the classes to use with task.data.classes" if noun == "image" else "remove the class"
+        other = (
+            "choose the classes to use with --set 'task.data.classes=[a,b]'" if noun == "image" else "remove the class"
+        )
         raise DataError(
             f"{where}: {what} a single {noun}, which cannot be split into training and validation; add {noun}s, or {other}"
         )

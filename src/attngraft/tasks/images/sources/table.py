@@ -166,9 +166,13 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
         DataError: no column of labels is found, or a row has no label where one is required.
         ConfigError: a column is unknown.
     """
-    if config.label_columns is not None:
-        values = np.zeros((len(table), len(config.label_columns)), dtype=np.uint8)
-        for column, name in enumerate(config.label_columns):
+    columns, note = config.label_columns, ""
+    if columns is None and config.label_column is None:
+        columns = zero_one_columns(table, exclude=exclude)
+        note = "" if columns is None else f"Labels are read from the 0/1 columns {', '.join(columns)}."
+    if columns is not None:
+        values = np.zeros((len(table), len(columns)), dtype=np.uint8)
+        for column, name in enumerate(columns):
             for row, entry in enumerate(table.column(name, field="label_columns")):
                 text = _word(entry).lower()
                 if text not in _YES and text not in _NO and text not in MISSING:
@@ -176,10 +180,10 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
                         f"{table.line(row)}: column {name!r} contains {text!r}; label_columns must be 0 or 1"
                     )
                 values[row, column] = text in _YES
-        return Labels(classes=tuple(config.label_columns), values=values, multilabel=True)
-    name = config.label_column or _label_column(table, exclude)
+        return Labels(classes=tuple(columns), values=values, multilabel=True, note=note)
+    name = config.label_column or label_column(table, exclude)
     entries = table.column(name, field="label_column")
-    lists = _as_lists(table, name, entries, config)
+    lists = as_lists(table, name, entries, config)
     if lists is None:
         only_choice = config.label_column is not None or len(table.columns) <= len(exclude) + 1
         return _single(table, name, entries, note="" if only_choice else f"Labels are read from column {name!r}.")
@@ -191,6 +195,19 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
         for label in labels:
             values[row, number[label]] = 1
     return Labels(classes=classes, values=values, multilabel=True, note=note)
+
+
+def zero_one_columns(table: LabelTable, *, exclude: Collection[str]) -> tuple[str, ...] | None:
+    """Return the columns not in `exclude` if they are several, contain only 0 and 1, and none has a label's usual name."""
+    rest = tuple(name for name in table.columns if name not in exclude)
+    if len(rest) < 2 or find_column(table, (*SINGLE, *LISTS), exclude=exclude) is not None:
+        return None
+    return rest if all(is_zero_one(table.columns[name]) for name in rest) else None
+
+
+def is_zero_one(entries: Sequence[Any]) -> bool:
+    """Return whether all entries are 0, 1, or spellings of these."""
+    return all((word := _word(entry).lower()) in _YES or word in _NO for entry in entries)
 
 
 def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> Labels:
@@ -206,8 +223,9 @@ def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) ->
         rest = [name for name in table.columns if name not in exclude]
         if column is None and len(rest) != 1:
             raise DataError(
-                f"{table.where}: cannot find the column of numbers (looked for {', '.join(NUMBERS)}); set "
-                f"task.data.label_column, or task.data.label_columns for several; available: {', '.join(rest) or 'none'}"
+                f"{table.where}: cannot find the column of numbers (looked for {', '.join(NUMBERS)}); name "
+                "it with --set task.data.label_column=NAME, or several with --set 'task.data.label_columns=[a,b]'; "
+                f"available: {', '.join(rest) or 'none'}"
             )
         names = (column or rest[0],)
     values = np.zeros((len(table), len(names)))
@@ -225,7 +243,12 @@ def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) ->
     return Labels(classes=names, values=values, multilabel=False)
 
 
-def _label_column(table: LabelTable, exclude: set[str]) -> str:
+def label_column(table: LabelTable, exclude: set[str]) -> str:
+    """Return the column of labels: with a usual name, or the only one that is not in `exclude`.
+
+    Raises:
+        DataError: there is no such column.
+    """
     name = find_column(table, (*SINGLE, *LISTS), exclude=exclude)
     if name is not None:
         return name
@@ -233,8 +256,10 @@ def _label_column(table: LabelTable, exclude: set[str]) -> str:
     if len(rest) == 1:
         return rest[0]
     raise DataError(
-        f"{table.where}: cannot find the column of labels (looked for {', '.join((*SINGLE[:3], LISTS[0]))}, ...); set "
-        f"task.data.label_column, or task.data.label_columns for one 0/1 column per class; available: "
+        f"{table.where}: cannot find the column of labels (looked for {', '.join((*SINGLE[:3], LISTS[0]))}, ...); name "
+        "it with --set task.data.label_column=NAME, or one 0/1 column per class with --set "
+        "'task.data.label_columns=[a,b]'; "
+        f"available: "
         f"{', '.join(table.columns)}"
     )
 
@@ -260,7 +285,7 @@ def _word(entry: Any) -> str:
     return str(entry).strip()
 
 
-def _as_lists(
+def as_lists(
     table: LabelTable, name: str, entries: Sequence[Any], config: DataConfig
 ) -> tuple[list[list[str]], str] | None:
     """Return the list of labels of each row and a note on how it was read; None if rows have single labels."""
@@ -285,7 +310,12 @@ def _as_lists(
         for text in texts
     ]
     note = f"Labels in column {name!r} are separated by {separator!r}"
-    return rows, f"{note} (change it with task.data.label_separator)." if config.label_separator is None else f"{note}."
+    return (
+        rows,
+        f"{note} (change it with --set task.data.label_separator=comma)."
+        if config.label_separator is None
+        else f"{note}.",
+    )
 
 
 def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:

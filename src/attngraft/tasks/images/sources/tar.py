@@ -391,7 +391,9 @@ def _open_groups(paths: Sequence[Path], config: DataConfig, *, where: str) -> Im
     train, val, test = find_splits(list(groups), config, where=where)
     if train is None and len(groups) > 1:
         listed = ", ".join(path.name for path in paths[:8])
-        raise DataError(f"{where}: no train.tar among {listed}; name the training tar with task.data.train_split")
+        raise DataError(
+            f"{where}: no train.tar among {listed}; name the training tar with --set task.data.train_split=NAME"
+        )
     first = _Tars.opened(groups[train] if train is not None else list(paths))
     second = None if val is None else _Tars.opened(groups[val])
     origin = first.name if second is None else f"{first.name} and {second.name}"

@@ -78,7 +78,8 @@ def _open(name: str, config: DataConfig, split: str) -> Any:
     except Exception as error:  # timm's assertions, and arbitrary errors of its back ends
         reason = str(error) or type(error).__name__
         raise DataError(
-            f"timm:{name}: timm cannot open the split {split!r} ({reason}); check the name, task.data.root, train_split and "
+            f"timm:{name}: timm cannot open the split {split!r} ({reason}); check the name, --set "
+            "task.data.root=FOLDER, train_split and "
             "val_split; hfds/ requires the package `datasets`"
         ) from error
     if isinstance(dataset, IterableDataset):
@@ -107,7 +108,8 @@ def _checked(labels: np.ndarray, name: str) -> np.ndarray:
         )
     if len(labels) and labels.min() < 0:
         raise DataError(
-            f"timm:{name}: some images have no label; choose labeled splits with task.data.train_split and val_split"
+            f"timm:{name}: some images have no label; choose labeled splits with --set task.data.train_split=NAME and "
+            "val_split"
         )
     return labels.astype(np.int64)
 

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attngraft.tasks.fitting import fitting_task
+from tests.tasks.images.datasets import load, make_folder
+
+
+def table(path: Path, header: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "data", "task", "reason"),
+    [
+        ("path,label", ["0.png,a", "1.png,b"], {}, "classification", "one label per image in column 'label' of x.csv"),
+        ("path,label", ["0.png,3", "1.png,4"], {}, "classification", "one label per image"),
+        ("path,tags", ["0.png,a b", "1.png,b"], {}, "multilabel", "lists of labels in column 'tags'"),
+        ("path,cat,dog", ["0.png,0,1", "1.png,1,1"], {}, "multilabel", "2 columns of 0 and 1 in x.csv"),
+        ("path,cat,dog", ["0.png,0,1"], {"label_column": "cat"}, "classification", "column 'cat'"),
+        ("path,age", ["0.png,31.5", "1.png,4"], {}, "regression", "numbers in column 'age' of x.csv"),
+        ("path,w,h,n", ["0.png,3.5,1,0"], {"label_columns": ["w", "h"]}, "regression", "numbers in 2 columns"),
+        ("text,label", ["good,1", "bad,0"], {}, "text_classification", "texts in column 'text' of x.csv"),
+        ("name,review,stars", ["Ann,good,1"], {}, "text_classification", "texts in column 'review'"),
+        ("image,title,label", ["0.png,A rose,a"], {}, "classification", "column 'label'"),
+        ("image,title,label", ["0,A rose,a"], {}, "classification", "column 'label'"),
+        ("when,what", ["1,2"], {}, "classification", "the default"),
+    ],
+)
+def test_tables(tmp_path: Path, header: str, rows: list[str], data: dict[str, Any], task: str, reason: str) -> None:
+    make_folder(tmp_path, {".": 2})
+    source = table(tmp_path / "x.csv", header, rows)
+    found = fitting_task({"source": str(source), **data})
+    assert found[0] == task
+    assert reason in found[1]
+
+
+def test_other_sources(tmp_path: Path) -> None:
+    make_folder(tmp_path / "own", {"a": 1, "b": 1})
+    table(tmp_path / "own" / "labels.csv", "path,age", ["a/0.png,1.5"])
+    assert fitting_task({"source": str(tmp_path / "own")}) == ("classification", f"class folders in {tmp_path / 'own'}")
+    make_folder(tmp_path / "listed", {"images": 2})
+    table(tmp_path / "listed" / "labels.csv", "file,age", ["0.png,1.5", "1.png,2"])
+    assert fitting_task({"source": str(tmp_path / "listed")})[0] == "regression"
+    for source, task in (("digits", "classification"), ("bars", "regression"), ("nowhere", "classification")):
+        assert fitting_task({"source": source})[0] == task
+    assert fitting_task({}) == ("classification", "the default")
+
+
+def test_columns_of_0_and_1_are_read_without_being_named(tmp_path: Path) -> None:
+    from attngraft.tasks.multilabel import MultiLabel
+    from tests.tasks.images.datasets import host_config
+
+    make_folder(tmp_path, {".": 8})
+    table(tmp_path / "x.csv", "path,cat,dog", [f"{i}.png,{i % 2},{int(i < 4)}" for i in range(8)])
+    task = MultiLabel.from_config({"data": {"source": str(tmp_path / "x.csv")}}, seed=0)
+    facts = task.load(model_data_config=host_config()).facts
+    assert facts["classes"] == ["cat", "dog"]
+    assert "Labels are read from the 0/1 columns cat, dog." in facts["notes"]
+    make_folder(tmp_path / "c", {"a": 3, "b": 3})
+    assert load(tmp_path / "c").refusal == ""
