@@ -1,7 +1,6 @@
 """Helpers for tensors: copies without shared storage, and models without values."""
 
 import copy
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,52 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-
-from attngraft.errors import UsageError
-
-
-def accelerator_device() -> torch.device | None:
-    """Return the device that models run on; None for the CPU: without an accelerator, or as `use_device` requested."""
-    if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "t", "yes", "y", "on"):
-        return None
-    return torch.accelerator.current_accelerator(check_available=True)
-
-
-def use_device(name: str | None) -> None:
-    """Make this process and the processes that it starts use one device; None changes nothing.
-
-    Sets environment variables that accelerate and CUDA read, so call it before anything is computed.
-
-    Args:
-        name: cpu, cuda, cuda:N (numbered as in CUDA_VISIBLE_DEVICES, if that is set), mps or another accelerator of torch.
-
-    Raises:
-        UsageError: there is no such device, or a launcher has assigned devices to its processes.
-    """
-    if name is None:
-        return
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name}: not a device; use cpu, cuda, cuda:N or mps") from None
-    if "LOCAL_RANK" in os.environ:
-        raise UsageError(f"--device {name}: the launcher assigns devices to its processes; remove --device")
-    if device.type == "cpu":
-        os.environ["ACCELERATE_USE_CPU"] = "true"
-        return
-    os.environ.pop("ACCELERATE_USE_CPU", None)
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if device.type == "cuda" and device.index is not None:  # before CUDA starts, which reads it once
-        visible = [each.strip() for each in (before or "").split(",") if each.strip()]
-        named = visible[device.index : device.index + 1] if before is not None else [str(device.index)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = named[0] if named else ""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or found.type != device.type or (device.type != "cuda" and device.index):
-        if before is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
-        else:
-            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        raise UsageError(f"--device {name}: this machine has no such device; attngraft doctor lists its devices")
 
 
 def unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -98,9 +98,9 @@ def _show_version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
-        import torch
+        from attngraft.devices import accelerator_device
 
-        device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = accelerator_device()
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
         typer.echo(f"attngraft {__version__} ({packages}, device {device.type if device else 'cpu'})")
         raise typer.Exit
@@ -126,10 +126,8 @@ def options(
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    for retrying in (
-        "huggingface_hub.utils._http",
-        "huggingface_hub.file_download",
-    ):  # one message follows the last attempt
+    # of failed attempts, which one message about the last follows
+    for retrying in ("huggingface_hub.utils._http", "huggingface_hub.file_download"):
         logging.getLogger(retrying).setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 

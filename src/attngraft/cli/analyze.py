@@ -140,8 +140,8 @@ def analyze(
     """
     from attngraft.analysis.catalog import ANALYSES, analysis
     from attngraft.analysis.request import AnalysisRequest
+    from attngraft.devices import use_device
     from attngraft.files import check_output
-    from attngraft.tensors import use_device
 
     check_output(out, folder=True)
     use_device(device)

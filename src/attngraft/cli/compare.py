@@ -234,9 +234,9 @@ def compare(
     """
     from attngraft import study as studies
     from attngraft.cli.values import assignments, refuse_untyped_hosts
+    from attngraft.devices import use_device
     from attngraft.errors import UsageError
     from attngraft.study.progress import LiveStudy, StudyLog, StudyProgress
-    from attngraft.tensors import use_device
 
     shorthands = {
         "task.metrics.primary": metric,

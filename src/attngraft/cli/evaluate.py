@@ -112,9 +112,9 @@ def evaluate(
         attngraft eval hf:./my-bert --pretrained --task text_classification --data reviews.csv
     """
     from attngraft.cli.models import host_options
+    from attngraft.devices import use_device
     from attngraft.files import check_output
     from attngraft.targets.judged import open_target
-    from attngraft.tensors import use_device
 
     if limit is not None and not suite:
         raise UsageError("--limit requires --suite; add a suite, or remove --limit")

@@ -52,9 +52,9 @@ def explore(
 
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
     """
+    from attngraft.devices import use_device
     from attngraft.files import check_output
     from attngraft.report.explorer import explore_handles
-    from attngraft.tensors import use_device
 
     page = out or Path(f"{image.stem}.html")
     check_output(page)

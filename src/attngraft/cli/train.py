@@ -95,7 +95,7 @@ def train(
     """
     from accelerate import PartialState
 
-    from attngraft.tensors import use_device
+    from attngraft.devices import use_device
     from attngraft.training.loop import train as run
     from attngraft.training.progress import LiveBars, LogLines, Silent
     from attngraft.training.recipe import load_recipe

@@ -102,7 +102,8 @@ def _restore(model: Any, folder: Path) -> None:
     names = {host.adapter.canonical(name): name for name in host.core.state_dict() if is_graft(name)}
     if names.keys() != tensors.keys():
         raise UsageError(
-            f"{folder / GRAFTS}: the checkpoint has other grafts than the model; graft the model as before"
+            f"{folder / GRAFTS}: the grafts of the checkpoint differ from those of the model; graft the model as it was "
+            "when the checkpoint was saved"
         )
     host.core.load_state_dict({names[name]: tensor for name, tensor in tensors.items()}, strict=False)
 

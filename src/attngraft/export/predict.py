@@ -19,6 +19,7 @@ import torch
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from attngraft.devices import accelerator_device
 from attngraft.errors import ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
@@ -32,7 +33,6 @@ from attngraft.tasks.images.sources.decoding import UnreadableImage
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.text.lengths import call_model
 from attngraft.tasks.text.tokenizer import read_tokenizer
-from attngraft.tensors import accelerator_device
 from attngraft.training.evaluate import Weights
 
 _READERS = 4  #: number of threads that decode images; Pillow releases the GIL

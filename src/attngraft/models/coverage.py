@@ -53,7 +53,7 @@ def timm_names() -> list[str]:
 
 
 def cover(name: str) -> Covered:
-    """Return the coverage of one model, which is created on the meta device at its own size."""
+    """Return the coverage of one model, created on the meta device at its default image size."""
     family = timm.model_entrypoint(name).__module__.removeprefix("timm.models.")
     with meta_device():
         model = timm.create_model(name).eval()

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from attngraft.devices import accelerator_device
 from attngraft.errors import HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.host_input import other_input
@@ -21,7 +22,6 @@ from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
-from attngraft.tensors import accelerator_device
 from attngraft.training.evaluate import Weights
 from attngraft.training.run_folder import RunRecord, runs_below
 

@@ -220,7 +220,7 @@ def _exported(folder: Path, task: str | None, results: Path, *, trust_code: bool
     section, facts = load_task(manifest.task).from_serving(serving)
     tokenizer = serving.input.get("tokenizer")
     if tokenizer is not None and not (folder / tokenizer).is_file():
-        raise ExportError(f"{folder / tokenizer}: missing; the folder is incomplete, export the model again")
+        raise ExportError(f"{folder / tokenizer}: does not exist, so the export is incomplete; export the model again")
     shown = dict(serving.input) | ({"input_size": manifest.input_size} if serving.kind == "images" else {})
     model = load(folder, trust_code=trust_code).float()  # exact for weights that were rounded to bfloat16
     return Target(

@@ -42,7 +42,9 @@ class Codec(ABC):
         Raises:
             DataError: an input cannot be read.
         """
-        raise NotImplementedError(f"{type(self).__name__}.encode is missing; override it to predict from raw inputs")
+        raise NotImplementedError(
+            f"{type(self).__name__}.encode is not implemented; override it to predict from raw inputs"
+        )
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the outputs for encoded inputs, by default from one forward pass; override this for generation."""

@@ -313,19 +313,21 @@ class Task(ABC):
             table: the records of all examples.
             facts: the facts that `load` returned.
         """
-        raise NotImplementedError(f"task {self.name}: Task.measure is missing; override it")
+        raise NotImplementedError(f"task {self.name}: Task.measure is not implemented; override it")
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the model's positional and keyword arguments for a batch."""
-        raise NotImplementedError(f"task {self.name}: Task.to_model is missing; override it, or both step and infer")
+        raise NotImplementedError(
+            f"task {self.name}: Task.to_model is not implemented; override it, or both step and infer"
+        )
 
     def loss(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return scalars by name; gradients are computed for `loss`, the mean over the batch."""
-        raise NotImplementedError(f"task {self.name}: Task.loss is missing; override loss or step")
+        raise NotImplementedError(f"task {self.name}: Task.loss is not implemented; override loss or step")
 
     def predict(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
         """Return columns of statistics; the first axis is the batch."""
-        raise NotImplementedError(f"task {self.name}: Task.predict is missing; override predict or infer")
+        raise NotImplementedError(f"task {self.name}: Task.predict is not implemented; override predict or infer")
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return the report's sections for one variant, in addition to its metrics; none by default.

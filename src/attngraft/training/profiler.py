@@ -15,11 +15,11 @@ import torch
 from accelerate.utils import send_to_device
 from torch import nn
 
+from attngraft.devices import accelerator_device
 from attngraft.errors import DataError
 from attngraft.results.records import Records, RecordTable
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
-from attngraft.tensors import accelerator_device
 from attngraft.timing.memory import peak_bytes
 from attngraft.training.build import build_task, model_data_config
 from attngraft.training.freezing import train_mode

@@ -15,12 +15,12 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, KwargsHandler, gather_object
 from torch import nn
 
+from attngraft.devices import accelerator_device
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
 from attngraft.grafting.apply import unused_parts
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.task import SPLIT_FILE, Task, TaskData
-from attngraft.tensors import accelerator_device
 from attngraft.training.build import (
     Start,
     build_initial_model,
@@ -131,7 +131,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     _refuse_other_data(accelerator, data)
     if data.refusal and not begun:
         raise DataError(data.refusal)
-    asked, recipe = recipe, fit_sizes(recipe, data.train, world=accelerator.num_processes)
+    given, recipe = recipe, fit_sizes(recipe, data.train, world=accelerator.num_processes)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
     stages = [_stage_context(recipe, stage, task, data, order) for stage in recipe.all_stages]
     if recipe.stages and recipe.schedule.trains:  # their batches may have been cut to their own data
@@ -150,7 +150,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     if not begun:
         check_as_is(recipe, start)
     if accelerator.is_main_process:
-        cut = cut_between(asked, recipe)
+        cut = cut_between(given, recipe)
         if not begun:
             _log_start(recipe, start)
             if recipe.schedule.trains and (note := cut_note(cut)):

@@ -32,7 +32,7 @@ class SuiteProgress:
 
 
 class SuiteLog(SuiteProgress):
-    """Log a message for each suite, and the progress every `every` seconds."""
+    """Log a message for each suite, and its progress every `every` seconds."""
 
     def __init__(self, *, every: float = 30.0) -> None:
         self._every, self._last = every, time.monotonic()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attngraft.tensors import accelerator_device
+from attngraft.devices import accelerator_device
 from attngraft.training.recipe import Recipe
 
 

@@ -21,7 +21,7 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # timm's default mea
 
 
 class Mix(Protocol):
-    """Mixing of images (B, C, H, W) and their targets within a batch, a function of (seed, epoch, step)."""
+    """Mix images (B, C, H, W) and their targets within a batch; the result is determined by (seed, epoch, step)."""
 
     def __call__(self, images: Tensor, target: Tensor, *, epoch: int, step: int) -> tuple[Tensor, Tensor]: ...
 

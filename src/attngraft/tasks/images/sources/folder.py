@@ -57,7 +57,7 @@ def open_folder(path: Path, config: DataConfig) -> ImageSource:
 
 
 def has_class_folders(path: Path) -> bool:
-    """Return whether folders in `path` look like splits or classes, so labels come from folders, not a table."""
+    """Return whether the subfolders of `path` look like splits or classes, so that they define the labels."""
     below = [entry.name for entry in os.scandir(path) if not is_junk(entry.name) and _is_folder(entry)]
     train = next((name for name in below if name.lower() in TRAIN_NAMES), None)
     if train is not None:

@@ -148,15 +148,15 @@ def _by_split_column(table: LabelTable, config: DataConfig) -> SplitTable:
     where = f"{table.where} (column {name!r})"
     train, val, test = find_splits(values, config, where=where) if name is not None else (None, None, None)
     if train is None:
-        asked = config.val_split or config.train_split
-        if config.split_column is not None or (name is not None and asked):
+        named = config.val_split or config.train_split
+        if config.split_column is not None or (name is not None and named):
             raise DataError(
                 f"{where}: no training rows; name the training split with --set task.data.train_split=NAME; available: "
                 f"{', '.join(values)}"
             )
-        if asked:
+        if named:
             raise DataError(
-                f"{table.where}: no split {asked!r}, because no column names splits; name one with --set "
+                f"{table.where}: no split {named!r}, because no column names splits; name one with --set "
                 "task.data.split_column=NAME"
             )
         side = np.zeros(len(table), dtype=np.int64)

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
+from attngraft.devices import accelerator_device, use_device
 from attngraft.errors import UsageError
-from attngraft.tensors import accelerator_device, use_device
 
 
 @pytest.fixture(autouse=True)
