@@ -102,10 +102,17 @@ class Setting:
     command: str
 
 
-def measured_once(name: str, value: float, *, bar: float) -> Measurement:
+def measured_once(name: str, value: float, *, bar: float | None) -> Measurement:
     """Return a line of the result for a deterministic ratio, measured once."""
     return Measurement(
-        name=name, unit="ratio", value=value, low=value, high=value, bar=bar, passed=value <= bar, samples=1
+        name=name,
+        unit="ratio",
+        value=value,
+        low=value,
+        high=value,
+        bar=bar,
+        passed=bar is None or value <= bar,
+        samples=1,
     )
 
 

@@ -1,7 +1,8 @@
 """Functions shared by the attention kernels: loads and stores of operands (B, H, N, width), and softmaxes.
 
 An operand is a tuple (pointer, batch stride, head stride, token stride); its channels are contiguous. Scores, exponentials
-and sums are float32, and so are products of float32 operands ("ieee", not TF32).
+and sums are float32. Products of float32 operands are float32 too ("ieee"), or sums of three TF32 products ("tf32x3"), whose
+errors are up to about twice as large and which run on tensor cores; TF32 alone is never used.
 Import this module only if Triton is available.
 """
 
@@ -64,10 +65,10 @@ def load_line(pointer, entry, index, count):
 
 
 @triton.jit
-def matmul(a, b):
+def matmul(a, b, PRECISION: tl.constexpr):
     if INTERPRETED:
         a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
+    return tl.dot(a, b, input_precision=PRECISION)
 
 
 @triton.jit
@@ -90,6 +91,6 @@ def nonzero(total):
 
 
 @triton.jit
-def softmax_gradient(weight, gradient, value, dot):
+def softmax_gradient(weight, gradient, value, dot, PRECISION: tl.constexpr):
     """Return the gradient of a softmax's input, weight * (gradient value^T - dot), from its output `weight`."""
-    return weight * (matmul(gradient, tl.trans(value)) - dot)
+    return weight * (matmul(gradient, tl.trans(value), PRECISION) - dot)

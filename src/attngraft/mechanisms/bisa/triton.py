@@ -29,10 +29,11 @@ def tiles(width: int, dtype: torch.dtype, *, large: bool = True) -> dict[str, in
     A program then fits the shared memory of every GPU of compute capability 8.0 or newer, and spills few registers.
     `large=False` selects smaller tiles, for the kernel with the largest state.
     """
-    if dtype == torch.float32:  # IEEE float32 products do not run on tensor cores
-        return {"BLOCK_Q": 32 if width <= 64 else 16, "BLOCK_K": 32, "num_warps": 8, "num_stages": 1}
+    if dtype == torch.float32:
+        rows = 64 if large and width <= 32 else 32 if width <= 64 else 16
+        return {"BLOCK_Q": rows, "BLOCK_K": min(rows, 32), "num_warps": 4, "num_stages": 1}
     if large and width <= 64:
-        return {"BLOCK_Q": 64, "BLOCK_K": 64, "num_warps": 8, "num_stages": 2}
+        return {"BLOCK_Q": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 3}
     return {"BLOCK_Q": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
 
 
@@ -93,7 +94,7 @@ def _attend_backward(
     lines = (row_lse, row_dot, column_lse, torch.empty_like(column_lse))
     widths = _widths(q, v, v_hat)
     options = tiles(max(widths.values()), q.dtype)
-    shared = (*operands, masks, lines)
+    shared = (*operands, *masks, lines)
     with torch.cuda.device_of(q):
         grid = (batch * heads * triton.cdiv(nk, options["BLOCK_K"]),)
         results = [operand(tensor) for tensor in (dk, dv, dv_hat)]
@@ -140,10 +141,10 @@ def attend(
     options = tiles(max(widths.values()), q.dtype)
     with torch.cuda.device_of(q):
         grid = (batch * heads * triton.cdiv(nk, options["BLOCK_K"]),)
-        kernels.column_kernel[grid](*operands[:2], masks, column_lse, sizes, scale, DK=widths["DK"], **options)
+        kernels.column_kernel[grid](*operands[:2], *masks, column_lse, sizes, scale, DK=widths["DK"], **options)
         grid = (batch * heads * triton.cdiv(nq, options["BLOCK_Q"]),)
         kernels.row_kernel[grid](
-            *operands, masks, column_lse, row_lse, operand(sa), operand(u), sizes, scale, **widths, **options
+            *operands, *masks, column_lse, row_lse, operand(sa), operand(u), sizes, scale, **widths, **options
         )
     return sa, u, row_lse, column_lse
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from attngraft.dispatch.autograd import cast_for_autocast, custom_op
 from attngraft.mechanisms.bisa.hyper import formula
+from attngraft.mechanisms.bisa.triton_kernels import PRECISION
 from attngraft.mechanisms.common import as_rows, empty_heads
 from attngraft.mechanisms.triton_rows import matmul
 
@@ -53,7 +54,7 @@ def transform_kernel(u, q_hat, hyper, out, rows, S: tl.constexpr, DV: tl.constex
     total = tl.zeros((BLOCK, max(16, triton.next_power_of_2(DV))), dtype=tl.float32)
     for a in range(S):
         weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
-        total += weight[:, None] * matmul(query, load_matrix(hyper + a * S * DV, wide, S, DV))
+        total += weight[:, None] * matmul(query, load_matrix(hyper + a * S * DV, wide, S, DV), PRECISION)
     store_matrix(out, total, row, rows, DV)
 
 
@@ -70,7 +71,7 @@ def row_gradient_kernel(
     to_query = tl.zeros((BLOCK, max(16, triton.next_power_of_2(S))), dtype=tl.float32)
     for a in range(S):
         weight = tl.load(u + row.to(tl.int64) * S + a, mask=row < rows, other=0.0).to(tl.float32)
-        through = matmul(to_out, tl.trans(load_matrix(hyper + a * S * DV, wide, S, DV)))
+        through = matmul(to_out, tl.trans(load_matrix(hyper + a * S * DV, wide, S, DV)), PRECISION)
         to_u = tl.where(wide[None, :] == a, tl.sum(through * query, 1)[:, None], to_u)
         to_query += weight[:, None] * through
     store_matrix(du, to_u, row, rows, S)
@@ -94,7 +95,7 @@ def hyper_gradient_kernel(
         weight = tl.load(u + row[:, None].to(tl.int64) * S + slices[None, :], mask=inside, other=0.0).to(tl.float32)
         query, to_out = load_matrix(q_hat, row, last, S).to(tl.float32), load_matrix(gradient, row, last, DV)
         outer = tl.reshape(weight[:, :, None] * query[:, None, :], (BLOCK, SLICES * WIDE))
-        total += matmul(tl.trans(outer.to(to_out.dtype)), to_out)
+        total += matmul(tl.trans(outer.to(to_out.dtype)), to_out, PRECISION)
     index = tl.arange(0, SLICES * WIDE)
     a, b = tl.program_id(0) * SLICES + index // WIDE, index % WIDE
     lane = tl.arange(0, max(16, triton.next_power_of_2(DV)))[None, :]

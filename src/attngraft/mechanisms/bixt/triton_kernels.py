@@ -37,6 +37,9 @@ from attngraft.mechanisms.triton_rows import (
     store_rows,
 )
 
+#: of products of float32 operands; the sums over many tokens would make errors of "tf32x3" visible
+PRECISION = tl.constexpr("ieee")
+
 
 @triton.jit
 def held_rows(operand, index, WIDTH: tl.constexpr):
@@ -55,12 +58,12 @@ def load_piece(side, first, WIDTH: tl.constexpr, PIECE: tl.constexpr):
 def products(latents, tokens, WIDTH: tl.constexpr, PIECE: tl.constexpr):
     """Return the dot products (BLOCK_M, BLOCK_N) of the rows of all latents with the rows of a tile of tokens."""
     if PIECE == 0:
-        return matmul(latents[0], tl.trans(tokens[0]))
+        return matmul(latents[0], tl.trans(tokens[0]), PRECISION)
     else:
         total = tl.zeros((latents[0].shape[0], tokens[0].shape[0]), dtype=tl.float32)
         for first in range(0, WIDTH, PIECE):
             token = load_piece(tokens, first, WIDTH, PIECE)
-            total += matmul(load_piece(latents, first, WIDTH, PIECE), tl.trans(token))
+            total += matmul(load_piece(latents, first, WIDTH, PIECE), tl.trans(token), PRECISION)
         return total
 
 
@@ -69,10 +72,10 @@ def store_sums(out, index, weight, factor, latents, WIDTH: tl.constexpr, PIECE: 
     """Store factor * weight^T latents (BLOCK_N, WIDTH), each token's weighted sum of latents; weight (BLOCK_M, BLOCK_N)."""
     weight = tl.trans(weight.to(latents[0].dtype))
     if PIECE == 0:
-        store_rows(out, matmul(weight, latents[0]) * factor, *index, WIDTH)
+        store_rows(out, matmul(weight, latents[0], PRECISION) * factor, *index, WIDTH)
     else:
         for first in range(0, WIDTH, PIECE):
-            product = matmul(weight, load_piece(latents, first, WIDTH, PIECE)) * factor
+            product = matmul(weight, load_piece(latents, first, WIDTH, PIECE), PRECISION) * factor
             pointers, inside = pointers_at(out, *index, first + tl.arange(0, PIECE), WIDTH)
             tl.store(pointers, product.to(out[0].dtype.element_ty), mask=inside)
 
@@ -122,7 +125,7 @@ def forward_kernel(
         keep = tl.exp(highest - finite(new))
         weight = tl.exp(scores - finite(new)[:, None])
         v_token = load_rows(v_tokens, *tile_index, DT)
-        attended = attended * keep[:, None] + matmul(weight.to(v_token.dtype), v_token)
+        attended = attended * keep[:, None] + matmul(weight.to(v_token.dtype), v_token, PRECISION)
         total = total * keep + tl.sum(weight, 1)
         highest = new
     store_part(latents, attended / nonzero(total)[:, None], index, DT)
@@ -156,11 +159,11 @@ def backward_kernel(
         gradient = weight * (products(to_latent, held_rows(v_tokens, tile_index, DT), DT, PIECE) - dot[:, None])
         share = softmax_over_latents(scores)
         to_token = held_rows(dtokens, tile_index, DL)
-        to_v_latents += matmul(share.to(to_token[0].dtype), to_token[0])
+        to_v_latents += matmul(share.to(to_token[0].dtype), to_token[0], PRECISION)
         to_share = products(v_latent, to_token, DL, PIECE)
         gradient += share * (to_share - tl.sum(share * to_share, 0)[None, :])
         gradient = gradient.to(r_token[0].dtype)
         store_sums(dr_tokens, tile_index, gradient, scale, r_latent, D, PIECE)
-        to_r_latents += matmul(gradient, r_token[0])
+        to_r_latents += matmul(gradient, r_token[0], PRECISION)
     store_part(dr_latents, to_r_latents * scale, index, D)
     store_part(dv_latents, to_v_latents, index, DL)

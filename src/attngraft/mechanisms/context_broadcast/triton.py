@@ -58,12 +58,13 @@ def broadcast(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     tokens, channels = x.shape[1:-1].numel(), x.shape[-1]
     if x.numel():
         grid = (x.shape[0], triton.cdiv(channels, BLOCK_CHANNELS))
-        _broadcast_kernel[grid](
-            *(x, mean if scale is None else scale.contiguous(), out, mean, tokens, channels),
-            HAS_SCALE=scale is not None,
-            BLOCK_N=BLOCK_TOKENS,
-            BLOCK_C=BLOCK_CHANNELS,
-        )
+        with torch.cuda.device_of(x):
+            _broadcast_kernel[grid](
+                *(x, mean if scale is None else scale.contiguous(), out, mean, tokens, channels),
+                HAS_SCALE=scale is not None,
+                BLOCK_N=BLOCK_TOKENS,
+                BLOCK_C=BLOCK_CHANNELS,
+            )
     return out, mean
 
 
