@@ -34,7 +34,6 @@ from attngraft.bench.result import (
 from attngraft.dispatch import ENVIRONMENT
 from attngraft.mechanisms.bisa.ops import inverse_attention, two_way_attention
 from attngraft.mechanisms.bixt.ops import bidirectional_attention
-from attngraft.mechanisms.context_broadcast.ops import scaled_context_broadcast
 from attngraft.mechanisms.local import local_filter
 from attngraft.timing import paired_ratio
 
@@ -63,15 +62,9 @@ OPERATIONS = {
         [(32, 96, 56, 56), (32, 147, 56, 56), None, (96, 7, 7)],
         {},
     ),
-    "context broadcasting, scaled, 256 images, 197 tokens, 768 channels": (
-        scaled_context_broadcast,
-        [(256, 197, 768), (768,)],
-        {},
-    ),
 }
 #: host, grafts
 MODELS = {
-    "vit_small_patch16_224, cb_s": ("vit_small_patch16_224", "cb_s"),
     "vit_small_patch16_224, bisa@first:2": ("vit_small_patch16_224", "bisa@first:2"),
     "swin_tiny_patch4_window7_224, bisa@first:2": ("swin_tiny_patch4_window7_224", "bisa@first:2"),
     "elsa_swin_tiny over swin_tiny_patch4_window7_224": ("swin_tiny_patch4_window7_224", "elsa_swin_tiny"),

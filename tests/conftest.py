@@ -19,7 +19,11 @@ settings.load_profile("attngraft")
 
 
 def pytest_configure() -> None:
-    """A shell starts what it runs in the background with Ctrl-C ignored, and many tests press it."""
+    """Models run on the CPU, where results are bitwise reproducible; tests of a GPU place their tensors themselves.
+
+    A shell starts what it runs in the background with Ctrl-C ignored, and many tests press it.
+    """
+    os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

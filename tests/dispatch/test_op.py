@@ -154,7 +154,9 @@ def test_built_in_ops_are_known_and_can_be_explained() -> None:
     for one in known.values():
         assert set(one.backends) <= set(BACKENDS)
         assert one.summary
-    verdicts = known["context_broadcast"].explain(torch.ones(1, 2, 3, dtype=torch.float64)).verdicts
+    assert known["context_broadcast"].explain(torch.ones(1, 2, 3)).chosen == "eager"
+    x = torch.ones(1, 2, 3, 4)
+    verdicts = known["two_way_attention"].explain(x, x, x, x).verdicts
     assert verdicts["eager"] == "chosen"
     assert "cuda" in verdicts["triton"]
 

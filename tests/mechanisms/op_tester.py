@@ -91,8 +91,7 @@ def strided(tensor: Tensor) -> Tensor:
 
 def as_good_as_plain(ours: Tensor, theirs: Tensor, truth: Tensor, dtype: torch.dtype) -> bool:
     """Return whether our error in `dtype` is at most twice that of `theirs`, plain PyTorch's."""
-    # for results that are exact in plain PyTorch; kernels compute in float32, so only its results have errors above rounding
-    floor = torch.finfo(dtype).eps * truth.norm() / (1 if dtype == torch.float32 else 4)
+    floor = torch.finfo(dtype).eps * truth.norm() / 4  # for results that are exact in plain PyTorch
     return bool((ours - truth).norm() <= 2 * (theirs - truth).norm() + floor)
 
 

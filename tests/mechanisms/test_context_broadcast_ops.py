@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +12,7 @@ from torch import Tensor
 
 from attngraft.errors import UsageError
 from attngraft.mechanisms.context_broadcast import ops, reference
-from tests.mechanisms.op_tester import Call, OpTester, as_good_as_plain
-from tests.mechanisms.triton_runs import gpu, inside, installed, outside, run_inside
+from tests.mechanisms.op_tester import Call, OpTester
 
 token_axes = st.one_of(
     st.tuples(st.integers(1, 19)), st.tuples(st.integers(1, 5), st.integers(1, 7))
@@ -269,40 +266,3 @@ def test_uniform_heads_put_out_the_mean_of_visible_values_and_cb_of_them() -> No
     assert not blind[:, 2].any()
     with pytest.raises(UsageError, match="number of heads, 3, not 4"):
         ops.uniform_weights(weights, None, count=4)
-
-
-@inside
-@pytest.mark.parametrize("scaled", [False, True])
-def test_the_custom_op_is_registered_properly(scaled: bool) -> None:
-    from attngraft.mechanisms.context_broadcast import triton
-
-    x, scale = torch.randn(2, 5, 70, requires_grad=True), torch.randn(70, requires_grad=True)
-    assert set(torch.library.opcheck(triton.broadcast, (x, scale if scaled else None)).values()) == {"SUCCESS"}
-
-
-@gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_on_a_gpu(scaled: bool, dtype: torch.dtype) -> None:
-    def run(dtype: torch.dtype, backend: str, device: str) -> list[Tensor]:
-        torch.manual_seed(0)
-        given = [double(3, 197, 100), double(100)][: 1 + scaled]
-        leaves = [tensor.to(rounding).to(device, dtype).requires_grad_() for tensor in given]
-        op = ops.scaled_context_broadcast if scaled else ops.context_broadcast
-        found = op(*leaves, backend=backend)
-        gradients = torch.autograd.grad(found, leaves, double(3, 197, 100).to(found))
-        return [each.detach().cpu().double() for each in (found, *gradients)]
-
-    rounding = dtype
-    ours, plain = run(dtype, "triton", "cuda"), run(dtype, "reference", "cuda")
-    for mine, theirs, truth in zip(ours, plain, run(torch.float64, "reference", "cpu"), strict=True):
-        assert as_good_as_plain(mine, theirs, truth, dtype)
-
-
-@outside
-@installed
-@pytest.mark.slow
-def test_the_triton_kernel() -> None:
-    """Run the tests above with the kernel in Triton's interpreter."""
-    chosen = "TestContextBroadcast or TestScaledContextBroadcast or custom_op"
-    run_inside(Path(__file__), only=chosen)

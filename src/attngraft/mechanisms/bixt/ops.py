@@ -29,6 +29,10 @@ def _projected_obstacle(r_latents: Tensor, v_latents: Tensor, tokens: Tensor, *_
     return triton_obstacle(tokens) or _obstacle(r_latents, r_latents, v_latents, v_latents)
 
 
+def _eager_obstacle(r_latents: Tensor, *_: Any, **__: Any) -> str | None:
+    return "it is written for CPUs; on a GPU the reference is faster" if r_latents.is_cuda else None
+
+
 def _triton(*operands: Tensor, dropout: float = 0.0, **options: Any) -> tuple[Tensor, Tensor]:
     from attngraft.mechanisms.bixt import triton  # here: needs Triton
 
@@ -45,7 +49,7 @@ bidirectional_attention = Op(
     "softmax of one similarity over tokens times their values, and over latents times theirs",
     shapes=Shapes(r_tokens="B, H, N, d", v_tokens="B, H, N, dt", r_latents="b, H, M, d", v_latents="b, H, M, dl"),
     check=_check_dropout,
-    eager=eager.bidirectional_attention,
+    eager=Backend(eager.bidirectional_attention, _eager_obstacle),
     triton=Backend(_triton, _obstacle),
 )
 projected_attention = Op(
@@ -60,6 +64,6 @@ projected_attention = Op(
         out_weight="c', H d",
         out_bias="c'",
     ),
-    eager=eager.projected_attention,
+    eager=Backend(eager.projected_attention, _eager_obstacle),
     triton=Backend(partial(reference.projected_attention, attention=_triton), _projected_obstacle),
 )

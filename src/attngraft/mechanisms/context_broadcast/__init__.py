@@ -14,7 +14,7 @@ Source: "Scratching Visual Transformer's Back with Uniform Attention" (ICCV 2023
 | file | contents |
 |---|---|
 | reference.py | the equations |
-| eager.py, triton.py | optimized PyTorch; one fused Triton kernel |
+| eager.py | optimized PyTorch |
 | ops.py | the operations, with their checks and backends |
 | layer.py | modules for any network; attention with uniform heads |
 | graft.py | the grafts cb, cb_s, cb_gate, cb_hybrid, se, uniform_heads |

@@ -4,25 +4,10 @@ from typing import Any
 
 from torch import Tensor
 
-from attngraft.dispatch import Backend, Op, triton_obstacle
+from attngraft.dispatch import Op
 from attngraft.errors import UsageError
 from attngraft.mechanisms.context_broadcast import eager, reference
 from attngraft.mechanisms.context_broadcast.reference import Context
-
-
-def _obstacle(x: Tensor, *_: Tensor, context: Context = "mean", prefix: int = 0, **__: Tensor) -> str | None:
-    obstacle = triton_obstacle(x)
-    if obstacle is None and context != "mean":
-        obstacle = f"the kernel supports context=mean only, not {context}"
-    if obstacle is None and prefix:
-        obstacle = "the kernel averages over all tokens and does not support a prefix"
-    return obstacle
-
-
-def _triton(*args: Any, context: Context = "mean", prefix: int = 0, **kwargs: Any) -> Tensor:
-    from attngraft.mechanisms.context_broadcast import triton  # here: needs Triton
-
-    return triton.context_broadcast(*args, **kwargs)
 
 
 def _check_context(x: Tensor, *, context: Context = "mean", prefix: int = 0, **_: Any) -> None:
@@ -46,14 +31,12 @@ context_broadcast = Op(
     "(x_i + context) / 2, context = mean, max or class token",
     check=_check_context,
     eager=eager.context_broadcast,
-    triton=Backend(_triton, _obstacle),
 )
 scaled_context_broadcast = Op(
     reference.scaled_context_broadcast,
     "x_i + Lambda * context",
     check=_check_context,
     eager=eager.scaled_context_broadcast,
-    triton=Backend(_triton, _obstacle),
 )
 context_gate = Op(reference.context_gate, "x_i * (x_0 + 1)", check=_check_class_token, eager=eager.context_gate)
 context_hybrid = Op(
