@@ -255,13 +255,17 @@ def _resampled_means(
     kinds = informative[0].shape[1]
     drawn = generator.binomial(examples, kinds / examples, size=resamples)
     by_seed = np.zeros((len(differences), resamples, seeds))
-    rows = max(1, _CHUNK // max(kinds, 1))
+    rows, few = (max(1, size // max(kinds, 1)) for size in (_CHUNK, _CHUNK // 8))
+    counts = np.empty((min(rows, resamples), kinds))
     for start in range(0, resamples if kinds else 0, rows):
-        sizes = drawn[start : start + rows]
-        indices = generator.integers(kinds, size=sizes.sum()) + np.repeat(np.arange(len(sizes)) * kinds, sizes)
-        counts = np.bincount(indices, minlength=len(sizes) * kinds).reshape(len(sizes), kinds).astype(float)
+        block = counts[: resamples - start]
+        for first in range(0, len(block), few):  # small arrays, because the system clears the memory of large ones
+            part = block[first : first + few]
+            sizes = drawn[start + first : start + first + len(part)]
+            indices = generator.integers(kinds, size=sizes.sum()) + np.repeat(np.arange(len(sizes)) * kinds, sizes)
+            part[:] = np.bincount(indices, minlength=part.size).reshape(part.shape)
         for sums, each in zip(by_seed, informative, strict=True):
-            sums[start : start + rows] = counts @ each.T
+            sums[start : start + rows] = block @ each.T
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     return list((by_seed * weights).sum(axis=2) / (seeds * examples))
 
