@@ -163,9 +163,9 @@ class TestBootstrapOfAnyMetric:
         second = ClosedForm(np.array([[0.0, 1, 1, 2], [0, 0, 1, 0]]), precision)
         counts = np.array([[1.0, 1], [1, 0], [0, 1]])
         np.testing.assert_allclose(first.parts(counts), [[0.5, 1], [1, 1], [0, np.nan]])
-        np.testing.assert_allclose(paired_differences([first], [second], counts), [[-0.5], [-0.75], [0]])
+        np.testing.assert_allclose(paired_differences([first], [[second]], counts)[0], [[-0.5], [-0.75], [0]])
         never = ClosedForm(np.array([[0.0, 1, 0, 2], [0, 1, 0, 2]]), precision)
-        np.testing.assert_allclose(paired_differences([first], [never], counts), [[-0.5], [-0.5], [np.nan]])
+        np.testing.assert_allclose(paired_differences([first], [[never]], counts)[0], [[-0.5], [-0.5], [np.nan]])
 
     def test_identical_runs(self) -> None:
         statistic = macro_f1(np.arange(50) % 3, np.arange(50) % 4, classes=4)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from attngraft.results.measured import MeanScore
+from attngraft.results.measured import ClosedForm, MeanScore, macro_f1
 from attngraft.results.study import Difference
-from attngraft.study.verdict import compare_statistics, corrected
+from attngraft.study.verdict import compare_all, compare_statistics, corrected
 
 N = 400
 
@@ -102,6 +102,26 @@ def test_scores_that_are_not_binary() -> None:
 def test_only_common_seeds_are_compared() -> None:
     found = compare_scores(runs(0.6, 3), {1: runs(0.8, 2, stream=1)[1]}, binary=True)
     assert [test.seed for test in found.mcnemar] == [1]
+
+
+def test_variants_that_share_resamples_are_compared_as_if_alone() -> None:
+    """Bit for bit, for scores and for another metric, with a variant that lacks a seed and one that is undefined."""
+    generator, target = np.random.default_rng(0), np.arange(N) % 5
+
+    def f1(right: float) -> dict[int, ClosedForm]:
+        predicted = [np.where(generator.random(N) < right, target, generator.integers(5, size=N)) for _ in range(3)]
+        return {seed: macro_f1(each, target, classes=5) for seed, each in enumerate(predicted)}
+
+    def losses() -> dict[int, MeanScore]:
+        return {seed: MeanScore(generator.normal(size=N)) for seed in range(3)}
+
+    scores, other = losses(), f1(0.6)
+    undefined = scores | {1: MeanScore(np.full(N, np.nan))}
+    variants = [losses(), losses(), {seed: losses()[seed] for seed in (0, 2)}, undefined, scores]
+    pairs = [*((scores, each) for each in variants), *((other, f1(right)) for right in (0.5, 0.7))]
+    alone = [compare_statistics(*pair, higher_is_better=True) for pair in pairs]
+    assert compare_all(pairs, higher_is_better=True) == alone
+    assert [each is None for each in alone] == [False, False, False, True, False, False, False]
 
 
 def test_correction_over_variants_changes_p_alone() -> None:

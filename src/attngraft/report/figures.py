@@ -272,6 +272,8 @@ def _label_points(
                 "linestyle": leader,
                 "linewidth": 0.8,
                 "relpos": (0, 0.5),
+                "patchA": None,  # matplotlib would search for the intersection with the text's box, which is slow
+                "shrinkA": 4,
                 "shrinkB": 4,
             },
         )

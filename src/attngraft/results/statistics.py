@@ -47,13 +47,28 @@ def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, ra
     Raises:
         ValueError: `differences` is not (S, N), empty, or not finite.
     """
-    differences = np.asarray(differences, dtype=float)
-    if differences.ndim != 2 or differences.size == 0:
-        raise ValueError(f"differences must be (seeds, examples) and not empty, got shape {differences.shape}")
-    if not np.isfinite(differences).all():
-        raise ValueError("differences must be finite")
-    means = _resampled_means(differences, resamples, np.random.default_rng(random_state))
-    return interval_of(means, differences.mean(axis=1), point=float(differences.mean()))
+    return crossed_bootstraps([differences], resamples=resamples, random_state=random_state)[0]
+
+
+def crossed_bootstraps(
+    differences: Sequence[np.ndarray], *, resamples: int = RESAMPLES, random_state: int = 0
+) -> list[Interval]:
+    """Return `crossed_bootstrap` of each array; arrays with equally many nonzero examples share one drawing of resamples."""
+    arrays = [np.asarray(each, dtype=float) for each in differences]
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for index, array in enumerate(arrays):
+        if array.ndim != 2 or array.size == 0:
+            raise ValueError(f"differences must be (seeds, examples) and not empty, got shape {array.shape}")
+        if not np.isfinite(array).all():
+            raise ValueError("differences must be finite")
+        alike.setdefault((*array.shape, int(array.any(axis=0).sum())), []).append(index)
+    means: dict[int, np.ndarray] = {}
+    for indices in alike.values():
+        drawn = _resampled_means([arrays[index] for index in indices], resamples, np.random.default_rng(random_state))
+        means |= zip(indices, drawn, strict=True)
+    return [
+        interval_of(means[index], array.mean(axis=1), point=float(array.mean())) for index, array in enumerate(arrays)
+    ]
 
 
 def crossed_bootstrap_of(
@@ -77,8 +92,19 @@ def crossed_bootstrap_of(
     Raises:
         ValueError: the metric of all examples is undefined for a seed.
     """
+    return crossed_bootstraps_of(baseline, [variant], resamples=resamples, random_state=random_state)[0]
+
+
+def crossed_bootstraps_of(
+    baseline: Sequence[Statistic],
+    variants: Sequence[Sequence[Statistic]],
+    *,
+    resamples: int = RESAMPLES,
+    random_state: int = 0,
+) -> list[Interval]:
+    """Return `crossed_bootstrap_of` for each variant, resampling the baseline once."""
     seeds, examples = len(baseline), baseline[0].examples
-    by_seed = paired_differences(baseline, variant, np.ones((1, examples)))[0]
+    by_seed = paired_differences(baseline, variants, np.ones((1, examples)))[:, 0]
     if not np.isfinite(by_seed).all():
         raise ValueError("the metric is undefined for a seed")
     counts: Iterable[np.ndarray]
@@ -89,10 +115,10 @@ def crossed_bootstrap_of(
         generator = np.random.default_rng(random_state)
         counts = _counts(examples, resamples, generator)
     columns = (np.asfortranarray(each, dtype=float) for each in counts)  # the memory order that scipy.sparse expects
-    drawn = np.concatenate([paired_differences(baseline, variant, each) for each in columns])
+    drawn = np.concatenate([paired_differences(baseline, variants, each) for each in columns], axis=1)
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    means = (drawn * weights).sum(1) / seeds
-    return interval_of(means[np.isfinite(means)], by_seed)
+    means = (drawn * weights).sum(axis=2) / seeds
+    return [interval_of(each[np.isfinite(each)], values) for each, values in zip(means, by_seed, strict=True)]
 
 
 def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
@@ -109,14 +135,21 @@ def _kept_counts(examples: int, resamples: int, random_state: int) -> tuple[list
     return [each.astype(np.uint8) for each in _counts(examples, resamples, generator)], generator
 
 
-def paired_differences(baseline: Sequence[Statistic], variant: Sequence[Statistic], counts: np.ndarray) -> np.ndarray:
-    """Return variant minus baseline per resample and seed, (R, S), over the parts defined for both runs of a seed."""
-    result = np.empty((len(counts), len(baseline)))
-    for seed, (first, second) in enumerate(zip(baseline, variant, strict=True)):
-        before, after = first.parts(counts), second.parts(counts)
-        undefined = ~(np.isfinite(before) & np.isfinite(after))
-        before[undefined] = after[undefined] = np.nan
-        result[:, seed] = mean_of_defined(after) - mean_of_defined(before)
+def paired_differences(
+    baseline: Sequence[Statistic], variants: Sequence[Sequence[Statistic]], counts: np.ndarray
+) -> np.ndarray:
+    """Return variant minus baseline per variant, resample and seed, (V, R, S).
+
+    Each difference is over the parts that are defined for both runs of the seed.
+    """
+    result = np.empty((len(variants), len(counts), len(baseline)))
+    for seed, (first, *others) in enumerate(zip(baseline, *variants, strict=True)):
+        before = first.parts(counts)
+        for index, other in enumerate(others):
+            after = other.parts(counts)
+            defined = np.isfinite(before) & np.isfinite(after)
+            means = [mean_of_defined(np.where(defined, parts, np.nan)) for parts in (before, after)]
+            result[index, :, seed] = means[1] - means[0]
     return result
 
 
@@ -209,26 +242,32 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def _resampled_means(differences: np.ndarray, resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """Return the mean of each resample, (resamples,).
+def _resampled_means(
+    differences: Sequence[np.ndarray], resamples: int, generator: np.random.Generator
+) -> list[np.ndarray]:
+    """Return the mean of each resample, (resamples,), of arrays of one shape with equally many nonzero examples.
 
     Examples with a difference of zero in all seeds contribute nothing, so only the number of nonzero examples in a resample
     (binomial) and these examples are drawn. Most examples are zero, which makes this many times faster.
     """
-    seeds, examples = differences.shape
-    informative = differences[:, differences.any(axis=0)]
-    kinds = informative.shape[1]
+    seeds, examples = differences[0].shape
+    informative = [each[:, each.any(axis=0)] for each in differences]
+    kinds = informative[0].shape[1]
     drawn = generator.binomial(examples, kinds / examples, size=resamples)
-    by_seed = np.zeros((resamples, seeds))
-    rows = max(1, _CHUNK // max(kinds, 1))
+    by_seed = np.zeros((len(differences), resamples, seeds))
+    rows, few = (max(1, size // max(kinds, 1)) for size in (_CHUNK, _CHUNK // 8))
+    counts = np.empty((min(rows, resamples), kinds))
     for start in range(0, resamples if kinds else 0, rows):
-        sizes = drawn[start : start + rows]
-        indices = generator.integers(kinds, size=sizes.sum()) + np.repeat(np.arange(len(sizes)) * kinds, sizes)
-        counts = np.bincount(indices, minlength=len(sizes) * kinds).reshape(len(sizes), kinds)
-        by_seed[start : start + rows] = counts.astype(float) @ informative.T
+        block = counts[: resamples - start]
+        for first in range(0, len(block), few):  # small arrays, because the system clears the memory of large ones
+            part = block[first : first + few]
+            sizes = drawn[start + first : start + first + len(part)]
+            indices = generator.integers(kinds, size=sizes.sum()) + np.repeat(np.arange(len(sizes)) * kinds, sizes)
+            part[:] = np.bincount(indices, minlength=part.size).reshape(part.shape)
+        for sums, each in zip(by_seed, informative, strict=True):
+            sums[start : start + rows] = block @ each.T
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
-    means: np.ndarray = (by_seed * weights).sum(axis=1) / (seeds * examples)
-    return means
+    return list((by_seed * weights).sum(axis=2) / (seeds * examples))
 
 
 def _all_equal(values: np.ndarray) -> bool:

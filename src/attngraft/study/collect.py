@@ -11,6 +11,7 @@ import numpy as np
 from attngraft._version import __version__
 from attngraft.errors import FolderError, TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
+from attngraft.results.measured import Statistic
 from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
 from attngraft.results.wording import image_size, model_text, plural
@@ -20,7 +21,7 @@ from attngraft.study.plan import finished_runs
 from attngraft.study.predictions import RunStatistics, paired, read_statistics, variant_sections
 from attngraft.study.suites import suite_notes, suite_results
 from attngraft.study.variants import Variant
-from attngraft.study.verdict import compare_statistics, corrected, spread
+from attngraft.study.verdict import compare_all, corrected, spread
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task
 from attngraft.training.recipe import changed_settings, recipe_to_dict
@@ -186,39 +187,36 @@ def _differences(
     Both are empty for the baseline and for variants without a common seed. Holm's correction is applied per metric over all
     variants, including `stopped` variants that were stopped early.
     """
-    found: list[dict[str, Difference]] = []
-    missing: list[dict[str, str]] = []
-    for variant in config.variants:
-        before, after = paired(statistics[config.baseline.name], statistics[variant.name])
-        runs = [*before.values(), *after.values()]
-        differences: dict[str, Difference] = {}
-        reasons: dict[str, str] = {}
-        found.append(differences)
-        missing.append(reasons)
-        if variant.is_baseline or not runs:
-            continue
-        for metric in dict.fromkeys([task.primary, *runs[0].statistics]):
-            if any(metric not in run.statistics for run in runs):
+    found: list[dict[str, Difference]] = [{} for _ in config.variants]
+    missing: list[dict[str, str]] = [{} for _ in config.variants]
+    pairs = [paired(statistics[config.baseline.name], statistics[variant.name]) for variant in config.variants]
+    metrics = (name for before, _ in pairs for run in before.values() for name in run.statistics)
+    for metric in dict.fromkeys([task.primary, *metrics]):
+        compared: dict[int, tuple[dict[int, Statistic], dict[int, Statistic]]] = {}
+        for index, (variant, (before, after)) in enumerate(zip(config.variants, pairs, strict=True)):
+            runs = [*before.values(), *after.values()]
+            if variant.is_baseline or not runs or any(metric not in run.statistics for run in runs):
                 continue
             units = list(dict.fromkeys(run.comparable.get(metric, "") for run in runs))
             if len(units) > 1:
                 which = f" ({units[-1]}, not {units[0]})" if all(units) else ""
-                reasons[metric] = (
+                missing[index][metric] = (
                     f"{metric} of {variant.name} is measured in other units than the baseline's{which}; it is not compared."
                 )
                 continue
-            difference = compare_statistics(
+            compared[index] = (
                 {seed: run.statistics[metric] for seed, run in before.items()},
                 {seed: run.statistics[metric] for seed, run in after.items()},
-                higher_is_better=task.is_higher_better(metric),
             )
+        differences = compare_all(list(compared.values()), higher_is_better=task.is_higher_better(metric))
+        for (index, (baseline, _)), difference in zip(compared.items(), differences, strict=True):
             if difference is None:
-                reasons[metric] = (
-                    f"{metric} of {variant.name} or of the baseline is undefined for a seed; it is not compared."
+                name = config.variants[index].name
+                missing[index][metric] = (
+                    f"{metric} of {name} or of the baseline is undefined for a seed; it is not compared."
                 )
-                continue
-            differences[metric] = replace(difference, held_fixed=runs[0].statistics[metric].held_fixed)
-    for metric in dict.fromkeys(name for each in found for name in each):
+            else:
+                found[index][metric] = replace(difference, held_fixed=next(iter(baseline.values())).held_fixed)
         fixed = corrected([each.get(metric) for each in found], untested=stopped)
         for each, difference in zip(found, fixed, strict=True):
             if difference is not None:

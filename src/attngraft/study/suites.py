@@ -259,7 +259,14 @@ def _condition(
         }
         for name, by_seed in runs.items()
     }
-    baseline = measured[config.baseline.name]
+
+    def read(name: str) -> dict[int, RunStatistics]:
+        return {
+            seed: run.calibration(group.name, task) if first.metric == "ece" else run.primary(group.name, task)
+            for seed, run in measured[name].items()
+        }
+
+    baseline = read(config.baseline.name)
     variants = []
     for variant in config.variants:
         own = measured[variant.name]
@@ -268,7 +275,7 @@ def _condition(
         variants.append(
             ConditionVariant(
                 value=spread(values) if len(values) else None,
-                difference=None if variant.is_baseline else _difference(baseline, own, group.name, first, task),
+                difference=None if variant.is_baseline else _difference(baseline, read(variant.name), first),
                 reason=next((each.reason for each in every if each.reason), ""),
             )
         )
@@ -283,15 +290,9 @@ def _condition(
 
 
 def _difference(
-    baseline: Mapping[int, _EvaluatedRun], variant: Mapping[int, _EvaluatedRun], name: str, first: SuiteRun, task: Task
+    baseline: Mapping[int, RunStatistics], variant: Mapping[int, RunStatistics], first: SuiteRun
 ) -> Difference | None:
-    def read(runs: Mapping[int, _EvaluatedRun]) -> dict[int, RunStatistics]:
-        calibration = first.metric == "ece"
-        return {
-            seed: run.calibration(name, task) if calibration else run.primary(name, task) for seed, run in runs.items()
-        }
-
-    before, after = paired(read(baseline), read(variant))
+    before, after = paired(baseline, variant)
     if not before:
         return None
     return compare_statistics(

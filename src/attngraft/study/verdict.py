@@ -12,8 +12,8 @@ import numpy as np
 from attngraft.results.measured import MeanScore, Statistic
 from attngraft.results.statistics import (
     affordable_resamples,
-    crossed_bootstrap,
-    crossed_bootstrap_of,
+    crossed_bootstraps,
+    crossed_bootstraps_of,
     holm,
     mcnemar,
     paired_differences,
@@ -39,30 +39,46 @@ def compare_statistics(
         The difference, or None if the metric is undefined for a run. `p_holm` is the uncorrected p-value until `corrected`
         is applied to all variants.
     """
-    seeds = sorted(baseline.keys() & variant.keys())
-    first, second = [baseline[seed] for seed in seeds], [variant[seed] for seed in seeds]
-    before, after = ([each.score for each in runs if isinstance(each, MeanScore)] for runs in (first, second))
-    if not len(before) == len(after) == len(seeds):
-        by_seed = paired_differences(first, second, np.ones((1, first[0].examples)))[0]
-        if not np.isfinite(by_seed).all():
-            return None
-        resamples = affordable_resamples(first, second)
-        interval = crossed_bootstrap_of(first, second, resamples=resamples)
-        found = _difference(by_seed, interval, tests=[], higher_is_better=higher_is_better)
-        return dataclasses.replace(found, resamples=resamples)
-    differences = np.stack(after).astype(float) - np.stack(before).astype(float)
-    by_seed = differences.mean(axis=1)
-    if not np.isfinite(by_seed).all():
-        return None
-    tests = []
-    if all(each.binary for each in [*first, *second]):
-        tests = [mcnemar(*scores, seed=seed) for seed, *scores in zip(seeds, before, after, strict=True)]
-    found = _difference(by_seed, crossed_bootstrap(differences), tests=tests, higher_is_better=higher_is_better)
-    if differences.any():
-        return found
-    where = "in the one seed" if len(seeds) == 1 else f"in all {len(seeds)} seeds"
-    why = f"no difference at all: {where} every example has exactly the baseline's score"
-    return dataclasses.replace(found, why=why)
+    return compare_all([(baseline, variant)], higher_is_better=higher_is_better)[0]
+
+
+def compare_all(
+    pairs: Sequence[tuple[Mapping[int, Statistic], Mapping[int, Statistic]]], *, higher_is_better: bool
+) -> list[Difference | None]:
+    """Return `compare_statistics` of each pair of baseline and variant, resampling the same baseline once."""
+    scores: dict[int, tuple[np.ndarray, list[McNemar]]] = {}  # index -> differences of scores (S, N), tests
+    others: dict[tuple[tuple[Statistic, ...], int], dict[int, list[Statistic]]] = {}  # same baseline and resamples
+    by_seed: dict[int, np.ndarray] = {}
+    for index, (baseline, variant) in enumerate(pairs):
+        seeds = sorted(baseline.keys() & variant.keys())
+        first, second = [baseline[seed] for seed in seeds], [variant[seed] for seed in seeds]
+        before, after = ([each.score for each in runs if isinstance(each, MeanScore)] for runs in (first, second))
+        if len(before) == len(after) == len(seeds):
+            differences = np.stack(after).astype(float) - np.stack(before).astype(float)
+            by_seed[index] = differences.mean(axis=1)
+            if np.isfinite(by_seed[index]).all():
+                tests = []
+                if all(each.binary for each in [*first, *second]):
+                    tests = [mcnemar(*pair, seed=seed) for seed, *pair in zip(seeds, before, after, strict=True)]
+                scores[index] = differences, tests
+        else:
+            by_seed[index] = paired_differences(first, [second], np.ones((1, first[0].examples)))[0, 0]
+            if np.isfinite(by_seed[index]).all():
+                others.setdefault((tuple(first), affordable_resamples(first, second)), {})[index] = second
+    found: dict[int, Difference] = {}
+    intervals = crossed_bootstraps([differences for differences, _ in scores.values()])
+    for (index, (differences, tests)), interval in zip(scores.items(), intervals, strict=True):
+        found[index] = _difference(by_seed[index], interval, tests=tests, higher_is_better=higher_is_better)
+        if not differences.any():
+            where = "in the one seed" if len(differences) == 1 else f"in all {len(differences)} seeds"
+            why = f"no difference at all: {where} every example has exactly the baseline's score"
+            found[index] = dataclasses.replace(found[index], why=why)
+    for (same, resamples), variants in others.items():
+        intervals = crossed_bootstraps_of(same, list(variants.values()), resamples=resamples)
+        for index, interval in zip(variants, intervals, strict=True):
+            difference = _difference(by_seed[index], interval, tests=[], higher_is_better=higher_is_better)
+            found[index] = dataclasses.replace(difference, resamples=resamples)
+    return [found.get(index) for index in range(len(pairs))]
 
 
 def _difference(

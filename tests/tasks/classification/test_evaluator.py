@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, f1_score, log_loss, top_k_accuracy_score
-from torchmetrics.functional.classification import multiclass_accuracy
+from torchmetrics.functional.classification import multiclass_accuracy, multiclass_f1_score, multiclass_recall
 
 from attngraft.errors import TrainingError
 from attngraft.results.records import RecordCollector, Records, RecordTable
@@ -105,6 +105,10 @@ def test_balanced_accuracy_and_macro_f1_are_scikit_learns(size: int, classes: in
         f1 = f1_score(target, predicted, labels=np.unique(target), average="macro", zero_division=0)
     assert balanced_accuracy(predicted, target, classes=classes) == pytest.approx(expected, rel=1e-6)
     assert macro_f1(predicted, target, classes=classes) == pytest.approx(f1, rel=1e-6)
+    labels = torch.from_numpy(predicted), torch.from_numpy(target)
+    for ours, theirs in ((balanced_accuracy, multiclass_recall), (macro_f1, multiclass_f1_score)):  # to the last digit
+        by_class = theirs(*labels, num_classes=classes, average="none")[np.unique(target)]
+        assert ours(predicted, target, classes=classes) == float(by_class.double().mean())
 
 
 def test_few_classes_have_no_top5_and_many_keep_no_logits() -> None:

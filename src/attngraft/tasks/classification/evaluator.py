@@ -1,11 +1,10 @@
 """Metrics of classification, and report sections from saved predictions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 import torch
-from torchmetrics.functional.classification import multiclass_f1_score, multiclass_recall
 
 from attngraft.results.measured import MeanScore, Measured, Statistic
 from attngraft.results.measured import macro_f1 as resampled_macro_f1
@@ -85,21 +84,25 @@ def class_shares(target: np.ndarray) -> np.ndarray:
 
 def balanced_accuracy(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> float:
     """Return the mean recall of the classes that occur in `target`."""
-    return _mean_over_classes(multiclass_recall, predicted, target, classes)
+    correct, _, actual = _counts_by_class(predicted, target, classes)
+    return _mean_of_shares(correct, actual, actual > 0)
 
 
 def macro_f1(predicted: np.ndarray, target: np.ndarray, *, classes: int) -> float:
     """Return the mean F1 = 2 precision recall / (precision + recall) of the classes that occur in `target`."""
-    return _mean_over_classes(multiclass_f1_score, predicted, target, classes)
+    correct, stated, actual = _counts_by_class(predicted, target, classes)
+    return _mean_of_shares(2 * correct, stated + actual, actual > 0)
 
 
-def _mean_over_classes(
-    metric: Callable[..., torch.Tensor], predicted: np.ndarray, target: np.ndarray, classes: int
-) -> float:
-    """Average over the classes in `target`; torchmetrics also includes classes that are only predicted."""
-    labels = torch.from_numpy(predicted.copy()), torch.from_numpy(target.copy())
-    by_class = metric(*labels, num_classes=classes, average="none")
-    return float(by_class[np.unique(target)].double().mean())
+def _counts_by_class(predicted: np.ndarray, target: np.ndarray, classes: int) -> list[np.ndarray]:
+    """Return the number of correct predictions, of predictions, and of examples of each class."""
+    return [np.bincount(labels, minlength=classes) for labels in (target[target == predicted], predicted, target)]
+
+
+def _mean_of_shares(parts: np.ndarray, wholes: np.ndarray, occurring: np.ndarray) -> float:
+    """Return the mean over the classes that occur, from quotients in single precision as torchmetrics computes them."""
+    shares = torch.from_numpy(parts[occurring]).float() / torch.from_numpy(wholes[occurring])
+    return float(shares.double().mean())
 
 
 def sections(
@@ -129,8 +132,7 @@ def _by_class(predictions: Sequence[Arrays], classes: Sequence[str], counts: Map
     by_seed = []
     support = np.bincount(predictions[0]["target"], minlength=len(classes))
     for each in predictions:
-        correct = np.bincount(each["target"][each["target"] == each["predicted"]], minlength=len(classes))
-        predicted = np.bincount(each["predicted"], minlength=len(classes))
+        correct, predicted, _ = _counts_by_class(each["predicted"], each["target"], len(classes))
         by_seed.append(recall_precision_f1(correct, predicted, support))
     columns = [
         Column(name="class", kind="text"),
