@@ -111,6 +111,7 @@ def tools(trainer: FakeTrainer, *, reports: list[StudyResult] | None = None, epo
     return Tools(
         train=trainer,
         open_data=lambda config: None,  # type: ignore[arg-type, return-value]
+        choose_threads=lambda *_: 1,
         measure_throughput=paces,
         measure_costs=costs,
         write_report=report,

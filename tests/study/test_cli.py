@@ -169,7 +169,11 @@ def test_an_interruption_is_exit_code_130(
         (["--graft", "cb_s", "--out", "x", "--jobs", "0"], "--jobs must be at least 1"),
         (["--graft", "cb_s", "--out", "x", "--jobs", "2", "--ray", "local"], "mutually exclusive"),
         (["--graft", "cb_s", "--out", "x", "--gpus-per-run", "1"], "require --ray"),
-        (["--graft", "cb_s", "--out", "x", "--retries", "1"], "--jobs or --ray"),
+        (
+            ["--graft", "cb_s", "--out", "x", "--jobs", "many"],
+            "--jobs many: expected a number of concurrent runs, or auto",
+        ),
+        (["--graft", "cb_s", "--out", "x", "--retries", "-1"], "--retries must be 0 or more"),
         (["--against", "3", "--out", "x"], "--against 3: write HOST"),
         ([*HOST, "--against", "resnet10", "--data", "digits", "--out", "x"], "the variant resnet10: there is no model"),
         (["--graft", "cb_s", "--out", "x", "--halving", "1"], "halving: expected a factor of at least 2"),

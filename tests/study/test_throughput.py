@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 import torch
 
 from attngraft.errors import UsageError
+from attngraft.study import throughput
 from attngraft.study.plan import resolve_runs
-from attngraft.study.throughput import Estimate, Throughput, fit_epochs, measure_throughput
+from attngraft.study.throughput import Estimate, Throughput, choose_threads, fit_epochs, measure_throughput
 from attngraft.training.profiler import BenchmarkBatch
 
 from .fakes import study
@@ -43,3 +45,42 @@ def test_paces_are_measured_without_touching_the_random_state(tmp_path: Path) ->
     assert estimate.throughputs.keys() == {"baseline", "cb_s"}
     assert all(0 < pace.epoch_seconds < 60 for pace in estimate.throughputs.values())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "jobs", "chosen"),
+    [
+        ({1: 1.0, 2: 0.9, 4: 0.9}, lambda threads: 1, 1),  # threads save little
+        ({1: 1.0, 2: 0.6, 4: 0.55}, lambda threads: 1, 2),
+        ({1: 1.0, 2: 0.5, 4: 0.25}, lambda threads: 1, 4),
+        ({1: 1.0, 2: 0.6, 4: 0.4}, lambda threads: 4 // threads, 1),  # four runs at a time save more
+        ({1: 1.0, 2: 9.0, 4: 0.1}, lambda threads: 1, 1),  # another process is using the cores
+    ],
+)
+def test_threads_are_chosen_by_the_time_of_the_study(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: dict[int, float],
+    jobs: Callable[[int], int],
+    chosen: int,
+) -> None:
+    class Model:
+        def __init__(self, *_: object) -> None: ...
+
+        def train_step(self) -> None: ...
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(throughput, "Profiler", Model)
+    monkeypatch.setattr(throughput, "_seconds", lambda *_: seconds[torch.get_num_threads()])
+    prepared = resolve_runs(study(tmp_path, grafts=["cb_s"]))
+    try:
+        torch.set_num_threads(4)
+        assert choose_threads(prepared, None, lambda recipe: jobs(recipe.train.threads or 0)) == chosen  # type: ignore[arg-type]
+        assert torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_one_core_needs_no_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert choose_threads(resolve_runs(study(tmp_path)), None, lambda _: 1) == 1  # type: ignore[arg-type]

@@ -112,11 +112,12 @@ def compare(
     ] = None,
     device: Annotated[str | None, _training("--device", metavar="NAME", help=DEVICE)] = None,
     jobs: Annotated[
-        int | None,
+        str | None,
         _many_runs(
             "--jobs",
-            metavar="N",
-            help="Number of concurrent runs on this machine, on separate devices or cores; does not affect results.",
+            metavar="N|auto",
+            help="Number of concurrent runs on this machine, on separate devices or cores; does not affect results. "
+            "auto (default): as many as the cores allow if this is faster; one with a GPU or --halving.",
         ),
     ] = None,
     ray: Annotated[
@@ -345,11 +346,11 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
 
 
 def _executor(
-    *, jobs: int | None, ray: str | None, cpus: float | None, gpus: float | None, retries: int | None
-) -> Executor | None:
-    """Return the selected executor; None for sequential runs in this process."""
+    *, jobs: str | None, ray: str | None, cpus: float | None, gpus: float | None, retries: int | None
+) -> Executor:
+    """Return the selected executor."""
     from attngraft.errors import UsageError
-    from attngraft.study.executors import Processes, Ray
+    from attngraft.study.executors import Automatic, Processes, Ray
 
     if ray is None and (cpus, gpus) != (None, None):
         raise UsageError("--cpus-per-run and --gpus-per-run require --ray")
@@ -357,15 +358,19 @@ def _executor(
         raise UsageError(
             "--jobs and --ray are mutually exclusive: a Ray cluster trains as many runs at a time as fit; remove --jobs"
         )
-    if retries is not None and (retries < 0 or (jobs is None and ray is None)):
-        raise UsageError("--retries must be 0 or more, and requires --jobs or --ray")
+    if retries is not None and retries < 0:
+        raise UsageError(f"--retries must be 0 or more; got {retries}")
     more = {} if retries is None else {"retries": retries}
     if ray is not None:
         return Ray(address=ray, cpus=cpus, gpus=gpus, **more)
-    return None if jobs is None else Processes(jobs=jobs, **more)
+    if jobs in (None, "auto"):
+        return Automatic(**more)
+    if not jobs.isdecimal():
+        raise UsageError(f"--jobs {jobs}: expected a number of concurrent runs, or auto")
+    return Processes(jobs=int(jobs), **more)
 
 
-def _print_plan(config: StudyConfig, executor: Executor | None, *, as_json: bool, trust_code: bool) -> None:
+def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust_code: bool) -> None:
     from attngraft.study import prepare
     from attngraft.study.progress import describe_plan
 

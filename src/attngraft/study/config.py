@@ -66,6 +66,9 @@ class StudyConfig:
     epochs: int | None = None  #: None: the recipe's
     time_budget: float | None = None  #: seconds for the whole study, with `epochs` as the maximum
     fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
+    fitted_threads: int | None = (
+        None  #: CPU threads of a run, chosen from timed steps where the recipe sets none; stored
+    )
     suites: tuple[str, ...] = ()  #: suites to evaluate finished runs under
     halving: Halving | None = None  #: asynchronous successive halving; None: all runs train to the end
     title: str = ""
@@ -93,6 +96,8 @@ class StudyConfig:
         epochs = self.fitted_epochs or self.epochs
         if epochs is not None:
             shared = merge(shared, {"schedule": {"epochs": epochs, "steps": None, "warmup_steps": None}})
+        if shared["train"]["threads"] is None:
+            shared["train"]["threads"] = self.fitted_threads
         shared = apply_overrides(shared, self.overrides)
 
         def recipe_of(variant: Variant, seed: int) -> Recipe:
@@ -141,6 +146,7 @@ class StudyConfig:
             "halving": None if self.halving is None else str(self.halving),
             "suites": list(self.suites),
             "fitted_epochs": self.fitted_epochs,
+            "fitted_threads": self.fitted_threads,
             "out": str(self.out),
             "command": self.command or None,
         }
@@ -162,6 +168,7 @@ class _StudyFile:
     epochs: int | None = None
     time_budget: str | None = None
     fitted_epochs: int | None = None
+    fitted_threads: int | None = None
     halving: int | str | None = None
     suites: list[str] = field(default_factory=list)
     command: str | None = None
@@ -226,6 +233,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         epochs=file.epochs,
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
+        fitted_threads=file.fitted_threads,
         halving=halving,
         suites=tuple(file.suites),
         title=file.title or "",

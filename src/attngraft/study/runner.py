@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from attngraft.devices import accelerator_device
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
+from attngraft.results.wording import plural
 from attngraft.study.checks import (
     check_untrained,
     check_variants,
@@ -35,6 +37,7 @@ from attngraft.study.checks import (
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
+from attngraft.study.executors import Automatic, Ray
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
 from attngraft.study.halving import HalvingQueue, refuse_other_units
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
@@ -42,6 +45,7 @@ from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.suites import check_suites, evaluate_finished
 from attngraft.study.throughput import (
     Estimate,
+    choose_threads,
     expected_runs,
     fit_epochs,
     halving_plan,
@@ -74,6 +78,7 @@ class Tools:
 
     train: TrainRun = train
     open_data: Callable[[Study], BenchmarkBatch] = open_data
+    choose_threads: Callable[..., int] = choose_threads
     measure_throughput: Callable[[Study, BenchmarkBatch], Estimate] = measure_throughput
     measure_costs: Callable[..., dict[str, Cost]] = measure_costs
     evaluate_suites: Callable[..., list[str]] = evaluate_finished
@@ -97,7 +102,7 @@ def compare(
     Args:
         config: from `study_from_dict`.
         executor: where runs are trained; None: sequentially in this process. `Processes(jobs=2)` trains several at a time,
-            `Ray()` uses a cluster.
+            `Automatic()` as many as the cores allow if this is faster, `Ray()` uses a cluster.
         progress: callbacks; None: log plain lines.
         costs: whether to measure time, memory and multiply-adds of the variants on this machine.
         tools: replacements for the trainer, the report, ...
@@ -123,7 +128,7 @@ def compare(
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
-            study = _prepare(config, executor, progress, tools)
+            study, executor = _prepare(config, executor, progress, tools)
             write_study(study)
             if study.benchmark is not None:
                 study.save_split(study.benchmark.task)
@@ -176,11 +181,12 @@ def prepare(
     check_output(config.out, folder=True)
     refuse_unsupported(config)
     with trusting(*config.host_names(), every=trust_code):
-        return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())
+        return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())[0]
 
 
-def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> Study:
-    study = resolve_runs(_with_fitted_epochs(config))
+def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> tuple[Study, Executor]:
+    """Return the checked study, with its opened data and its estimate, and the executor of its runs."""
+    study = resolve_runs(_with_fitted_values(config))
     refuse_counted_updates(study)
     progress.on_stage("checking the variants")
     check_suites(study, None)
@@ -188,7 +194,7 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
     fit = study.time_budget is not None and study.fitted_epochs is None
     if not fit:
         refuse_other_recipes(study)
-    benchmark, seconds = None, None
+    benchmark, seconds, placed = None, None, ""
     if fit or any(run.state != "finished" for run in study.runs):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
@@ -202,13 +208,22 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
         try:
             if study.halving is not None and benchmark is not None:
                 refuse_other_units(study, benchmark)
+            if trains and _chooses_threads(study, executor):
+                threads = tools.choose_threads(study, benchmark, executor.concurrency)
+                study = resolve_runs(dataclasses.replace(study, fitted_threads=threads))
             estimate = None if counted else tools.measure_throughput(study, benchmark)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             estimate = None  # the run will report the error
             log.warning("the time cannot be estimated, because a variant does not fit into memory")
+        if isinstance(executor, Automatic):
+            alone = study.time_budget or (0.0 if estimate is None else estimate.seconds(expected_runs(study)))
+            # halving's decisions depend on the order in which concurrent runs finish
+            left = 1 if study.halving is not None else sum(run.state != "finished" for run in study.runs)
+            executor = executor.chosen(study.baseline_recipe, runs=left, seconds=alone)
         concurrency = executor.concurrency(study.baseline_recipe)
+        placed = _describe_placement(study, concurrency)
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
             refuse_other_recipes(study)
@@ -216,19 +231,37 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
             seconds = estimate.seconds(expected_runs(study)) / concurrency
     counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
-    progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=halving_plan(study))
-    return dataclasses.replace(study, benchmark=benchmark, seconds=seconds)
+    extra = "; ".join(filter(None, (halving_plan(study), placed)))
+    progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=extra)
+    return dataclasses.replace(study, benchmark=benchmark, seconds=seconds), executor
 
 
-def _with_fitted_epochs(config: StudyConfig) -> StudyConfig:
-    """Return `config` with the epochs fitted when this study started with the same time budget, if any."""
+def _with_fitted_values(config: StudyConfig) -> StudyConfig:
+    """Return `config` with the epochs and threads that were fitted when this study started, if any."""
     path = config.out / STUDY_FILE
-    if config.time_budget is None or config.fitted_epochs is not None or not path.is_file():
+    if not path.is_file():
         return config
     before = study_from_dict(read_study_file(path), source=str(path))
-    if (before.time_budget, before.epochs) != (config.time_budget, config.epochs):
-        return config
-    return dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
+    if config.fitted_threads is None:
+        config = dataclasses.replace(config, fitted_threads=before.fitted_threads)
+    same_budget = (before.time_budget, before.epochs) == (config.time_budget, config.epochs)
+    if config.fitted_epochs is None and config.time_budget is not None and same_budget:
+        config = dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
+    return config
+
+
+def _chooses_threads(study: Study, executor: Executor) -> bool:
+    """Return whether the number of CPU threads is still open: not set, not on an accelerator or a cluster, no run saved."""
+    given = study.baseline_recipe.train.threads is not None or isinstance(executor, Ray)
+    return not given and accelerator_device() is None and study.data_folder() is None
+
+
+def _describe_placement(study: Study, concurrency: int) -> str:
+    """Describe how many runs are trained at a time, with how many threads, where this was chosen for the user."""
+    threads = study.baseline_recipe.train.threads
+    if threads is None or (study.fitted_threads is None and concurrency == 1):
+        return ""
+    return f"{'one' if concurrency == 1 else concurrency} at a time, with {plural(threads, 'CPU thread')} each"
 
 
 def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Study:

@@ -1,21 +1,27 @@
-"""Estimates of a study's time from a few real steps, and of the epochs that fit a time budget."""
+"""Estimates from a few real steps: a study's time, the epochs that fit a time budget, the best number of threads."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from attngraft.errors import UsageError
 from attngraft.study.config import format_duration
+from attngraft.study.executors.placement import CONTENTION
 from attngraft.study.plan import PlannedRun, Study
 from attngraft.study.rungs import expected_share, rung_epochs
 from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
+from attngraft.training.recipe import Recipe
 from attngraft.training.setup import cpu_threads
 
 ROUNDS = 3  #: timed steps per variant
 MARGIN = 1.1  #: factor that accounts for checkpoints, metrics and events
+#: how much faster twice as many threads per run must be; threads wait for each other whenever another process needs a core
+WORTHWHILE = 1.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,37 @@ def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
             epoch = MARGIN * (own.steps_per_epoch * step + own.eval_batches * batch)
             found[variant.name] = Throughput(start_seconds=start, epoch_seconds=epoch)
     return Estimate(throughputs=found)
+
+
+def choose_threads(study: Study, benchmark: BenchmarkBatch, concurrency: Callable[[Recipe], int]) -> int:
+    """Return the number of CPU threads per run with which the study's runs take the least time.
+
+    Real training steps of the baseline are timed with 1, 2, 4, ... threads, up to torch's present number, until more threads
+    no longer make the study faster. Small models take one thread: threads that wait for each other cost more than they save.
+
+    Args:
+        study: the study.
+        benchmark: its opened data.
+        concurrency: maps a recipe to the number of runs that are trained at the same time.
+    """
+    recipe, most = study.baseline_recipe, torch.get_num_threads()
+    chosen, least = 1, math.inf
+    if most == 1:
+        return chosen
+    profiler = Profiler(recipe, benchmark)
+    threads = 1
+    while threads <= most:
+        with cpu_threads(threads):
+            profiler.train_step()  # the first step is slower
+            step = float(np.median([_seconds(profiler.train_step, None) for _ in range(ROUNDS)]))
+        train = dataclasses.replace(recipe.train, threads=threads)
+        jobs = concurrency(dataclasses.replace(recipe, train=train))
+        seconds = step * (CONTENTION if jobs > 1 else 1) / jobs
+        if seconds * WORTHWHILE > least:
+            break
+        chosen, least = threads, seconds
+        threads *= 2
+    return chosen
 
 
 def _seconds(work: Callable[[], None], wait: Callable[[], object] | None) -> float:

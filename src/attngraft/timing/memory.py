@@ -31,9 +31,9 @@ def growth(work: Callable[[], object], *, clock: Callable[[], float] = time.perf
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")  # resets the peak on Linux
-    before, start = _peak(), clock()
+    before, start = peak_memory(), clock()
     work()
-    seconds, after = clock() - start, _peak()
+    seconds, after = clock() - start, peak_memory()
     return (None if before is None or after is None else after - before), seconds
 
 
@@ -71,8 +71,8 @@ def free_memory() -> int | None:
     return _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
 
 
-def _peak() -> int | None:
-    """Return the peak of resident memory in bytes."""
+def peak_memory() -> int | None:
+    """Return the peak of this process's resident memory in bytes; None if the system does not report it."""
     found = _kilobytes(_PROCESS / "status", "VmHWM:")
     if found is not None:
         return found

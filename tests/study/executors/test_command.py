@@ -15,7 +15,7 @@ from attngraft.cli.compare import _executor
 from attngraft.errors import UsageError
 from attngraft.study import load_result
 from attngraft.study.cost import save_costs
-from attngraft.study.executors import Processes, Ray
+from attngraft.study.executors import Automatic, Processes, Ray
 from attngraft.study.runner import write_study
 from tests.study.fakes import cost
 
@@ -73,11 +73,12 @@ def executor(**given: object) -> object:
 
 
 def test_options_reach_the_executor() -> None:
-    assert executor() is None
-    assert executor(jobs=3) == Processes(jobs=3)
-    assert executor(jobs=3, retries=0) == Processes(jobs=3, retries=0)
+    assert executor() == executor(jobs="auto") == Automatic()
+    assert executor(retries=0) == Automatic(retries=0)
+    assert executor(jobs="3") == Processes(jobs=3)
+    assert executor(jobs="3", retries=0) == Processes(jobs=3, retries=0)
     with pytest.raises(UsageError, match="must be 0 or more"):
-        executor(jobs=3, retries=-1)
+        executor(jobs="3", retries=-1)
 
 
 @with_ray

@@ -42,6 +42,7 @@ def test_cores_are_shared_out_where_a_runs_threads_fit(eight_cores: None) -> Non
 
 
 def test_devices_are_dealt_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

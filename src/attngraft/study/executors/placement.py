@@ -15,6 +15,8 @@ import torch
 from attngraft.devices import accelerator_device
 from attngraft.training.recipe import Recipe
 
+CONTENTION = 1.25  #: factor by which concurrent runs slow each other down, even on separate cores
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessPlacement:
@@ -58,6 +60,13 @@ def concurrent_runs(jobs: int, recipe: Recipe) -> int:
     """Return how many of `jobs` processes fit without sharing devices or cores; at least 1."""
     room = len(_devices()) or len(_cores()) // run_threads(recipe)
     return max(min(jobs, room), 1)
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use, by its affinity and a container's quota."""
+    from joblib import cpu_count  # here: imports multiprocessing's managers
+
+    return int(cpu_count())
 
 
 def _cores() -> Sequence[int]:
