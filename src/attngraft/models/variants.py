@@ -17,9 +17,9 @@ hidden units). The extra half blocks are not sites of the host.
 from typing import Any, cast
 
 from timm.data import IMAGENET_INCEPTION_MEAN, IMAGENET_INCEPTION_STD
-from timm.layers import DropPath, LayerNorm, Mlp
+from timm.layers import Attention, DropPath, LayerNorm, Mlp
 from timm.models import generate_default_cfgs
-from timm.models.vision_transformer import Attention, VisionTransformer, init_weights_vit_timm
+from timm.models.vision_transformer import VisionTransformer, init_weights_vit_timm
 from torch import Tensor, nn
 
 from attngraft.mechanisms.context_broadcast.layer import UniformHeadAttention

@@ -6,14 +6,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 from torch import Tensor, nn
 
 import attngraft
 from attngraft.errors import UsageError
 from tests.contract.tester import ONE_PER_STAGE, HostContract, randomize
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
-
-naflexvit = pytest.importorskip("timm.models.naflexvit", reason="this timm has no NaFlexVit")
 
 
 class TestNaFlex(HostContract):
@@ -26,7 +25,7 @@ class TestNaFlex(HostContract):
 
     def make(self) -> nn.Module:
         sizes = {"pos_embed_grid_size": None, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
-        return naflexvit.NaFlexVit(naflexvit.NaFlexVitCfg(**sizes, **self.extras), img_size=16, num_classes=5)
+        return NaFlexVit(NaFlexVitCfg(**sizes, **self.extras), img_size=16, num_classes=5)
 
 
 @pytest.mark.slow

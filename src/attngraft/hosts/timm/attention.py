@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from timm.models.vision_transformer import Attention
+from timm.layers import Attention
 from torch import Tensor, nn
 
 from attngraft.attention import AttentionSite, GraftedModule, HookPoint, LinearLayer, Projected

@@ -7,9 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, cast
 
-from timm.layers import RelPosBias, RelPosBiasTf, RelPosMlp
+from timm.layers import Attention, RelPosBias, RelPosBiasTf, RelPosMlp
 from timm.models._features import FeatureDictNet, FeatureListNet
-from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 
 from attngraft.attention import AttentionGeometry, HookPoint, plain_class, prefix_names
@@ -236,7 +235,7 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
 
 
 def _given(**arguments: Any) -> dict[str, Any]:
-    """Return the arguments that are set; the forwards of older timm (1.0.20) do not have all of them."""
+    """Return the arguments that are set; blocks of timm 1.0.16 do not have `is_causal`."""
     return {name: value for name, value in arguments.items() if value is not None and value is not False}
 
 

@@ -5,8 +5,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from timm import layers
-from timm.layers import apply_rot_embed_cat
+from timm.layers import AttentionRope, apply_rot_embed_cat
 from timm.models.beit import Attention as BeitAttention
 from timm.models.eva import EvaAttention
 from torch import Tensor, nn
@@ -48,8 +47,7 @@ class RotarySite(SelfAttention):
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Projected:
         q, k, v = self.split(x)
-        if hasattr(self, "q_norm"):  # not in timm 1.0.15
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = (self.rotate(each, rope).type_as(v) for each in (q, k))
         bias = checked_mask(self, attn_mask, is_causal)
@@ -63,8 +61,9 @@ class RotarySite(SelfAttention):
         return tuple(project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in projections)
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
-        prefix, half = self.num_prefix_tokens, getattr(self, "rotate_half", False)
-        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)], dim=2)
+        prefix = self.num_prefix_tokens
+        half = {"half": True} if getattr(self, "rotate_half", False) else {}  # new after timm 1.0.16
+        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, **half)], dim=2)
 
     def repeat(self, x: Tensor) -> Tensor:
         """Repeat keys or values of grouped queries for every head."""
@@ -84,11 +83,9 @@ class GraftedBeitAttention(SelfAttention, BeitAttention):
         return Projected(q, k, v, x, bias=bias)
 
 
-#: attention of some models of the EVA family; timm 1.0.15 does not have it
-_ROPE = tuple(getattr(layers, name) for name in ("AttentionRope",) if hasattr(layers, name))
 _ATTENTION: Mapping[type[nn.Module], type[GraftedModule]] = {
     BeitAttention: GraftedBeitAttention,
-    **patch_classes(RotarySite, EvaAttention, *_ROPE, module=__name__),
+    **patch_classes(RotarySite, EvaAttention, AttentionRope, module=__name__),
 }
 PATCHED = {**_ATTENTION, **MLPS}
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")

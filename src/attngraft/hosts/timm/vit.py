@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
-from timm.models.vision_transformer import Attention, Block, LayerScale, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import Block, LayerScale, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
 
 from attngraft.attention import GraftedModule, HookPoint, plain_class

@@ -13,7 +13,7 @@ Transformers", 2024. Parameters have the names of the published checkpoints.
 from collections.abc import Mapping
 from typing import Any, cast
 
-from timm.models.vision_transformer import Attention
+from timm.layers import Attention
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
