@@ -11,7 +11,7 @@ def accelerator_device() -> torch.device | None:
     """Return the device that models run on; None for the CPU: without an accelerator, or as `use_device` requested."""
     if os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "t", "yes", "y", "on"):
         return None
-    return torch.accelerator.current_accelerator(check_available=True)
+    return _available()
 
 
 def use_device(name: str | None) -> None:
@@ -42,10 +42,14 @@ def use_device(name: str | None) -> None:
         visible = [each.strip() for each in (before or "").split(",") if each.strip()]
         named = visible[device.index : device.index + 1] if before is not None else [str(device.index)]
         os.environ["CUDA_VISIBLE_DEVICES"] = named[0] if named else ""
-    found = torch.accelerator.current_accelerator(check_available=True)
+    found = _available()
     if found is None or found.type != device.type or (device.type != "cuda" and device.index):
         if before is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
         else:
             os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         raise UsageError(f"--device {name}: this machine has no such device; attngraft doctor lists its devices")
+
+
+def _available() -> torch.device | None:
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

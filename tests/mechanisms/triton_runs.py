@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from attngraft.dispatch.triton import INSTALLED, INTERPRETING
+from attngraft.dispatch.triton import INSTALLED, INTERPRETING, TAKES_TUPLES
 
 #: the interpreter must be selected before Triton is imported, so tests marked `inside` run in a separate process
 inside = pytest.mark.skipif(not INTERPRETING, reason="runs inside Triton's interpreter")
 outside = pytest.mark.skipif(INTERPRETING, reason="runs outside of Triton's interpreter")
-installed = pytest.mark.skipif(not INSTALLED, reason="Triton is not installed")
+installed = pytest.mark.skipif(not (INSTALLED and TAKES_TUPLES), reason="Triton 3.3 or later is not installed")
 gpu = pytest.mark.skipif(INTERPRETING or not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def _assembler_is_there() -> bool:
     found = importlib.util.find_spec("triton")
-    return found is not None and (Path(str(found.origin)).parent / "backends" / "nvidia" / "bin" / "ptxas").exists()
+    return TAKES_TUPLES and found is not None and (Path(str(found.origin)).parent / "backends" / "nvidia" / "bin" / "ptxas").exists()
 
 
 compiler = pytest.mark.skipif(not _assembler_is_there(), reason="Triton's compiler for NVIDIA GPUs is not installed")

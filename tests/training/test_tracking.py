@@ -104,6 +104,9 @@ def test_trackers_that_cannot_be_used_are_refused_before_anything_is_written(
             train(tracked(name), tmp_path / "run", progress=Silent())
     assert not (tmp_path / "run").exists()
     check_trackers(["fake"])
+    monkeypatch.delitem(tracking.LOGGER_TYPE_TO_CLASS, "trackio", raising=False)  # newer than the oldest accelerate
+    with pytest.raises(ConfigError, match="trackio requires a newer accelerate; run pip install -U accelerate"):
+        check_trackers(["trackio"])
     assert not {"wandb", "mlflow", "trackio", "comet_ml"} & set(sys.modules)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torch import Tensor
 
@@ -24,6 +24,10 @@ class Projected(NamedTuple):
     rest: Any = None  #: further inputs of the adapter's other steps, such as `scores` and `merge`
     #: boolean mask (b, N), with b as in `MixContext.bias`: False for tokens that pad a window; None: no padding
     present: Tensor | None = None
+
+    def replace(self, **fields: Any) -> Self:
+        """Return a copy with other values of `fields`, like `_replace`, which torch 2.6 cannot compile."""
+        return type(self)(**{**dict(zip(self._fields, self, strict=True)), **fields})
 
 
 class Mixed(NamedTuple):

@@ -205,7 +205,7 @@ class AttentionSite(GraftedModule):
         if parts == 1:
             return self.spread(weights, projected)
         values = projected.v.unflatten(-1, (parts, -1)).movedim(-2, 2).flatten(1, 2)
-        heads = self.spread(weights, projected._replace(v=values))
+        heads = self.spread(weights, projected.replace(v=values))
         return heads.unflatten(1, (-1, parts)).movedim(2, -2).flatten(-2)
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:

@@ -136,7 +136,14 @@ def needs_aten_ops(*tensors: Tensor | None) -> bool:
 
     A compiler accepts our custom operations, but an exported program must run without attngraft.
     """
-    return torch.compiler.is_exporting() if torch.compiler.is_compiling() else is_traced(*tensors)
+    return is_exporting() if torch.compiler.is_compiling() else is_traced(*tensors)
+
+
+def is_exporting() -> bool:
+    """Return whether the call is part of `torch.export`; torch 2.6 reports this only for `strict=False`."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
 
 
 def in_dispatch_mode() -> bool:
@@ -150,7 +157,7 @@ def in_dispatch_mode() -> bool:
 def cast_for_autocast(first: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """Return the tensors as autocast would cast them for a matrix product; None stays None."""
     tensors, device = (first, *others), first.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    if first.is_meta or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)

@@ -104,7 +104,7 @@ class Op(Generic[Result]):
             BackendError: `backend`, or the environment, names a backend that does not exist or cannot serve this call.
         """
         if self._shapes is not None or self._check is not None:
-            arguments = dict(zip(self._names, args, strict=False)) | kwargs
+            arguments = {**dict(zip(self._names[: len(args)], args, strict=True)), **kwargs}
             if self._shapes is not None:
                 self._shapes.check(arguments)
             if self._check is not None:

@@ -12,6 +12,8 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: whether Triton is installed (never on macOS, rarely on Windows); found without importing it
 INSTALLED = importlib.util.find_spec("triton") is not None
+#: whether torch's Triton takes tuples as arguments of kernels, which it does from 3.3 on
+TAKES_TUPLES = torch.__version__ >= "2.7"
 #: whether kernels run in Triton's interpreter (slow, but works on the CPU, for tests); read once, as in Triton itself
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -26,6 +28,8 @@ def triton_obstacle(tensor: Tensor) -> str | None:
         return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"
+    if not TAKES_TUPLES:
+        return f"the kernels require torch 2.7 or later, and this is torch {torch.__version__}"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "a function transform (torch.func: vmap, grad) cannot trace through a kernel"
     if tensor.dtype not in DTYPES:
@@ -40,7 +44,7 @@ def operands_obstacle(*operands: Tensor, widest: int) -> str | None:
         if obstacle is not None:
             return obstacle
     first, width = operands[0], max(tensor.shape[-1] for tensor in operands)
-    cast = torch.amp.is_autocast_available(first.device.type) and torch.is_autocast_enabled(first.device.type)
+    cast = torch.is_autocast_enabled(first.device.type)
     if not cast and any(tensor.dtype != first.dtype for tensor in operands):
         return "the kernels take operands of one dtype"
     if width > widest:

@@ -26,9 +26,8 @@ def export_program(model: nn.Module, manifest: Manifest) -> torch.export.Exporte
     images = example_inputs(manifest, batch=EXAMPLE)
     try:
         with torch.no_grad():
-            return torch.export.export(
-                model.eval(), (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), strict=False
-            )
+            batch = torch.export.Dim("batch", min=1, max=2**31 - 1)  # without a maximum torch 2.6 refuses slices
+            return torch.export.export(model.eval(), (images,), dynamic_shapes=({0: batch},), strict=False)
     except Exception as error:  # tracing can raise any error of the host's code
         raise ExportError(
             f"torch.export cannot trace this model ({_first_line(error)}); use --to torch, which works for every model"

@@ -11,7 +11,14 @@ from torch import nn
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
-from attngraft.models.schemes import Started, creation_errors, refuse_others_model, split_scheme, unknown_host
+from attngraft.models.schemes import (
+    Started,
+    build_anywhere,
+    creation_errors,
+    refuse_others_model,
+    split_scheme,
+    unknown_host,
+)
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_arguments, folder_classes, transformers_folder
 from attngraft.models.trust import trusting
@@ -118,7 +125,7 @@ def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) ->
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
         raise unknown_host(name)
     try:
-        return cast(nn.Module, timm.create_model(name, pretrained=pretrained, **arguments))
+        return build_anywhere(lambda: cast(nn.Module, timm.create_model(name, pretrained=pretrained, **arguments)))
     except Exception as error:  # timm, the Hub's client and its HTTP client raise errors of any class
         if reason := why_no_weights(name, error):
             raise HostError(reason) from error

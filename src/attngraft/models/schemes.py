@@ -74,7 +74,10 @@ def split_scheme(name: str) -> tuple[str, str]:
 
 
 def build_anywhere(factory: Callable[[], nn.Module]) -> nn.Module:
-    """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU."""
+    """Call `factory`; if it fails on the meta device, because it reads values, call it again on the CPU.
+
+    Hosts of timm before 1.0.21 read the rates of stochastic depth from a tensor.
+    """
     if torch.empty(0).device.type != "meta":
         return factory()
     try:

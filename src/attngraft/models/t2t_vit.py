@@ -19,13 +19,13 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from timm.layers import calculate_drop_path_rates, resample_abs_pos_embed, to_2tuple, trunc_normal_
+from timm.layers import resample_abs_pos_embed, to_2tuple, trunc_normal_
 from timm.models import checkpoint, checkpoint_seq, generate_default_cfgs
 from timm.models._features import feature_take_indices  # private, but used by all models in timm
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from attngraft.models.timm_model import TimmModel, config, register
+from attngraft.models.timm_model import TimmModel, config, drop_path_rates, register
 from attngraft.models.tokens_to_token import SPLITS, TokensToToken
 
 _VARIANTS: dict[str, dict[str, Any]] = {
@@ -136,7 +136,7 @@ class T2TViT(TimmModel):
                     drop_path=rate,
                     norm_layer=partial(nn.LayerNorm, eps=1e-5),
                 )
-                for rate in calculate_drop_path_rates(drop_path_rate, depth)
+                for rate in drop_path_rates(drop_path_rate, depth)
             )
         )
         if qk_scale is not None:

@@ -5,10 +5,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
+import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, register_model
 from timm.models._features import feature_take_indices  # private, but used by all models in timm
 from torch import Tensor, nn
+
+
+def drop_path_rates(highest: float, depth: int) -> list[float]:
+    """Return the rates of stochastic depth of `depth` layers, which increase linearly from 0 to `highest`."""
+    return cast(list[float], torch.linspace(0, highest, depth, device="cpu").tolist())
 
 
 class TimmModel(nn.Module):

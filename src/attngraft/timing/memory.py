@@ -112,12 +112,15 @@ def peak_bytes(work: Callable[[], object], device: torch.device, *, kept: Iterab
         with LiveStorages() as storages:
             work()
         return state + storages.peak
+    # torch before 2.9 counts the memory in modules of its devices
+    newer = hasattr(torch.accelerator, "memory_allocated")
+    counts: Any = torch.accelerator if newer else torch.get_device_module(device)
     torch.accelerator.synchronize()
-    torch.accelerator.reset_peak_memory_stats()
-    before = torch.accelerator.memory_allocated()
+    counts.reset_peak_memory_stats()
+    before = counts.memory_allocated()
     work()
     torch.accelerator.synchronize()
-    return state + torch.accelerator.max_memory_allocated() - before
+    return state + counts.max_memory_allocated() - before
 
 
 class LiveStorages(TorchDispatchMode):

@@ -38,8 +38,7 @@ _SHOWN = 12  #: maximum number of classes in a message
 class Teacher(StepTeacher):
     """A teacher on the run's device.
 
-    `model` is wrapped in timm's `DistillationTeacher`. The task prepares its inputs, because timm's re-normalization
-    supports neither other sizes nor gray images.
+    The task prepares its inputs, because timm's re-normalization supports neither other sizes nor gray images.
     """
 
     model: nn.Module
@@ -125,11 +124,9 @@ def create_teacher(recipe: Recipe, task: Task, data: TaskData, *, device: torch.
         "sha256": weights_hash(source.model),
         "input_size": list(expects["input_size"]),
     }
-    from timm.task import DistillationTeacher  # slow to import
-
+    model = source.model.eval().requires_grad_(False).to(device)
     if recipe.train.compile:
-        source.model.compile()  # not the wrapper: its `compile` differs from a module's, and some versions lack it
-    model = DistillationTeacher(source.model).requires_grad_(False).to(device)
+        model.compile()  # in place; the names of its parameters stay
     if recipe.train.channels_last:
         model = model.to(memory_format=torch.channels_last)
     return Teacher(

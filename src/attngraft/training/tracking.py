@@ -46,6 +46,8 @@ def check_trackers(names: Iterable[str]) -> None:
         known = sorted(set(LOGGER_TYPE_TO_CLASS) - {"tensorboard"})
         if name == "tensorboard":
             raise ConfigError("train.track: every run writes TensorBoard events without a tracker; remove tensorboard")
+        if name in _CONTINUED and name not in known:
+            raise ConfigError(f"train.track: {name} requires a newer accelerate; run pip install -U accelerate")
         if name not in known:
             near = did_you_mean(name, known)
             raise ConfigError(f"train.track: unknown tracker {name!r}{near}; use {', '.join(known)}")

@@ -11,6 +11,7 @@ from timm.layers import ClassifierHead
 from timm.models.nextvit import ConvNormAct, NextConvBlock, NextStage, NextTransformerBlock, NextViT
 from torch import nn
 
+from attngraft.models.schemes import build_anywhere
 from tests.contract.stirring import stir
 from tests.contract.tester import ONE_PER_STAGE, HostContract
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
@@ -20,7 +21,7 @@ from tests.contract.timm.test_vit import NO_CLASS_TOKEN, NO_WINDOWS
 def _shell() -> nn.Module:
     """Return a model without blocks, whose fixed widths are large."""
     with torch.device("meta"):
-        model = NextViT(3, num_classes=5, depths=(1, 1, 5, 1))
+        model = build_anywhere(lambda: NextViT(3, num_classes=5, depths=(1, 1, 5, 1)))
     model.stem, model.stages = nn.Identity(), nn.Sequential()
     return model
 

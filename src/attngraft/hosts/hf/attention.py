@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
 from attngraft.attention import AttentionGeometry, AttentionSite, HookPoint, LinearLayer, Projected
+from attngraft.dispatch.autograd import is_exporting
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known
 from attngraft.hosts.patched import as_linear, check_call, is_one_directional
@@ -32,7 +33,7 @@ def hides_tokens(mask: Tensor | None) -> bool:
     """
     if mask is None:
         return False
-    return _depends_on_input(mask) if torch.compiler.is_exporting() else True
+    return _depends_on_input(mask) if is_exporting() else True
 
 
 def _depends_on_input(tensor: Tensor) -> bool:
@@ -124,7 +125,7 @@ class ProjectedSite(AttentionSite):
         self.check_mask(attention_mask)
 
         def with_maps(projected: Projected) -> Projected:
-            return projected._replace(rest=CallState(maps, projected.rest))
+            return projected.replace(rest=CallState(maps, projected.rest))
 
         projected = with_maps(self.project(hidden_states, attention_mask, **kwargs))
         if projected.causal:
@@ -248,7 +249,7 @@ class RotarySite(ProjectedSite):
     ) -> Projected:
         projected = super().project(x, attention_mask, **kwargs)
         q, k = self.rotary.apply_rotary_pos_emb(projected.q, projected.k, *cast(Any, position_embeddings))
-        return projected._replace(q=q, k=k)
+        return projected.replace(q=q, k=k)
 
 
 def attention_site(

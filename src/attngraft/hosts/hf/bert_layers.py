@@ -58,7 +58,7 @@ class BertSelfAttention(CachingSite):
             check_call(self, cross=True)
         memory = encoder_hidden_states if self.crosses else None
         projected = super().project(x, attention_mask, memory, past_key_values, is_causal=is_causal)
-        return projected._replace(rest=after)
+        return projected.replace(rest=after)
 
     def finish(self, tokens: Tensor, mixed: Mixed, *, projected: Projected, drop: Any) -> Tensor:
         if mixed.after is not None:

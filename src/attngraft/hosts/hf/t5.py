@@ -91,7 +91,7 @@ class Attention(CachingSite):
             bias = _hide(bias, cast(Tensor, self.visible(projected)))
         elif mask is not None and not _EXPLICIT:
             bias = _hide(bias, mask) if mask.dtype == torch.bool else bias + mask
-        return projected._replace(bias=bias.contiguous(), causal=False, rest=positions)
+        return projected.replace(bias=bias.contiguous(), causal=False, rest=positions)
 
     def _positions(self, projected: Projected, past: Any) -> Tensor:
         """Return the position biases (1, H, Nq, Nk) of q k^T; zeros if this layer has no table of biases."""

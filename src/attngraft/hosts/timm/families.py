@@ -94,7 +94,8 @@ def _xcit_fields(model: Any, *, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _xcit(block: Any, path: str, shapes: ShapeProbe) -> Sites:
-    children = ("norm1", "attn", "drop_path1", "norm3", "local_mp", "drop_path3", "norm2", "mlp", "drop_path2")
+    drops = ("drop_path1", "drop_path2", "drop_path3", "drop_path")  # the last in timm 1.0.16, for all three branches
+    children = ("norm1", "attn", "norm3", "local_mp", "norm2", "mlp", *drops)
     check_known(block, path, arguments=("x", "H", "W"), children=children)
     fields = _xcit_fields(shapes.model)
     yield channel_site(f"{path}.attn", instead="choose the class attention blocks (cls_attn_blocks)", **fields)

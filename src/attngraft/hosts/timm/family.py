@@ -234,12 +234,18 @@ def prefixed_grid(model: Any) -> dict[str, Any]:
     return {"dim": dim, "prefix": prefix} if cells is None else map_fields(dim, *cells, prefix=prefix)
 
 
+def _given(**arguments: Any) -> dict[str, Any]:
+    """Return the arguments that are set; blocks of timm 1.0.16 do not have `is_causal`."""
+    return {name: value for name, value in arguments.items() if value is not None and value is not False}
+
+
 class PairMaskVitBlock(MaskedParts):
     """Forward of `Block` and `ResPostBlock` of `timm.models.vision_transformer`; the mask is over pairs of tokens."""
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         self.check_parts(causal=attn_mask is not None or is_causal)
-        return cast(Tensor, super().forward(x, attn_mask=attn_mask, is_causal=is_causal))  # type: ignore[misc]
+        masks = _given(attn_mask=attn_mask, is_causal=is_causal)
+        return cast(Tensor, super().forward(x, **masks))  # type: ignore[misc]
 
 
 class PairMaskEvaBlock(MaskedParts):
@@ -249,8 +255,8 @@ class PairMaskEvaBlock(MaskedParts):
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         self.check_parts(causal=attn_mask is not None or is_causal)
-        out = super().forward(x, rope=rope, attn_mask=attn_mask, is_causal=is_causal)  # type: ignore[misc]
-        return cast(Tensor, out)
+        masks = _given(attn_mask=attn_mask, is_causal=is_causal)
+        return cast(Tensor, super().forward(x, rope=rope, **masks))  # type: ignore[misc]
 
 
 class PaddingMaskBlock(MaskedParts):

@@ -51,9 +51,9 @@ class GraftedMaskUnitAttention(WindowAxisSite, NoDropout, MaskUnitAttention):
         """Run the kernel in the host's layout: with a units axis, or contiguous without one."""
         if not self.use_mask_unit_attn:
             q, k, v = (each.contiguous() for each in projected[:3])
-            return super(WindowAxisSite, self).kernel(projected._replace(q=q, k=k, v=v))
+            return super(WindowAxisSite, self).kernel(projected.replace(q=q, k=k, v=v))
         q, k, v = (each.unflatten(0, (-1, projected.rest)).transpose(1, 2) for each in projected[:3])
-        heads = super(WindowAxisSite, self).kernel(projected._replace(q=q, k=k, v=v))
+        heads = super(WindowAxisSite, self).kernel(projected.replace(q=q, k=k, v=v))
         return heads.transpose(1, 2).flatten(0, 1)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:

@@ -33,6 +33,9 @@ from attngraft.hosts.timm.attention import (
 from attngraft.hosts.timm.family import ShapeProbe, Sites, TimmFamily
 from attngraft.hosts.timm.mlp import MapMlpSite
 
+if not hasattr(levit.Attention, "init_non_persistent_buffers"):  # its attention does not store the size of its map
+    raise ImportError("LeViT requires timm 1.0.23 or later")
+
 _ACTIVATIONS = ("hard_swish", "silu", "gelu", "relu", "relu6", "leaky_relu", "elu", "mish", "tanh", "sigmoid")
 
 

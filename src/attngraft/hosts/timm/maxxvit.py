@@ -51,7 +51,7 @@ class GraftedAttention2d(ConvAttention, RelativeAttention, maxxvit.Attention2d):
         return qkv.unflatten(1, (self.num_heads, -1)).chunk(3, dim=2) if self.head_first else super().split(qkv)
 
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None, *, grid: tuple[int, int]) -> Projected:
-        return super().project(x, grid=grid)._replace(bias=self.bias(shared_rel_pos))
+        return super().project(x, grid=grid).replace(bias=self.bias(shared_rel_pos))
 
     def spread(self, weights: Tensor, projected: Projected) -> Tensor:
         """Multiply in the order of the host, for identical rounding."""

@@ -88,7 +88,7 @@ class GraftedMultiScaleAttention(NoDropout, PlainMerge, mvitv2.MultiScaleAttenti
 
     def mix(self, projected: Projected, again: Any) -> Mixed:
         mixed = super().mix(projected, again)
-        return mixed._replace(heads=mixed.heads + projected.q) if self.residual_pooling else mixed
+        return Mixed(mixed.heads + projected.q, mixed.after) if self.residual_pooling else mixed
 
 
 def _stride(pool: nn.Module) -> tuple[int, int]:

@@ -61,8 +61,9 @@ class RotarySite(SelfAttention):
         return tuple(project(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for project in projections)
 
     def rotate(self, x: Tensor, rope: Tensor) -> Tensor:
-        prefix, half = self.num_prefix_tokens, getattr(self, "rotate_half", False)
-        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, half=half)], dim=2)
+        prefix = self.num_prefix_tokens
+        half = {"half": True} if getattr(self, "rotate_half", False) else {}  # new after timm 1.0.16
+        return torch.cat([x[:, :, :prefix], apply_rot_embed_cat(x[:, :, prefix:], rope, **half)], dim=2)
 
     def repeat(self, x: Tensor) -> Tensor:
         """Repeat keys or values of grouped queries for every head."""

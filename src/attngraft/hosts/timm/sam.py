@@ -41,7 +41,7 @@ class GraftedAttention(SelfAttention, sam.Attention):
         """Run the kernel with merged batch and heads, as the host does; other layouts round differently."""
         bias = None if projected.bias is None else projected.bias.flatten(0, 1)
         q, k, v = (each.flatten(0, 1) for each in projected[:3])
-        heads = super().kernel(projected._replace(q=q, k=k, v=v, bias=bias))
+        heads = super().kernel(projected.replace(q=q, k=k, v=v, bias=bias))
         return heads.unflatten(0, projected.q.shape[:2])
 
 

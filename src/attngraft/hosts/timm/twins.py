@@ -51,7 +51,7 @@ class GraftedLocallyGroupedAttn(WindowAxisSite, LocallyGroupedAttn):
         return Projected(q, k, v, x, rest=(windows, size), present=present)
 
     def kernel(self, projected: Projected) -> Tensor:
-        return super().kernel(projected._replace(rest=projected.rest[0]))
+        return super().kernel(projected.replace(rest=projected.rest[0]))
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         _, size = projected.rest

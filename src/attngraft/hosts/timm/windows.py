@@ -129,7 +129,7 @@ class WindowAxisSite(SelfAttention):
     def kernel(self, projected: Projected) -> Tensor:
         """Run the kernel with a windows axis, as the host does; other layouts round differently."""
         q, k, v = (each.unflatten(0, (-1, projected.rest)) for each in projected[:3])
-        return super().kernel(projected._replace(q=q, k=k, v=v)).flatten(0, 1)
+        return super().kernel(projected.replace(q=q, k=k, v=v)).flatten(0, 1)
 
 
 class WindowMerger(GraftedModule):

@@ -118,4 +118,4 @@ class BidirectionalAttention(AttentionSite, nn.Module):
         return projected.bias
 
     def scores(self, projected: Projected) -> Tensor:
-        return super().scores(projected._replace(bias=self.fused_bias(projected)))
+        return super().scores(projected.replace(bias=self.fused_bias(projected)))

@@ -16,7 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.dispatch.autograd import accumulation_dtype, cast_for_autocast, in_dispatch_mode, needs_aten_ops
+from attngraft.dispatch.autograd import (
+    accumulation_dtype,
+    cast_for_autocast,
+    in_dispatch_mode,
+    is_exporting,
+    needs_aten_ops,
+)
 from attngraft.mechanisms.bixt import folded, reference
 from attngraft.mechanisms.bixt.formula import empty_gradients, empty_outputs, formula, two_way_op
 from attngraft.mechanisms.bixt.pieces import Backward, Buffers, Forward, pieces
@@ -44,7 +50,7 @@ def bidirectional_attention(
     if dropout:
         return reference.bidirectional_attention(r_latents, r_tokens, v_latents, v_tokens, scale=scale, dropout=dropout)
     operands = cast_for_autocast(r_latents, r_tokens, v_latents, v_tokens)
-    if torch.compiler.is_exporting():  # sizes may be symbolic, and must not be compared
+    if is_exporting():  # sizes may be symbolic, and must not be compared
         return formula(*operands, scale)  # type: ignore[call-arg]
     numbers = r_tokens.shape[0] * r_tokens.shape[1] * r_tokens.shape[2] * r_latents.shape[2]
     if numbers <= SMALL:
@@ -72,7 +78,7 @@ def projected_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return latents (B, H, M, d) and tokens (B, N, c')."""
     operands = (r_latents, v_latents, tokens, in_weight, in_bias, out_weight, out_bias)
-    if not torch.compiler.is_exporting():  # sizes may be symbolic, and must not be compared
+    if not is_exporting():  # sizes may be symbolic, and must not be compared
         # one image with few tokens, without gradients or casts
         if (
             len(tokens) == 1

@@ -6,7 +6,7 @@ references, the last ones the values.
 
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as torch_module
 
 from attngraft.attention.recorder import Recordable
 from attngraft.errors import UsageError
@@ -201,7 +201,12 @@ def are_plain(*linears: nn.Module) -> bool:
             return False
         if linear._backward_hooks or linear._backward_pre_hooks or "forward" in vars(linear):
             return False
-    return not _has_any_global_hook()
+    return not (
+        torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
 
 
 def split_parts(projected: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:

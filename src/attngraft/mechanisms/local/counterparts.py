@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attngraft.attention.recorder import Recordable
+from attngraft.dispatch.autograd import is_exporting
 from attngraft.errors import UsageError
 from attngraft.mechanisms.local.geometry import Neighborhood
 from attngraft.mechanisms.local.ops import local_filter
@@ -98,7 +99,7 @@ class DynamicConvolution(_Filtered):
         size = self.neighborhood.size
         filters = self.expand(self.norm(self.squeeze(x.mean((1, 2)))).relu()).view(batch * channels, 1, size, size)
         self.record("local_filters", filters.view(batch, channels, size**2))
-        if torch.compiler.is_exporting():  # an exported program cannot have as many groups as its batch
+        if is_exporting():  # an exported program cannot have as many groups as its batch
             return _by_offset(values, filters.view(batch, channels, size, size))
         joined = values.reshape(1, batch * channels, *values.shape[2:])  # channels of all images on one axis
         return F.conv2d(joined, filters, padding=self.neighborhood.radius, groups=batch * channels).view(values.shape)

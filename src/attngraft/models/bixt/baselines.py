@@ -16,7 +16,6 @@ Source: BiXT, tables 1 and A1.
 from statistics import fmean
 from typing import Any
 
-from timm.layers import calculate_drop_path_rates
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
@@ -26,6 +25,7 @@ from attngraft.models.bixt.layers import CrossAttentionBlock, OneSidedBlock, lat
 from attngraft.models.bixt.model import BiXT
 from attngraft.models.bixt.model import checkpoint_filter_fn as checkpoint_filter_fn  # for `models.weights`
 from attngraft.models.bixt.model import checkpoint_refusal_fn as checkpoint_refusal_fn
+from attngraft.models.timm_model import drop_path_rates
 
 
 class SequentialBlock(CrossAttentionBlock):
@@ -119,7 +119,7 @@ class Iterative(LatentModel):
             "attn_drop": attn_drop_rate,
             "proj_drop": proj_drop_rate,
         }
-        rates = iter(calculate_drop_path_rates(drop_path_rate, depth * self_layers))
+        rates = iter(drop_path_rates(drop_path_rate, depth * self_layers))
         blocks = nn.ModuleList(
             nn.Sequential(
                 *(
@@ -130,7 +130,7 @@ class Iterative(LatentModel):
             for _ in range(depth)
         )
         super().__init__(img_size, blocks=blocks, embed_dim=embed_dim, token_dim=token_dim, **frame)
-        rates_by_block = calculate_drop_path_rates(drop_path_rate, depth)
+        rates_by_block = drop_path_rates(drop_path_rate, depth)
         served = [*([rate] for rate in rates_by_block[: cross_sets - 1]), rates_by_block[cross_sets - 1 :]]
         self.cross_attention = nn.ModuleList(
             OneSidedBlock(

@@ -13,7 +13,7 @@ Transformers", 2024. Parameters have the names of the published checkpoints.
 from collections.abc import Mapping
 from typing import Any, cast
 
-from timm.layers import Attention, calculate_drop_path_rates
+from timm.layers import Attention
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
@@ -21,6 +21,7 @@ from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention, OneSide
 from attngraft.models.bixt.latent_model import LatentModel
 from attngraft.models.bixt.layers import CrossAttentionBlock, Layer
 from attngraft.models.bixt.registration import MODELS
+from attngraft.models.timm_model import drop_path_rates
 
 
 class BiXT(LatentModel):
@@ -70,7 +71,7 @@ class BiXT(LatentModel):
     ) -> None:
         sa_rate = drop_path_rate if sa_drop_path_rate is None else sa_drop_path_rate
         ca_rate = drop_path_rate if ca_drop_path_rate is None else ca_drop_path_rate
-        rates = zip(calculate_drop_path_rates(sa_rate, depth), calculate_drop_path_rates(ca_rate, depth), strict=True)
+        rates = zip(drop_path_rates(sa_rate, depth), drop_path_rates(ca_rate, depth), strict=True)
         blocks = nn.ModuleList(
             Layer(
                 embed_dim,

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch.nn.functional as F
-from timm.layers import PatchEmbed, calculate_drop_path_rates, to_2tuple
+from timm.layers import PatchEmbed, to_2tuple
 from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices  # private, but used by all models in timm
 from timm.models.swin_transformer import PatchMerging
 from torch import Tensor, nn
 
 from attngraft.models.elsa.blocks import Residual, WindowAttention, elsa_block
-from attngraft.models.timm_model import TimmModel
+from attngraft.models.timm_model import TimmModel, drop_path_rates
 
 
 class Stage(nn.Module):
@@ -96,7 +96,7 @@ class ElsaSwin(TimmModel):
         widths = [embed_dim * 2**index for index in range(len(depths))]
         reductions = [patch_size * 2**index for index in range(len(depths))]
         window = min(window_size, *(-(-size // reductions[last]) for size in to_2tuple(img_size)))
-        rates = iter(calculate_drop_path_rates(drop_path_rate, sum(depths)))
+        rates = iter(drop_path_rates(drop_path_rate, sum(depths)))
         shared: dict[str, Any] = {"mlp_ratio": mlp_ratio, "drop": proj_drop_rate}
 
         def local(dim: int, heads: int) -> Residual:
