@@ -22,6 +22,7 @@ import typer
 from attngraft.cli.output import command_line, output_console, print_json, progress_display
 from attngraft.cli.values import (
     AUTO_BATCH,
+    CACHE,
     DEVICE,
     HOST,
     HOST_ARG,
@@ -159,6 +160,7 @@ def compare(
             "epoch 2; off disables it and resumes the stopped variants.",
         ),
     ] = None,
+    cache: Annotated[str, _many_runs("--cache", metavar="auto|off|SIZE", help=CACHE, show_default=False)] = "auto",
     auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,
     track: Annotated[list[str] | None, _training("--track", metavar="NAME", help=TRACK)] = None,
     study: Annotated[
@@ -275,13 +277,13 @@ def compare(
         refuse_untyped_hosts(config.host_names(), typed=[host, *(against or []), *(set_ or [])])
     executor = _executor(jobs=jobs, ray=ray, cpus=cpus_per_run, gpus=gpus_per_run, retries=retries)
     if dry_run:
-        _print_plan(config, executor, as_json=as_json, trust_code=trust_code)
+        _print_plan(config, executor, as_json=as_json, trust_code=trust_code, cache=cache)
         return
     if report_only:
         result = studies.report_only(config)
     else:
         with progress_display(LiveStudy, StudyLog, StudyProgress) as progress:
-            result = studies.compare(config, executor=executor, progress=progress, trust_code=trust_code)
+            result = studies.compare(config, executor=executor, progress=progress, trust_code=trust_code, cache=cache)
     _print_result(result, config, as_json=as_json)
     if studies.incomplete(result):  # a study with missing runs has failed, although it reports the others
         typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
@@ -370,11 +372,11 @@ def _executor(
     return Processes(jobs=int(jobs), **more)
 
 
-def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust_code: bool) -> None:
+def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust_code: bool, cache: str) -> None:
     from attngraft.study import prepare
     from attngraft.study.progress import describe_plan
 
-    prepared = prepare(config, executor=executor, trust_code=trust_code)
+    prepared = prepare(config, executor=executor, trust_code=trust_code, cache=cache)
     if not as_json:
         for run in prepared.runs:
             typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")

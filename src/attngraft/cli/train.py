@@ -12,6 +12,7 @@ import typer
 from attngraft.cli.output import is_first_process, print_json, progress_display
 from attngraft.cli.values import (
     AUTO_BATCH,
+    CACHE,
     DEVICE,
     HOST,
     HOST_ARG,
@@ -61,6 +62,7 @@ def train(
         int | None,
         typer.Option("--save-every", min=1, help="Save a checkpoint every N updates, in addition to every epoch."),
     ] = None,
+    cache: Annotated[str, typer.Option("--cache", metavar="auto|off|SIZE", help=CACHE, show_default=False)] = "auto",
     auto_batch: Annotated[bool, typer.Option("--auto-batch", help=AUTO_BATCH)] = False,
     track: Annotated[list[str] | None, typer.Option("--track", metavar="NAME", help=TRACK)] = None,
     resume: Annotated[
@@ -118,7 +120,7 @@ def train(
         refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])
     try:
         with progress_display(LiveBars, LogLines, Silent) as progress:
-            record = run(resolved, out, resume=resume, progress=progress, trust_code=trust_code)
+            record = run(resolved, out, resume=resume, progress=progress, trust_code=trust_code, cache=cache)
     except Interrupted as stop:
         typer.echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None

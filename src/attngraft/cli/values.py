@@ -28,6 +28,11 @@ TASK = "The task, trained with its default recipe unless --recipe is given. Defa
 AUTO_BATCH = "After an out-of-memory error, use smaller micro-batches; each update still uses the same examples."
 #: help of --track
 TRACK = "Also send settings and metrics to a tracker: wandb, mlflow, trackio, comet_ml, ...; repeatable."
+#: help of --cache
+CACHE = (
+    "Disk space for decoded images while training: auto (all, if they take little space), off, or a size such as 4GB; does "
+    "not affect results. Default: auto."
+)
 DEVICE = "Device: cpu, cuda, cuda:1, mps, ... Default: the accelerator, if any."  #: help of --device
 HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-weights
 #: help of --trust-code

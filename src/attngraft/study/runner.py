@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.devices import accelerator_device
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
@@ -93,6 +94,7 @@ def compare(
     costs: bool = True,
     tools: Tools | None = None,
     trust_code: bool = False,
+    cache: str = "auto",
 ) -> StudyResult:
     """Train every variant with every seed, and compare the variants.
 
@@ -107,13 +109,15 @@ def compare(
         costs: whether to measure time, memory and multiply-adds of the variants on this machine.
         tools: replacements for the trainer, the report, ...
         trust_code: import a `module:` host named in a teacher's folder; hosts named in `config` are trusted.
+        cache: decoded images that the runs share while they train: `auto`, `off`, or a size such as `4GB`. Does not change
+            the results.
 
     Returns:
         The result, which is also written to the study's folder together with a report.
 
     Raises:
-        UsageError: a variant does not fit the host, or not even one epoch fits the time budget. Nothing was trained or
-            written.
+        UsageError: a variant does not fit the host, not even one epoch fits the time budget, or `cache` has another form.
+            Nothing was trained or written.
         DataError, ConfigError: the data or the recipe cannot be used. Nothing was trained or written.
         TrainingError: the folder contains runs of another recipe or is in use by another process, or all runs failed.
         StorageError: the study's folder or a file in it cannot be written.
@@ -122,20 +126,23 @@ def compare(
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
     if trust_code:
         tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
+    kept = _cache_for(executor, cache, config.out)
     hosts = config.host_names()
     refuse_unsupported(config)
     with trusting(*hosts, every=trust_code), created(config.out), locked(config.out):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
-            study, executor = _prepare(config, executor, progress, tools)
+            study, executor = _prepare(config, executor, progress, tools, kept)
             write_study(study)
             if study.benchmark is not None:
                 study.save_split(study.benchmark.task)
                 study.save_files(study.benchmark.task)
                 if study.benchmark.data.test is not None:
                     study.keep_judged_split()
-            notes = train_runs(study, executor=executor, train_run=tools.train, progress=progress)
+            with decoded_removed(config.out):
+                train_run = _with_cache(tools.train, study, kept)
+                notes = train_runs(study, executor=executor, train_run=train_run, progress=progress)
             if not any(finished_runs(study).values()):
                 first = f"; the first: {notes[0]}" if notes else ""
                 raise TrainingError(f"every run of the study in {study.out} failed{first}")
@@ -170,6 +177,7 @@ def prepare(
     progress: StudyProgress | None = None,
     tools: Tools | None = None,
     trust_code: bool = False,
+    cache: str = "auto",
 ) -> Study:
     """Check the study, open its data, estimate its time, and fit its epochs to the time budget.
 
@@ -180,11 +188,34 @@ def prepare(
     """
     check_output(config.out, folder=True)
     refuse_unsupported(config)
+    executor = executor or Serial()
+    kept = _cache_for(executor, cache, config.out)
     with trusting(*config.host_names(), every=trust_code):
-        return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())[0]
+        return _prepare(config, executor, progress or StudyLog(), tools or Tools(), kept)[0]
 
 
-def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> tuple[Study, Executor]:
+def _cache_for(executor: Executor, option: str, out: Path) -> DecodedCache | None:
+    """Return the cache of decoded examples in the study's folder, for runs on this machine."""
+    kept = decoded_cache(option, out, shared=True)
+    if isinstance(executor, Ray):
+        if option not in ("auto", "off"):
+            raise UsageError(f"--cache {option}: runs on a Ray cluster do not share decoded images; remove it")
+        return None
+    return kept
+
+
+def _with_cache(train_run: TrainRun, study: Study, cache: DecodedCache | None) -> TrainRun:
+    """Return `train_run` with the study's cache, if there is something to keep."""
+    total = 0 if study.benchmark is None else study.benchmark.data.decoded_bytes
+    if total == 0:
+        return train_run
+    used: DecodedCache | str = "off" if cache is None or not cache.room(total) else cache
+    return partial(train_run, cache=used)
+
+
+def _prepare(
+    config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools, cache: DecodedCache | None
+) -> tuple[Study, Executor]:
     """Return the checked study, with its opened data and its estimate, and the executor of its runs."""
     study = resolve_runs(_with_fitted_values(config))
     refuse_counted_updates(study)
@@ -231,7 +262,8 @@ def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, t
             seconds = estimate.seconds(expected_runs(study)) / concurrency
     counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
-    extra = "; ".join(filter(None, (halving_plan(study), placed)))
+    kept = "" if cache is None or benchmark is None else cache.note(benchmark.data.decoded_bytes)
+    extra = "; ".join(filter(None, (halving_plan(study), placed, kept)))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=extra)
     return dataclasses.replace(study, benchmark=benchmark, seconds=seconds), executor
 

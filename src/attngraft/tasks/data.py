@@ -65,6 +65,8 @@ class TaskData:
     #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
     model_args: Mapping[str, Any]
     facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)
+    #: size in bytes of the decoded examples that can be kept (`Task.use_cache`); None: unknown
+    decoded_bytes: int | None = 0
     #: why no new run should start on these data, with the remedy, or empty; existing runs resume, and are evaluated
     refusal: str = ""
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from attngraft.cache import DecodedCache
 from attngraft.errors import ConfigError
 from attngraft.hosts import ModelParts, model_parts
 from attngraft.plugins import declared, package_of
@@ -204,6 +205,15 @@ class Task(ABC):
 
         Called before `load` when a trained model is evaluated; `facts` are those that `load` returned for its run. Override
         this in tasks whose preprocessing depends on the data.
+        """
+        return None
+
+    def use_cache(self, cache: DecodedCache) -> None:
+        """Keep decoded examples in the folder of `cache` during a run; called before `load`.
+
+        Examples must be the same bits with and without the cache. Several processes may write to the folder at a time.
+        `load` writes nothing; it returns the size of all decoded examples, of which `cache.room` bytes may be kept, as
+        `TaskData.decoded_bytes`. By default, nothing is kept.
         """
         return None
 

@@ -19,6 +19,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, reduce
 
+from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
@@ -53,6 +54,7 @@ def train(
     progress: Progress | None = None,
     stop_after_epoch: int | None = None,
     trust_code: bool = False,
+    cache: DecodedCache | str = "auto",
 ) -> RunRecord:
     """Train the run in `folder`: start it, resume it, or return at once if it is finished.
 
@@ -64,17 +66,21 @@ def train(
         stop_after_epoch: stop after this epoch (from 1) without changing the schedule; to resume, repeat the call with a
             later epoch or None.
         trust_code: also import a `module:` host named in the teacher's folder; the recipe's own hosts are trusted.
+        cache: where decoded images are kept while the run trains: `auto`, `off` or a size in the run's folder (see
+            `attngraft.cache.decoded_cache`), or the cache of a study. Does not change the results.
 
     Raises:
         ConfigError: the recipe cannot be used; nothing was written.
         DataError: the data cannot be used; nothing was written.
         FolderError: the folder contains a run of another recipe, or cannot be written; nothing was written.
         TrainingError: another process is using the folder, or the training failed.
+        UsageError: `cache` has another form.
         StorageError: a file could not be written; the last checkpoint is intact.
         Interrupted: Ctrl-C, SIGTERM or SIGHUP; the run was saved and can be resumed.
     """
     check_trackers(recipe.train.track)
     run = RunFolder(Path(folder))
+    kept = decoded_cache(cache, run.path) if isinstance(cache, str) else cache
     accelerator = create_accelerator(recipe)
     main = accelerator.is_main_process
     progress = (progress or LogLines()) if main else Silent()
@@ -87,10 +93,13 @@ def train(
         if main:
             remove_leftovers(run.path)
             recipe = _check_folder(run, recipe, resume=resume)
-        recipe = _from_main(recipe)
+            stack.enter_context(decoded_removed(run.path))
+        recipe, kept = _from_main((recipe, kept))
         attempt: Recipe | None = None if _from_main(run.finished.exists()) else recipe
         while attempt is not None:
-            attempt = _train_or_shrink(attempt, run, accelerator, progress, stop_after_epoch=stop_after_epoch)
+            attempt = _train_or_shrink(
+                attempt, run, accelerator, progress, stop_after_epoch=stop_after_epoch, cache=kept
+            )
         return cast(RunRecord, _from_main(read_run(run.path) if main else None))
 
 
@@ -106,13 +115,19 @@ def _check_folder(run: RunFolder, recipe: Recipe, *, resume: bool) -> Recipe:
 
 
 def _train_or_shrink(
-    recipe: Recipe, folder: RunFolder, accelerator: Accelerator, progress: Progress, *, stop_after_epoch: int | None
+    recipe: Recipe,
+    folder: RunFolder,
+    accelerator: Accelerator,
+    progress: Progress,
+    *,
+    stop_after_epoch: int | None,
+    cache: DecodedCache | None,
 ) -> Recipe | None:
     """Start or resume the run, and return None when training ends.
 
     After an out-of-memory error with `train.auto_batch`, return a recipe with smaller batches, to resume the run with.
     """
-    run = prepare_run(recipe, folder, accelerator)
+    run = prepare_run(recipe, folder, accelerator, cache=cache)
     restore(folder, run.state)
     counters = run.state.counters
     try:

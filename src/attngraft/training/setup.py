@@ -15,6 +15,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType, KwargsHandler, gather_object
 from torch import nn
 
+from attngraft.cache import DecodedCache
 from attngraft.devices import accelerator_device
 from attngraft.environment import environment
 from attngraft.errors import ConfigError, DataError
@@ -104,10 +105,12 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> RunContext:
+def prepare_run(
+    recipe: Recipe, folder: RunFolder, accelerator: Accelerator, *, cache: DecodedCache | None = None
+) -> RunContext:
     """Open the data, and build the model and everything that trains it.
 
-    Writes to the run folder only after everything succeeds.
+    Writes to the run folder only after everything succeeds. Decoded examples are kept in `cache`, if any.
 
     Raises:
         ConfigError: part of the recipe does not fit the data, the host or the processes.
@@ -124,6 +127,8 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         check_patches(recipe)
     task.load_split(folder.split)
     task.load_files(folder.fitted)
+    if cache is not None:
+        task.use_cache(cache)
     data = task.load(model_data_config=model_data_config(recipe))
     if data.test is not None and folder.judged_on_val:
         log.info("%s: the run began without a test split, so it is judged on the validation split", folder.path)
@@ -133,7 +138,7 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
         raise DataError(data.refusal)
     given, recipe = recipe, fit_sizes(recipe, data.train, world=accelerator.num_processes)
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
-    stages = [_stage_context(recipe, stage, task, data, order) for stage in recipe.all_stages]
+    stages = [_stage_context(recipe, stage, task, data, order, cache) for stage in recipe.all_stages]
     if recipe.stages and recipe.schedule.trains:  # their batches may have been cut to their own data
         own = [context.stage.batch_size for context in stages]
         fitted = tuple(replace(stage, batch_size=size) for stage, size in zip(recipe.stages, own, strict=True))
@@ -150,6 +155,8 @@ def prepare_run(recipe: Recipe, folder: RunFolder, accelerator: Accelerator) -> 
     if not begun:
         check_as_is(recipe, start)
     if accelerator.is_main_process:
+        if cache is not None and not cache.shared and (kept := cache.note(data.decoded_bytes)):
+            log.info("%s: %s", folder.path, kept)
         cut = cut_between(given, recipe)
         if not begun:
             _log_start(recipe, start)
@@ -185,7 +192,9 @@ def _most_updates(stages: Sequence[StageContext]) -> int:
     return updates
 
 
-def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder) -> StageContext:
+def _stage_context(
+    recipe: Recipe, stage: Stage, task: Task, data: TaskData, order: TrainOrder, cache: DecodedCache | None
+) -> StageContext:
     """Return a stage with its batches, from its own data if its task differs from the run's.
 
     The run's fitted objects and, for the same examples, its random split are reused. Its batches are cut to its data.
@@ -206,6 +215,8 @@ def _stage_context(recipe: Recipe, stage: Stage, task: Task, data: TaskData, ord
             own.load_split(split)
         task.save_files(Path(shared))
         own.load_files(Path(shared))
+        if cache is not None:
+            own.use_cache(cache)
         found = own.load(model_data_config=model_data_config(changed))
     if dict(found.model_args) != dict(data.model_args):
         raise ConfigError(f"stages.{stage.name}.task: requires a different model; override only fields that keep it")

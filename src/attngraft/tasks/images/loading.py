@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from attngraft.cache import DecodedCache
 from attngraft.errors import ConfigError
 from attngraft.files import printable
 from attngraft.tasks.images.checks import class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
+from attngraft.tasks.images.decoded import decoded_bytes, keep_decoded
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.opening import OpenedImages, TrainVal, open_images
 from attngraft.tasks.images.sampling import Sampling
@@ -31,6 +33,7 @@ class LoadedImages:
     counts: np.ndarray  #: (classes,) number of training images of each class; empty for numbers
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
     random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
+    decoded_bytes: int | None  #: see `TaskData`
     refusal: str  #: see `TaskData`
 
     @property
@@ -50,6 +53,7 @@ def load_images(
     sampling: Sampling | None = None,
     saved_split: Path | None = None,
     eval_crop_pct: float | None = None,
+    cache: DecodedCache | None = None,
 ) -> LoadedImages:
     """Open the source, split and check the images, and choose the transforms.
 
@@ -62,6 +66,7 @@ def load_images(
         sampling: class frequencies in training; None: as in the data.
         saved_split: file of an earlier random split to use instead of a new one.
         eval_crop_pct: crop percentage of evaluation; None: chosen by the size of the images.
+        cache: folder for decoded images; None: they are not kept.
 
     Raises:
         ConfigError: the settings do not apply to the source.
@@ -77,9 +82,9 @@ def load_images(
         plan = replace(plan, eval_crop_pct=eval_crop_pct)
     facts = {"task": task, "source": data.source, **_facts(opened, plan, host)}
     facts["image"] = {"first_size": list(first.size), "first_mode": first.mode}
-    images, shuffle_buffer = source.train, None
+    shuffle_buffer = None
     if data.order == "shards":
-        if images.shard_index is None:
+        if source.train.shard_index is None:
             raise ConfigError(
                 "task.data.order=shards is only for tars and Hugging Face files, but these images are individual files; use "
                 "--set task.data.order=random"
@@ -91,10 +96,21 @@ def load_images(
             )
         shuffle_buffer = data.shuffle_buffer
     epoch_sampling = EpochSampling(repeats=augment.repeats, sampling=sampling, shuffle_buffer=shuffle_buffer)
+    parts = {"train": source.train, "val": val} | ({} if source.test is None else {"test": source.test})
+    in_pixels = {name: _is_cached(images, data, host) for name, images in parts.items()}
+    in_pixels["train"] &= only_shifts_and_flips(augment, plan) or bool(data.cache)
+    decoding = {name: images for name, images in parts.items() if not images.in_memory}
+    if cache is not None and not cache.shared:  # a run decodes the images of a `PixelSplit` only once
+        decoding = {name: images for name, images in decoding.items() if not in_pixels[name]}
+    sizes = np.concatenate([np.ones((0, 2), dtype=np.int64), *(opened.sizes[name] for name in decoding)])
+    total = decoded_bytes(sizes, host.mode)
+    if cache is not None and cache.room(total):
+        parts |= keep_decoded(decoding, opened.sizes, mode=host.mode, cache=cache, origin=f"{data.source} {data.root}")
+    images = parts["train"]
     if data.cache and not images.in_memory:
         images = decoded(images, host.mode)
     train: LabelledSplit
-    if only_shifts_and_flips(augment, plan) and _is_cached(images, data, host):
+    if only_shifts_and_flips(augment, plan) and in_pixels["train"]:
         fixed = eval_transform(host, crop_pct=1.0, interpolation=augment.interpolation)
         train = PixelSplit(images, fixed, plan, host=host, seed=seed, epoch_sampling=epoch_sampling)
     else:
@@ -102,19 +118,20 @@ def load_images(
         train = ImageSplit(images, transform, host=host, seed=seed, epoch_sampling=epoch_sampling)
     transform = eval_transform(host, crop_pct=plan.eval_crop_pct)
 
-    def evaluated(images: Images) -> LabelledSplit:
-        if _is_cached(images, data, host):
-            return PixelSplit(images, transform, None, host=host, seed=seed)
-        return ImageSplit(images, transform, host=host, seed=seed)
+    def evaluated(name: str) -> LabelledSplit:
+        if in_pixels[name]:
+            return PixelSplit(parts[name], transform, None, host=host, seed=seed)
+        return ImageSplit(parts[name], transform, host=host, seed=seed)
 
     return LoadedImages(
         classes=source.classes,
         train=train,
-        val=evaluated(val),
-        test=None if source.test is None else evaluated(source.test),
+        val=evaluated("val"),
+        test=evaluated("test") if "test" in parts else None,
         counts=np.zeros(0) if source.numeric else class_counts(source.train, len(source.classes)),
         facts=printable(facts),
         random_split=opened.random_split,
+        decoded_bytes=total,
         refusal=opened.leak,
     )
 

@@ -39,6 +39,7 @@ class OpenedImages:
 
     source: ImageSource  #: `source.train` excludes the images that were split off for validation
     val: Images
+    sizes: Mapping[str, np.ndarray]  #: width and height of the images of train, val and test, (N, 2); 0: unknown
     facts: dict[str, Any]  #: JSON-ready issues and skipped images; `notes` for the report
     random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
     leak: str  #: why no new run should train on copies of its validation images; empty if there are few or none
@@ -52,6 +53,7 @@ class Survey:
     val: Images | None
     scan: ScanResult  #: of all images, readable or not, in the order training, validation, test
     issues: DataIssues
+    sizes: Mapping[str, np.ndarray]  #: see `OpenedImages`
     split: TrainVal | None  #: None: validation images were not taken from the training split
     refusals: list[str] = field(default_factory=list)  #: reasons why training would reject the data
     leak: str = ""  #: reason why new runs would reject the data, see `OpenedImages`
@@ -97,7 +99,14 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
         random_split = None
     if random_split is not None:
         facts["split_file"] = SPLIT_FILE
-    return OpenedImages(source=source, val=survey.val, facts=facts, random_split=random_split, leak=survey.leak)
+    return OpenedImages(
+        source=source,
+        val=survey.val,
+        sizes=survey.sizes,
+        facts=facts,
+        random_split=random_split,
+        leak=survey.leak,
+    )
 
 
 def survey_images(config: DataConfig, *, saved_split: Path | None = None, progress: Progress | None = None) -> Survey:
@@ -148,18 +157,37 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None, progre
             note = f"The split {source.test_split} is not used as a test split: {error}"
             source = replace(source, test=None, notes=(*source.notes, note))
     leak = leak_refusal(source, issues, existing, drawn=splits_train)
-    return Survey(source=source, val=val, scan=scanned, issues=issues, split=split, refusals=refusals, leak=leak)
+    sizes = {name: scanned.sizes[rows] for name, rows in _readable_rows(existing, scanned).items()}
+    return Survey(
+        source=source,
+        val=val,
+        scan=scanned,
+        issues=issues,
+        sizes=sizes,
+        split=split,
+        refusals=refusals,
+        leak=leak,
+    )
 
 
 def _readable(parts: Mapping[str, Images], scanned: ScanResult) -> dict[str, Images]:
+    result, begin = {}, 0
+    for name, rows in _readable_rows(parts, scanned).items():
+        indices, images = rows - begin, parts[name]
+        result[name] = images.take(indices, images.labels[indices])
+        begin += len(images)
+    return result
+
+
+def _readable_rows(parts: Mapping[str, Images], scanned: ScanResult) -> dict[str, np.ndarray]:
+    """Return the rows of the scan with the readable images of each part."""
     good = np.ones(len(scanned), dtype=bool)
     good[list(scanned.problems)] = False
-    ends = np.cumsum([len(images) for images in parts.values()])
-    result = {}
-    for (name, images), of_part in zip(parts.items(), np.split(good, ends[:-1]), strict=True):
-        indices = np.flatnonzero(of_part)
-        result[name] = images.take(indices, images.labels[indices])
-    return result
+    found, begin = {}, 0
+    for name, images in parts.items():
+        found[name] = begin + np.flatnonzero(good[begin : begin + len(images)])
+        begin += len(images)
+    return found
 
 
 def _too_many_unreadable(where: str, issues: DataIssues, limit: int, images: int, config: DataConfig) -> str:

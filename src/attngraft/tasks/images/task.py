@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
+from attngraft.cache import DecodedCache
 from attngraft.errors import ConfigError
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.distillation import ImageDistillation, TeacherLoss
@@ -44,6 +45,7 @@ class ImageTask(LogitsTask):
     def __init__(self, config: Any, *, seed: int) -> None:
         super().__init__(config, seed=seed)
         self._random_split: TrainVal | None = None
+        self._cache: DecodedCache | None = None
         self._eval_crop_pct: float | None = None  # None: chosen by the size of the images
 
     def load_images(self, model_data_config: Mapping[str, Any], *, sampling: Sampling | None = None) -> LoadedImages:
@@ -59,6 +61,7 @@ class ImageTask(LogitsTask):
             sampling=sampling,
             saved_split=self._saved_split,
             eval_crop_pct=self._eval_crop_pct,
+            cache=self._cache,
         )
         self._classes, self._random_split, self._input = len(loaded.classes), loaded.random_split, host
         return loaded
@@ -74,8 +77,12 @@ class ImageTask(LogitsTask):
             test=loaded.test,
             model_args={"num_classes": self._classes},
             facts={**loaded.facts, **(facts or {})},
+            decoded_bytes=loaded.decoded_bytes,
             refusal=loaded.refusal,
         )
+
+    def use_cache(self, cache: DecodedCache) -> None:
+        self._cache = cache
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         self._eval_crop_pct = facts.get("input", {}).get("eval_crop_pct")
