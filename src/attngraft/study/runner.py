@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from attngraft.counting import counts_shown
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
@@ -119,7 +120,12 @@ def compare(
         tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
     hosts = config.host_names()
     refuse_unsupported(config)
-    with trusting(*hosts, every=trust_code), created(config.out), locked(config.out):
+    with (
+        trusting(*hosts, every=trust_code),
+        created(config.out),
+        locked(config.out),
+        counts_shown(progress.on_count),
+    ):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
@@ -175,8 +181,9 @@ def prepare(
     """
     check_output(config.out, folder=True)
     refuse_unsupported(config)
-    with trusting(*config.host_names(), every=trust_code):
-        return _prepare(config, executor or Serial(), progress or StudyLog(), tools or Tools())
+    progress = progress or StudyLog()
+    with trusting(*config.host_names(), every=trust_code), counts_shown(progress.on_count):
+        return _prepare(config, executor or Serial(), progress, tools or Tools())
 
 
 def _prepare(config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools) -> Study:
