@@ -25,8 +25,8 @@ damaged. Everything else in a run's folder (metrics.jsonl, TensorBoard events) i
 run resumes. Initialization, order, augmentation and dropout depend only on the seed and the step, so a run can resume at any
 update.
 
-The exit codes are 0 (finished), 1 (failed; the message names file, reason and remedy), 2 (invalid command) and 130 (stopped
-and saved).
+The exit codes are 0 (finished), 1 (failed; the message names file, reason and remedy), 2 (invalid command or
+broken data) and 130 (stopped and saved).
 
 ## Measurements
 

@@ -12,11 +12,14 @@ class AttngraftError(Exception):
 
 @contextmanager
 def started() -> Iterator[None]:
-    """Make the command exit with 1 after an error in the block, which has started a run; with 2 after a UsageError."""
+    """Make the command exit with 1 after an error in the block, which has started a run.
+
+    After mistakes of the user, such as broken data, it still exits with 2.
+    """
     try:
         yield
     except AttngraftError as error:
-        if not isinstance(error, UsageError):
+        if not isinstance(error, UsageError | DataError) or isinstance(error, DataAccessError):
             error.exit_code = 1
         raise
 
@@ -61,7 +64,14 @@ class ConfigError(UsageError, ValueError):
 class DataError(AttngraftError):
     """Data that cannot be read or used; the message names the file or folder and the remedy."""
 
-    exit_code = 2  # 1 if they are found by a run that has started
+    exit_code = 2
+
+
+class DataAccessError(DataError):
+    """A file of the data that the system cannot read (missing, no permission, disk error).
+
+    The command exits with 2 before a run has started, since the file was never readable, and with 1 after.
+    """
 
 
 class TrainingError(AttngraftError):

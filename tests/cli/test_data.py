@@ -65,25 +65,25 @@ def test_everything_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert sorted(twin["name"] for twin in twins[0]) == ["wren/0 copy.png", "wren/0.png"]
 
 
-def test_what_training_would_refuse_ends_with_1(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_training_would_refuse_ends_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = folder / "wren" / "bad.png"
     picture(1, size=(40, 30)).save(bad)
     bad.write_bytes(bad.read_bytes()[:200])
-    assert check(folder) == 1
+    assert check(folder) == 2
     shown = capsys.readouterr().out
     assert "1 unreadable" in shown
     assert "wren/bad.png: " in shown
     assert "Training would be refused: " in shown
     assert "Ready" not in shown
-    assert check(folder, "--json") == 1
+    assert check(folder, "--json") == 2
     assert json.loads(capsys.readouterr().out)["ready"] is False
-    assert check(folder, "--set", "max_corrupt=1", "--task", "multilabel") == 1
+    assert check(folder, "--set", "max_corrupt=1", "--task", "multilabel") == 2
     assert "images have one label each, but the task multilabel requires lists of labels" in capsys.readouterr().out
 
 
 def test_one_image_of_a_class_is_told_with_all_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_folder(tmp_path / "data", {"a": 4, "b": 1, "c": 1})
-    assert check(tmp_path / "data") == 1
+    assert check(tmp_path / "data") == 2
     shown = capsys.readouterr().out
     assert "2 classes ('b', 'c') have a single image, which cannot be split" in shown
     assert "12x12" in shown
@@ -156,7 +156,7 @@ def test_several_labels_lead_to_their_recipe(tmp_path: Path, capsys: pytest.Capt
     shown = capsys.readouterr().out
     assert "2 classes, for multilabel" in shown
     assert f"Ready: attngraft compare --data {tmp_path}/labels.csv --recipe multilabel --host" in shown
-    assert check(tmp_path / "labels.csv", "--task", "classification") == 1
+    assert check(tmp_path / "labels.csv", "--task", "classification") == 2
     assert "use --recipe multilabel" in capsys.readouterr().out
     assert check("digits", "--task", "token_labeling") == 0
     assert "10 classes, for token_labeling" in (shown := capsys.readouterr().out)
@@ -175,7 +175,7 @@ def test_what_is_ready_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[
     shown = capsys.readouterr()
     assert shown.err.startswith(f"Task: classification (class folders in {tmp_path}/data; --task NAME for another)")
     assert json.loads(shown.out)["finished"] is True
-    assert check(tmp_path / "data", "--set", "order=shards") == 1
+    assert check(tmp_path / "data", "--set", "order=shards") == 2
     assert "task.data.order=shards is only for tars" in " ".join(capsys.readouterr().out.split())
 
 

@@ -138,7 +138,7 @@ def test_one_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.Capture
     assert "Traceback" not in shown.err
     assert call("eval", run, "--suite", f"occlusion={broken}", "--suite", "clean", "--json") == 1
     assert [each["suite"] for each in json.loads(capsys.readouterr().out)] == ["clean"]
-    assert call("eval", run, "--suite", f"occlusion={broken}") == 1
+    assert call("eval", run, "--suite", f"occlusion={broken}") == 2
     assert capsys.readouterr().out == ""
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attngraft.cli import main
@@ -28,6 +29,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_folder(folder / "images", {part: {"cat": 4, "dog": 4} for part in ("train", "val")}, size=(16, 16))
     (folder / "file").touch()
     (folder / "empty").mkdir()
+    make_folder(folder / "damaged", {part: {"cat": 4, "dog": 4} for part in ("train", "val")}, size=(16, 16))
+    for part in ("train", "val"):
+        (folder / "damaged" / part / "dog" / "0.png").write_bytes(b"not an image")
+    (folder / "damaged.csv").write_bytes(b"path,label\n\xff\xfe\x00,a\n")
+    np.savez_compressed(folder / "whole.npz", x=np.zeros((8, 16, 16, 3), np.uint8), y=np.arange(8) % 2)
+    (folder / "damaged.npz").write_bytes((folder / "whole.npz").read_bytes()[:200])
+    (folder / "whole.npz").unlink()
+    (folder / "damaged.json").write_text('{"images": [')
+    (folder / "damaged.tar").write_bytes(b"not a tar" * 100)
     (folder / "mine.py").write_text("def make(image_size=32): ...\n")
     return folder
 
@@ -91,6 +101,22 @@ WRONG: list[tuple[list[str], str]] = [
     (["train", *HOST, "--data", "nowhere", "--out", "x"], "nowhere: no such file or folder"),
     (["eval", RUN, "--data", "nowhere"], "nowhere: no such file or folder"),
     ([*COMPARE, "--suite", "occlusion=nowhere", "--out", "x"], "occlusion=nowhere: nowhere: no such folder or file"),
+    *(
+        ([*verb, "--data", data], f"{data}: ")
+        for data in ("damaged", "damaged.csv", "damaged.npz", "damaged.json", "damaged.tar")
+        for verb in (
+            [*COMPARE[:-6], "--seeds", "1", "--out", "x"],
+            ["train", *HOST, "--out", "x"],
+            ["eval", RUN],
+            ["eval", RUN, "--suite", "clean"],
+            ["analyze", "entropy", "--model", RUN],
+        )
+    ),
+    (
+        ["analyze", "entropy", "--model", RUN, "--image", "damaged/val/dog/0.png"],
+        "dog/0.png: cannot be read as an image",
+    ),
+    (["eval", RUN, "--suite", "occlusion=damaged/val"], "damaged/val/dog/0.png: cannot be read as an image"),
     # folders of another kind
     *(
         ([*verb.split(), "study", *rest.split()], f"study is a study; give one of its runs: {RUN}")
@@ -128,6 +154,34 @@ def test_a_missing_package_is_found_before_anything_is_timed(
     assert "pip install 'attngraft[data]'" in shown
     assert "timing" not in shown and "opening" not in shown
     assert files(here) == before
+
+
+@pytest.mark.parametrize("data", ["damaged", "damaged.csv", "damaged.npz", "damaged.json", "damaged.tar"])
+def test_data_check_exits_as_training_does(here: Path, capsys: pytest.CaptureFixture[str], data: str) -> None:
+    before = files(here)
+    assert call(["data", "check", data]) == 2
+    shown = capsys.readouterr()
+    assert data in shown.out + shown.err
+    assert "Traceback" not in shown.err
+    assert files(here) == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links")
+@pytest.mark.parametrize(("broken", "code"), [("content", 2), ("link", 1)])
+def test_data_that_break_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], broken: str, code: int
+) -> None:
+    """Damaged content is the user's mistake, also if training finds it; a file that cannot be opened is not."""
+    monkeypatch.chdir(tmp_path)
+    make_folder(tmp_path / "images", {part: {"cat": 4, "dog": 4} for part in ("train", "val")}, size=(16, 16))
+    image = tmp_path / "images" / "train" / "dog" / "0.png"
+    image.unlink()
+    if broken == "link":
+        image.symlink_to("gone.png")
+    else:
+        image.write_bytes(b"not an image")
+    assert call([*TRAIN, "--set", "task.data.check=off", "--out", "run"]) == code
+    assert "dog/0.png: cannot be" in capsys.readouterr().err
 
 
 def test_a_run_that_fails(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attngraft.counting import format_duration
 from attngraft.errors import UsageError
-from attngraft.study.config import format_duration, parse_duration, parse_seeds
+from attngraft.study.config import parse_duration, parse_seeds
 
 
 @pytest.mark.parametrize(

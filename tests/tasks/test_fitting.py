@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,14 @@ def test_other_sources(tmp_path: Path) -> None:
     make_folder(tmp_path / "listed", {"images": 2})
     table(tmp_path / "listed" / "labels.csv", "file,age", ["0.png,1.5", "1.png,2"])
     assert fitting_task({"source": str(tmp_path / "listed")})[0] == "regression"
+    annotations = {"images": [], "annotations": [], "categories": []}
+    for name in ("annotations/instances_train2017.json", "annotations/instances_val2017.json"):
+        file = tmp_path / "coco" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(annotations))
+    make_folder(tmp_path / "coco", {"train2017": 1, "val2017": 1})
+    for coco in (tmp_path / "coco", file):
+        assert fitting_task({"source": str(coco)}) == ("multilabel", f"COCO annotations in {coco}")
     for source, task in (("digits", "classification"), ("bars", "regression"), ("nowhere", "classification")):
         assert fitting_task({"source": source})[0] == task
     assert fitting_task({}) == ("classification", "the default")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from attngraft.bench.result import FORMAT, Setting, current_setting
+from attngraft.counting import counted
 from attngraft.errors import UsageError
 from attngraft.models.host_input import host_input
 from attngraft.models.trust import trusting
@@ -107,7 +108,7 @@ def measure_models(
     wait = synchronizer(device)
     with cpu_threads(threads), seeded("bench"):
         setting = current_setting(str(device))
-        for name, (model, codec) in opened.items():
+        for name, (model, codec) in counted(opened.items(), "models measured"):
             model = model.to(device).eval()
             single, batch = (_programs(model, codec, size, tokens, device) for size in (1, batch_size))
             tensors = [each for part in batch for each in tree_leaves((part.args, dict(part.kwargs)))]

@@ -24,6 +24,7 @@ from attngraft.cli.evaluate import evaluate
 from attngraft.cli.explore import explore
 from attngraft.cli.export import export
 from attngraft.cli.list import list_command
+from attngraft.cli.output import announce_imports
 from attngraft.cli.paper import paper
 from attngraft.cli.plan import plan
 from attngraft.cli.predict import predict
@@ -45,12 +46,17 @@ app = typer.Typer(
 )
 
 
-def _with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a command: print errors on one line and exit with 1 (failed), 2 (refused) or 130 (interrupted)."""
+def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callable[..., None]:
+    """Wrap a command: print errors on one line and exit with 1 (failed), 2 (refused) or 130 (interrupted).
+
+    `slow` commands print a line before PyTorch is imported.
+    """
 
     @functools.wraps(verb)
     def run(*args: Any, **kwargs: Any) -> None:
         try:
+            if slow:
+                announce_imports()
             verb(*args, **kwargs)
         except AttngraftError as error:
             if logging.getLogger("attngraft").isEnabledFor(logging.DEBUG):
@@ -78,11 +84,12 @@ _VERBS: dict[str, Callable[..., None]] = {
     "list": list_command,
     "doctor": doctor,
 }
+_SLOW = {"compare", "train", "eval", "analyze", "explore", "export", "predict"}  #: take longer than loading PyTorch
 for _verb, _function in _VERBS.items():
-    app.command(_verb)(_with_exit_codes(_function))
+    app.command(_verb)(_with_exit_codes(_function, slow=_verb in _SLOW))
 
 _data = typer.Typer(help="Check data before training.", no_args_is_help=True, rich_markup_mode="markdown")
-_data.command("check")(_with_exit_codes(data_check))
+_data.command("check")(_with_exit_codes(data_check, slow=True))
 app.add_typer(_data, name="data")
 
 _bench = typer.Typer(
@@ -90,8 +97,8 @@ _bench = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-_bench.command("model")(_with_exit_codes(bench_models))
-_bench.command("bixt")(_with_exit_codes(bench_bixt))
+_bench.command("model")(_with_exit_codes(bench_models, slow=True))
+_bench.command("bixt")(_with_exit_codes(bench_bixt, slow=True))
 app.add_typer(_bench, name="bench")
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, images_for, models_of_study, open_models
-from attngraft.cli.output import command_line, images_bar, output_console, print_json
+from attngraft.cli.output import command_line, counts_displayed, images_bar, output_console, print_json
 from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import RecordError, UsageError
 
@@ -168,9 +168,11 @@ def analyze(
     for each, (option, value) in specific.items():
         if value and each not in [analysis.name for analysis in analyses]:
             raise UsageError(f"{option} only applies to the analysis {each}; add {each}, or remove {option}")
+    with counts_displayed():
+        image_set = images_for(models, images=image or [], data=data, split=split) if needs else None
     request = AnalysisRequest(
         models=models,
-        image_set=images_for(models, images=image or [], data=data, split=split) if needs else None,
+        image_set=image_set,
         baseline=baseline,
         left_out=left_out,
         sites=sites,

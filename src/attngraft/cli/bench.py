@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from attngraft.cli.output import output_console, print_rows, progress_bars
+from attngraft.cli.output import counts_displayed, output_console, print_rows, progress_bars
 from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
     from attngraft.bench.models import ModelCost
     from attngraft.bench.scaling import ScalingResult
+
+
+log = logging.getLogger(__name__)
 
 
 def models(
@@ -66,7 +70,8 @@ def models(
     opened = {
         target: open_programs(target, own, trust_code=trust_code) for target, own in zip(targets, options, strict=True)
     }
-    result = measure_models(opened, batch_size=batch_size, tokens=tokens, threads=threads)
+    with counts_displayed():
+        result = measure_models(opened, batch_size=batch_size, tokens=tokens, threads=threads)
     if out is not None:
         write_result(result, out)
     if as_json:
@@ -221,7 +226,7 @@ def _show(result: ScalingResult, out: Path) -> None:
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
-    """Show a transient progress bar, and yield a function that advances it to the next measurement."""
+    """Show a progress bar, or log lines, and yield a function that advances to the next measurement."""
     with progress_bars() as bars:
         task, begun = bars.add_task("starting", total=total), 0
 
@@ -229,6 +234,8 @@ def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
             nonlocal begun
             bars.update(task, completed=begun, description=f"{title}, {tokens:,} tokens")
             begun += 1
+            if not bars.console.is_terminal:
+                log.info("%d of %d: %s, %s tokens", begun, total, title, f"{tokens:,}")
 
         yield starting
 

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.output import output_console, print_json, progress_bars
+from attngraft.cli.output import counts_displayed, output_console, print_json
 from attngraft.cli.values import assignments
 from attngraft.errors import ConfigError, DataError, UsageError
 
@@ -65,7 +65,7 @@ def check(
 ) -> None:
     """Check a data set as training would: splits, classes, image sizes, unreadable images and duplicates.
 
-    Without --task, the task follows from the data, as in `attngraft compare`. The exit code is 1 if training would
+    Without --task, the task follows from the data, as in `attngraft compare`. The exit code is 2 if training would
     reject the data. Results are cached, so training does not scan the images again.
 
     Examples:
@@ -109,13 +109,10 @@ def check(
         _check_texts(settings, save_split, as_json=as_json)
         return
     config: DataConfig = read(data_config(task), settings, where="task.data")
-    with progress_bars() as bar:
-        progress = bar.add_task("Scanning images", total=None)
-        result = inspect_images(
-            config, task=task, progress=lambda done, total: bar.update(progress, completed=done, total=total)
-        )
-    if not result.refusals:
-        result = _loaded(result, settings)
+    with counts_displayed():
+        result = inspect_images(config, task=task)
+        if not result.refusals:
+            result = _loaded(result, settings)
     if as_json:
         print_json(result.as_dict())
     else:
@@ -127,7 +124,7 @@ def check(
 
         typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:
-        raise typer.Exit(1)
+        raise typer.Exit(DataError.exit_code)
 
 
 def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
@@ -173,10 +170,11 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
             print_json({"task": "text_classification", "refusals": [str(error)]})
         else:
             _show_outcome((), [str(error)], config, "text_classification")
-        raise typer.Exit(1) from None
+        raise typer.Exit(DataError.exit_code) from None
     if split is not None:
         save_split(split, source.train, source.val)
         typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
+    refusals = [source.refusal] if source.refusal else []
     notes = [*source.notes, *_batch_note(_default_recipe("text_classification", settings), len(source.train), "texts")]
     counts, sizes = source.counts(), {name: len(texts) for name, texts in source.parts().items()}
     if as_json:
@@ -189,18 +187,20 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
             "sizes": sizes,
             "counts": counts,
             "notes": notes,
-            "refusals": [],
+            "refusals": refusals,
         }
         print_json(found)
-        return
-    console = output_console()
-    console.print(
-        f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes"
-    )
-    numbers = ", ".join(f"{size:,} {part} texts" for part, size in sizes.items())
-    console.print(f"Split: {escape(source.origin)}; {numbers}")
-    console.print(_class_table(source.classes, {part: list(by.values()) for part, by in counts.items()}, "texts"))
-    _show_outcome(notes, (), config, "text_classification")
+    else:
+        console = output_console()
+        console.print(
+            f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes"
+        )
+        numbers = ", ".join(f"{size:,} {part} texts" for part, size in sizes.items())
+        console.print(f"Split: {escape(source.origin)}; {numbers}")
+        console.print(_class_table(source.classes, {part: list(by.values()) for part, by in counts.items()}, "texts"))
+        _show_outcome(notes, refusals, config, "text_classification")
+    if refusals:
+        raise typer.Exit(DataError.exit_code)
 
 
 def _save_split(result: Inspection, path: Path) -> None:

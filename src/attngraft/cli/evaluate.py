@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.table import Table
 
-from attngraft.cli.output import is_first_process, output_console, print_json, progress_display
+from attngraft.cli.output import counts_displayed, is_first_process, output_console, print_json, progress_display
 from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
 from attngraft.errors import UsageError
 
@@ -137,7 +137,8 @@ def _evaluate(
     from attngraft.targets.judged import save_evaluation
     from attngraft.training.evaluate import evaluate_target
 
-    evaluation = evaluate_target(target, data=data, split=split, trust_code=trust_code)
+    with counts_displayed():
+        evaluation = evaluate_target(target, data=data, split=split, trust_code=trust_code)
     if out is not None and is_first_process():
         save_evaluation(evaluation, target, out, data=data)
     examples = len(evaluation.predictions.names)

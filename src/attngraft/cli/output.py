@@ -69,6 +69,28 @@ def progress_bars(*, described: bool = True) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+@contextmanager
+def counts_displayed() -> Iterator[None]:
+    """Show the counts of long loops in the block: bars on a terminal, log lines elsewhere."""
+    from attngraft.counting import CountBars, CountLines, count_display, counts_shown
+
+    console = Console(stderr=True)
+    if not is_first_process():
+        yield
+    elif console.is_terminal:
+        with count_display(console) as bars, counts_shown(CountBars(bars)):
+            yield
+    else:
+        with counts_shown(CountLines()):
+            yield
+
+
+def announce_imports() -> None:
+    """Print that PyTorch is being loaded, which takes seconds, unless it is loaded already."""
+    if "torch" not in sys.modules and is_first_process():
+        typer.echo("Loading PyTorch ...", err=True)
+
+
 def progress_display(
     live: Callable[[Console], AbstractContextManager[T]], log: Callable[[], T], silent: Callable[[], T]
 ) -> AbstractContextManager[T]:
@@ -82,7 +104,17 @@ def progress_display(
 
 @contextmanager
 def images_bar(total: int, description: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar of images, and yield a function that advances it."""
-    with progress_bars() as bars:
-        task = bars.add_task(description, total=total)
-        yield lambda images: bars.advance(task, images)
+    """Show the number of images processed in the block, and yield a function that adds to it."""
+    from attngraft.counting import count
+
+    done = 0
+
+    def advance(images: int) -> None:
+        nonlocal done
+        done += images
+        count(description, done, total)
+
+    with counts_displayed():
+        if total:
+            count(description, 0, total)
+        yield advance

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import timm
@@ -11,6 +12,7 @@ from torch import nn
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
+from attngraft.models.hub import hub_or_cache
 from attngraft.models.schemes import (
     Started,
     build_anywhere,
@@ -124,10 +126,12 @@ def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[
 def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> nn.Module:
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
         raise unknown_host(name)
-    try:
-        return build_anywhere(lambda: cast(nn.Module, timm.create_model(name, pretrained=pretrained, **arguments)))
-    except Exception as error:  # timm, the Hub's client and its HTTP client raise errors of any class
-        if reason := why_no_weights(name, error):
-            raise HostError(reason) from error
-        with creation_errors(name, arguments, maker="timm"):
-            raise
+    fetches = name.startswith(("hf-hub:", "hf_hub:")) or (pretrained and ":" not in name)
+    with hub_or_cache() if fetches else nullcontext() as unreachable:
+        try:
+            return build_anywhere(lambda: cast(nn.Module, timm.create_model(name, pretrained=pretrained, **arguments)))
+        except Exception as error:  # timm, the Hub's client and its HTTP client raise errors of any class
+            if reason := why_no_weights(name, error, unreachable=unreachable):
+                raise HostError(reason) from error
+            with creation_errors(name, arguments, maker="timm"):
+                raise

@@ -6,12 +6,14 @@ and the user's own arguments, which are fields of the configuration, `auto_class
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from attngraft.errors import HostError, UsageError
+from attngraft.models.hub import hub_or_cache
 from attngraft.models.schemes import Started, build_anywhere, creation_errors
 from attngraft.models.transformers_classifier import transformers_classifier
 from attngraft.models.transformers_folder import (
@@ -112,14 +114,16 @@ def find_folder(source: str, *, weights: bool = False, download: bool = True) ->
     def fetch(patterns: list[str]) -> Path:
         return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=not download))
 
-    try:
-        folder = fetch(_FILES)
-        for patterns in _WEIGHTS if weights else ():
-            folder = fetch([*_FILES, *patterns])
-            if any(found for pattern in patterns for found in folder.glob(pattern)):
-                break
-    except Exception as error:  # the Hub's client and its HTTP client raise errors of any class
-        raise HostError(why_no_weights(f"hf:{source}", error) or f"hf:{source}: {error}") from error
+    with hub_or_cache() if download else nullcontext() as unreachable:
+        try:
+            folder = fetch(_FILES)
+            for patterns in _WEIGHTS if weights else ():
+                folder = fetch([*_FILES, *patterns])
+                if any(found for pattern in patterns for found in folder.glob(pattern)):
+                    break
+        except Exception as error:  # the Hub's client and its HTTP client raise errors of any class
+            reason = why_no_weights(f"hf:{source}", error, unreachable=unreachable)
+            raise HostError(reason or f"hf:{source}: {error}") from error
     if transformers_folder(folder) is None:
         raise UsageError(
             f"hf:{source}: this repository has no config.json of transformers; for a timm model, type hf-hub:{source}"

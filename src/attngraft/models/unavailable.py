@@ -12,8 +12,11 @@ _ABSENT = {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFo
 _NETWORK = {"LocalEntryNotFoundError", "OfflineModeIsEnabled", "URLError", "HfHubHTTPError"}
 
 
-def why_no_weights(name: str, error: Exception) -> str | None:
-    """Return why timm failed to load the weights of `name`, with a remedy; None for other errors."""
+def why_no_weights(name: str, error: Exception, *, unreachable: Exception | None = None) -> str | None:
+    """Return why timm failed to load the weights of `name`, with a remedy; None for other errors.
+
+    `unreachable` is the error of the attempt to reach the Hub, if it failed.
+    """
     architecture, _, tag = name.partition(".")
     text = str(error)
     if tag and "Invalid pretrained tag" in text:
@@ -33,16 +36,17 @@ def why_no_weights(name: str, error: Exception) -> str | None:
     if kinds & _ABSENT:
         return f"the Hugging Face Hub has no {repository}, or it is private (log in: `hf auth login`, or HF_TOKEN)"
     if kinds & _NETWORK or isinstance(error, ConnectionError | TimeoutError):
+        last = unreachable or list(_chain(error))[-1]
+        cause = (str(last).strip() or type(last).__name__).splitlines()[0].rstrip(".")
         if name.startswith("hf:"):
             return (
-                f"{name} is not in the cache and cannot be downloaded. Without a network: run hf download {repository} "
-                f"--local-dir FOLDER elsewhere, and pass hf:FOLDER; HF_HUB_OFFLINE=1 stops further attempts"
+                f"{name} is not in the cache and cannot be downloaded ({cause}): without a network, run hf download "
+                f"{repository} --local-dir FOLDER elsewhere, and pass hf:FOLDER"
             )
-        cause = (str(list(_chain(error))[-1]).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         return (
             f"the weights of {name} are not in the cache and cannot be downloaded ({cause}): without a network, download "
-            f"model.safetensors of https://huggingface.co/{repository} elsewhere and add --weights FILE (host.weights), or "
-            "set HF_HOME to a copy of a Hugging Face cache that has it; HF_HUB_OFFLINE=1 stops further attempts"
+            f"model.safetensors of https://huggingface.co/{repository} elsewhere and pass it with --weights FILE "
+            "(eval, analyze, bench: --host-weights FILE), or set HF_HOME to a copy of a Hugging Face cache that has it"
         )
     return None
 

@@ -9,6 +9,7 @@ import dataclasses
 
 from torch import nn
 
+from attngraft.counting import counted
 from attngraft.errors import AttngraftError, ConfigError, FolderError, GraftSpecError, UsageError
 from attngraft.evaluation.suites.catalog import parse_suites, require_suites
 from attngraft.grafting.plan import plan
@@ -97,7 +98,7 @@ def check_variants(study: Study) -> None:
     new = {run.variant.name for run in study.runs if run.state == "new"}
     if new:
         check_patches(study.baseline_recipe, host)
-    for variant in study.variants:
+    for variant in counted(study.variants, "variants checked"):
         if variant.is_baseline:
             continue
         own_host = host
@@ -127,7 +128,7 @@ def check_untrained(study: Study, data: TaskData) -> None:
     Raises:
         UsageError: a model has a new head or random weights; the message names the variant.
     """
-    for variant in study.variants:
+    for variant in counted(study.variants, "variants checked"):
         recipe = study.recipe_of(variant)
         if recipe.schedule.trains or not (variant.is_baseline or variant.host is not None or variant.overrides):
             continue

@@ -305,11 +305,3 @@ def parse_duration(value: str) -> float:
     if total <= 0:
         raise UsageError(f"time budget: expected a duration with its unit (90s, 10m, 1h30m), found {value!r}")
     return total
-
-
-def format_duration(seconds: float) -> str:
-    """Format a duration: 45 s, 12 min, 3 h 05 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from accelerate.utils import send_to_device
 
+from attngraft.counting import counted
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
 from attngraft.results.study import Cost, Interval
@@ -48,7 +49,7 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
     """
     profilers, parameters, macs, memory = {}, {}, {}, {}
     with cpu_threads(study.baseline_recipe.train.threads):
-        for variant in study.variants:
+        for variant in counted(study.variants, "variants built"):
             recipe = study.recipe_of(variant)
             key, profiler = variant.key, Profiler(recipe, benchmark.for_recipe(recipe))
             profilers[key] = profiler

@@ -16,8 +16,8 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from attngraft.counting import CountBars, CountLines, count_display, format_duration
 from attngraft.results.wording import plural
-from attngraft.study.config import format_duration
 from attngraft.study.plan import PlannedRun
 from attngraft.training.progress import LogLines, Progress
 
@@ -31,6 +31,9 @@ class StudyProgress:
 
     def on_stage(self, text: str) -> None:
         """Called when a stage other than training begins, such as checking, timing, measuring or reporting."""
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        """Called for each item of a long loop (`attngraft.counting`), such as the variants to time."""
 
     def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
         """Called when the runs are planned.
@@ -58,6 +61,10 @@ class StudyLog(StudyProgress):
 
     def __init__(self) -> None:
         self._number: dict[str, int] = {}
+        self._counts = CountLines()
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        self._counts(description, done, total)
 
     def on_stage(self, text: str) -> None:
         log.info("%s", text)
@@ -92,6 +99,7 @@ class LiveStudy(StudyProgress):
         self._cells: dict[str, Text] = {}
         self._clock = _Clock()
         self._stage = ""  #: shown while no run is active
+        self._counts = CountBars(count_display(console))
         self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
 
     def __enter__(self) -> LiveStudy:
@@ -105,6 +113,10 @@ class LiveStudy(StudyProgress):
 
     def on_stage(self, text: str) -> None:
         self._stage = text
+        self._counts.clear()
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        self._counts(description, done, total)
 
     def on_plan(self, runs: Sequence[PlannedRun], *, seconds: float | None, epochs: float, extra: str = "") -> None:
         self._runs = runs
@@ -117,6 +129,7 @@ class LiveStudy(StudyProgress):
 
     def on_run(self, run: PlannedRun) -> Progress:
         self._stage = ""
+        self._counts.clear()
         if run.label not in self._active:
             self._active[run.label] = self._bars.add_task(run.label, total=None, note="starting")
         return _RunRow(self, run)
@@ -134,6 +147,7 @@ class LiveStudy(StudyProgress):
 
     def on_end(self) -> None:
         self._stage = ""
+        self._counts.clear()
         for label in list(self._active):
             self._bars.remove_task(self._active.pop(label))
         self._live.refresh()
@@ -155,6 +169,8 @@ class LiveStudy(StudyProgress):
         if self._active:
             left = self._clock.left()
             below = [self._bars] if left is None else [self._bars, Text(f"study: {format_duration(left)} left")]
+        if self._counts:
+            below.append(self._counts.bars)
         if not self._runs:
             return Group(*below)
         seeds = list(dict.fromkeys(run.seed for run in self._runs))
@@ -189,6 +205,9 @@ class _RunRow(Progress):
         self._study, self._run = study, run
         self._epochs = self._total = 0
         self._next = 0.0
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        self._study.on_count(f"{self._run.label}: {description}", done, total)
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         self._epochs, self._total = epochs, total_steps

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
+from attngraft.counting import counts_shown
 from attngraft.devices import accelerator_device
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
@@ -129,7 +130,12 @@ def compare(
     kept = _cache_for(executor, cache, config.out)
     hosts = config.host_names()
     refuse_unsupported(config)
-    with trusting(*hosts, every=trust_code), created(config.out), locked(config.out):
+    with (
+        trusting(*hosts, every=trust_code),
+        created(config.out),
+        locked(config.out),
+        counts_shown(progress.on_count),
+    ):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
         try:
@@ -188,10 +194,10 @@ def prepare(
     """
     check_output(config.out, folder=True)
     refuse_unsupported(config)
-    executor = executor or Serial()
+    executor, progress = executor or Serial(), progress or StudyLog()
     kept = _cache_for(executor, cache, config.out)
-    with trusting(*config.host_names(), every=trust_code):
-        return _prepare(config, executor, progress or StudyLog(), tools or Tools(), kept)[0]
+    with trusting(*config.host_names(), every=trust_code), counts_shown(progress.on_count):
+        return _prepare(config, executor, progress, tools or Tools(), kept)[0]
 
 
 def _cache_for(executor: Executor, option: str, out: Path) -> DecodedCache | None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from attngraft.counting import counted, format_duration
 from attngraft.errors import UsageError
-from attngraft.study.config import format_duration
 from attngraft.study.executors.placement import CONTENTION
 from attngraft.study.plan import PlannedRun, Study
 from attngraft.study.rungs import expected_share, rung_epochs
@@ -75,7 +75,8 @@ def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
     """Time real training steps and evaluation batches of all variants."""
     found = {}
     with cpu_threads(study.baseline_recipe.train.threads):
-        for variant in study.variants:  # separately, because the models may not fit into memory together
+        # separately, because the models may not fit into memory together
+        for variant in counted(study.variants, "variants timed"):
             recipe = study.recipe_of(variant)
             own = benchmark.for_recipe(recipe)
             begin = time.perf_counter()

@@ -33,8 +33,8 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the task that fits the data, and the reason.
 
     Tables with a column of texts fit `text_classification`; tables of images fit `multilabel` (lists of labels, or
-    several 0/1 columns), `regression` (numbers with decimals), or `classification`. Everything else fits
-    `classification`, which reports what is wrong with the data.
+    several 0/1 columns), `regression` (numbers with decimals), or `classification`; COCO annotations fit `multilabel`.
+    Everything else fits `classification`, which reports what is wrong with the data.
 
     Args:
         data: fields of the recipe's `task.data`, unchecked.
@@ -46,6 +46,8 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
         return DEFAULT, "digits have one class each"
     path, found = Path(source).expanduser(), None
     try:
+        if source and _has_coco(path):
+            return "multilabel", f"COCO annotations in {source}"
         if source and path.is_dir() and folder.has_class_folders(path):
             return DEFAULT, f"class folders in {source}"
         table = _table_of(path)
@@ -53,6 +55,12 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
     except (AttngraftError, OSError):  # reported when the data are opened
         pass
     return found or (DEFAULT, "the default")
+
+
+def _has_coco(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix.lower() == ".json"
+    return path.is_dir() and not huggingface.is_saved(path) and not tar.tars_in(path) and coco.coco_in(path)
 
 
 def _table_of(path: Path) -> Path | None:

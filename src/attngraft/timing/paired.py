@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from attngraft.counting import counted
+
 Work = Callable[[], object]
 Clock = Callable[[], float]
 
@@ -99,7 +101,7 @@ def several(
     repeats = _repeats(baseline, min_seconds, time_calls)
     seconds = np.empty((pairs, len(works)))
     with _collector_off():
-        for row, order in enumerate(rounds(len(works), pairs)):
+        for row, order in enumerate(counted(rounds(len(works), pairs), "timing rounds", total=pairs)):
             gc.collect()
             for column in order:
                 seconds[row, column] = time_calls(works[column], repeats) / repeats
@@ -127,7 +129,7 @@ def duration(
     for _ in range(warmup):
         work()
     with _collector_off():
-        seconds = np.array([time_calls(work, 1) for _ in range(samples)])
+        seconds = np.array([time_calls(work, 1) for _ in counted(range(samples), "timing rounds")])
     median, low, high = median_interval(seconds)
     return Duration(seconds=median, low=low, high=high, samples=samples)
 

@@ -15,6 +15,7 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
+from attngraft.counting import counted
 from attngraft.errors import DataError, FolderError, TrainingError, UsageError, started
 from attngraft.hosts import forget
 from attngraft.models.trust import trusting
@@ -103,7 +104,9 @@ class SplitEvaluator:
         batches = self._loader if stop is None else stop.interruptible(self._loader)
         run = infer or partial(self._task.infer, full=full)
         try:
-            for records, indices in self._records(model, batches, run, change):
+            for records, indices in counted(
+                self._records(model, batches, run, change), "batches evaluated", total=len(self._order)
+            ):
                 collector.add(indices, records)
                 if stop is not None and stop.agreed():
                     return None

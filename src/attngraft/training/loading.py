@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -294,8 +295,16 @@ class EvalOrder:
     world: int = 1
     epoch: int = 0  #: epoch in the keys; may change between passes, even with persistent workers
 
+    def __len__(self) -> int:
+        return math.ceil(self.length / self._size)
+
+    @property
+    def _size(self) -> int:
+        """Number of examples of a batch, over all processes."""
+        return max(self.batch_size // self.world, 1) * self.world
+
     def __iter__(self) -> Iterator[Keys]:
-        size = max(self.batch_size // self.world, 1) * self.world
+        size = self._size
         for start in range(0, self.length, size):
             indices = list(range(start, min(start + size, self.length)))
             indices += indices[-1:] * (-len(indices) % self.world)

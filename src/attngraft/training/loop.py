@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, reduce
 
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
+from attngraft.counting import counts_shown
 from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
@@ -90,6 +91,7 @@ def train(
             stack.enter_context(created(run.path))
             stack.enter_context(locked(run.path))
         stack.enter_context(cpu_threads(recipe.train.threads))
+        stack.enter_context(counts_shown(progress.on_count))
         if main:
             remove_leftovers(run.path)
             recipe = _check_folder(run, recipe, resume=resume)

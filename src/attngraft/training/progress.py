@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from attngraft.counting import CountBars, CountLines
+
 log = logging.getLogger(__name__)
 
 
@@ -19,6 +21,9 @@ class Progress:
 
     `on_step` is called after every update and must be cheap.
     """
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        """Called for each item of a long loop other than training (`attngraft.counting`), such as evaluation batches."""
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         """Called when training starts, or resumes after `done_steps`."""
@@ -44,6 +49,10 @@ class LogLines(Progress):
         self._label = f"{label}: " if label else ""
         self._total = self._epochs = 0
         self._next = 0.0
+        self._counts = CountLines(every=every, label=label)
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        self._counts(description, done, total)
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         self._total, self._epochs = total_steps, epochs
@@ -82,6 +91,7 @@ class LiveBars(Progress):
             console=console,
             refresh_per_second=5,
         )
+        self._counts = CountBars(self._bars, note="")
         self._task = self._bars.add_task("starting", total=None, note="")
         self._epochs = 0
         self._next = 0.0
@@ -94,6 +104,9 @@ class LiveBars(Progress):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bars.stop()
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        self._counts(description, done, total)
 
     def on_start(self, total_steps: int, *, done_steps: int, epochs: int, steps_per_epoch: int) -> None:
         self._epochs = epochs

@@ -74,7 +74,7 @@ def test_a_hundred_classes_of_one_image_each_are_refused_with_the_remedy(shared:
 
 def test_data_check_says_what_is_there_before_it_says_why_not(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = _there(shared / "data" / "imagenet_samples")
-    assert run_command("data", "check", folder, "--json") == 1
+    assert run_command("data", "check", folder, "--json") == 2
     found = json.loads(capsys.readouterr().out)
     assert (found["ready"], found["task"], found["kind"]) == (False, "classification", "table")
     assert found["classes"] == [str(index) for index in range(0, 1000, 10)]
@@ -85,7 +85,7 @@ def test_data_check_says_what_is_there_before_it_says_why_not(shared: Path, caps
         "Labels are read from column 'class_index'.",
         "Paths are relative to images/, next to the table.",
     ]
-    assert run_command("data", "check", folder) == 1
+    assert run_command("data", "check", folder) == 2
     shown = capsys.readouterr().out
     assert "labels.csv: table, 100 classes, for classification" in shown
     assert "Training would be refused" in shown and "have a single image" in shown

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from attngraft import cache
+from attngraft.counting import counts_shown
 from attngraft.errors import DataError
 from attngraft.tasks.images import scan as scan_module
 from attngraft.tasks.images.checks import corrupt_limit
@@ -222,7 +223,8 @@ def test_large_data_are_looked_at_fast(folder: Path, monkeypatch: pytest.MonkeyP
 def test_progress_and_sizes(folder: Path) -> None:
     told: list[tuple[int, int]] = []
     images = open_source(DataConfig(source=str(folder))).train
-    seen = scan([images], "full", where="x", progress=lambda done, total: told.append((done, total)))
+    with counts_shown(lambda _, done, total: told.append((done, total))):
+        seen = scan([images], "full", where="x")
     assert told == [(i, 10) for i in range(11)]
     assert seen.sizes.tolist() == [[64, 64]] * 10
     assert set(seen.modes) == {"RGB"}

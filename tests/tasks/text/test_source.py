@@ -55,6 +55,12 @@ def test_a_folder_has_a_table_for_each_split(tmp_path: Path) -> None:
     found = open_texts(TextDataConfig(source=str(tmp_path)))
     assert found.test is not None and len(found.test) == 3
     assert found.notes == ("2 test texts are also in the training split.",)
+    assert "2 of 3 test texts are copies of texts of the other splits" in found.refusal
+    assert "--set task.data.test_split=none; to train anyway, use --set task.data.check=off" in found.refusal
+    assert not open_texts(TextDataConfig(source=str(tmp_path), check="off")).refusal
+    with pytest.raises(SystemExit) as stop:
+        main(["data", "check", str(tmp_path), "--task", "text_classification"])
+    assert stop.value.code == 2
     table(tmp_path / "test.csv", [("Another one.", "odd")])
     found = open_texts(TextDataConfig(source=str(tmp_path)))
     assert found.test is None and "The split test is not used as a test split" in found.notes[0]
@@ -108,4 +114,4 @@ def test_data_check_reports_texts(tmp_path: Path, capsys: pytest.CaptureFixture[
     table(source, sentences(10, classes=("good",)))
     with pytest.raises(SystemExit) as stop:
         main(["data", "check", str(source), "--task", "text_classification"])
-    assert stop.value.code == 1 and "all texts have the label" in capsys.readouterr().out
+    assert stop.value.code == 2 and "all texts have the label" in capsys.readouterr().out

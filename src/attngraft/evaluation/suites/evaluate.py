@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraft._version import __version__
+from attngraft.counting import counts_shown
 from attngraft.environment import environment
 from attngraft.errors import started
 from attngraft.evaluation.suites.cache import (
@@ -93,12 +94,14 @@ def evaluate_suites(
     target = of if isinstance(of, Target) else run_target(read_run(of), weights)
     require_suites(load_task(target.recipe.task["name"]), choices)
     contexts: dict[tuple[str | None, str], EvaluationContext] = {}
+    progress = progress or SuiteLog()
     with trusting(every=trust_code):
-        for choice in choices:
-            key = (choice.data, choice.suite.test_set)
-            if key not in contexts:
-                contexts[key] = open_context(target, choice, data=data, split=split, limit=limit)
-        evaluator = _TargetEvaluator(target, progress or SuiteLog())
+        with counts_shown(progress.on_count):
+            for choice in choices:
+                key = (choice.data, choice.suite.test_set)
+                if key not in contexts:
+                    contexts[key] = open_context(target, choice, data=data, split=split, limit=limit)
+        evaluator = _TargetEvaluator(target, progress)
         with StopSignal(evaluator.model.accelerator) as stop:
             return evaluator.suites(
                 [(choice, contexts[choice.data, choice.suite.test_set]) for choice in choices], stop

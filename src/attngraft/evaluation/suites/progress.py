@@ -9,11 +9,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
+from attngraft.counting import CountBars, CountLines
+
 log = logging.getLogger(__name__)
 
 
 class SuiteProgress:
     """Progress callbacks for an evaluation under suites; the base class does nothing."""
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        """Called for each item of a long loop while the data are opened (`attngraft.counting`)."""
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
         """Called when a suite starts, `done` of whose `conditions` are already finished."""
@@ -38,6 +43,10 @@ class SuiteLog(SuiteProgress):
         self._every, self._last = every, time.monotonic()
         self._title, self._label = "", ""
         self._conditions, self._number, self._examples, self._seen = 0, 0, 0, 0
+        self._counts = CountLines()
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        self._counts(description, done, total)
 
     def on_suite(self, title: str, *, conditions: int, done: int, examples: int) -> None:
         self._title, self._conditions, self._number, self._examples = title, conditions, done, examples
@@ -76,6 +85,10 @@ class SuiteBar(SuiteProgress):
             transient=True,
         )
         self._task: TaskID | None = None
+        self._counts = CountBars(self._bars, note="")
+
+    def on_count(self, description: str, done: int, total: int) -> None:
+        self._counts(description, done, total)
 
     def __enter__(self) -> SuiteBar:
         self._bars.start()

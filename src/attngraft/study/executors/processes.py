@@ -248,7 +248,7 @@ class _Channel(logging.handlers.QueueHandler):
 
 
 class _SentProgress:
-    """Forward all progress callbacks to the study's process, but `on_step` at most every `_STEP_SECONDS`."""
+    """Forward all progress callbacks to the study's process, but steps and counts at most every `_STEP_SECONDS`."""
 
     def __init__(self, channel: _Channel) -> None:
         self._channel, self._next_step = channel, 0.0
@@ -256,7 +256,8 @@ class _SentProgress:
     def __getattr__(self, callback: str) -> Callable[..., None]:
         def send(*args: Any, **kwargs: Any) -> None:
             now = time.monotonic()
-            if callback == "on_step" and now < self._next_step:
+            often = callback == "on_step" or (callback == "on_count" and 0 < args[1] < args[2])
+            if often and now < self._next_step:
                 return
             self._next_step = now + _STEP_SECONDS
             with suppress(OSError):

@@ -257,20 +257,34 @@ def leak_refusal(source: ImageSource, issues: DataIssues, parts: Mapping[str, Im
             continue
         same = part == "val" and list(parts["train"].names) == list(parts["val"].names)
         copies = len(parts[part]) if same else issues.copied(part)
-        if copies <= max(LEAK_LIMIT * len(parts[part]), 1):
-            continue
-        remedy = "take another part for validation: --set task.data.val_fraction=0.2"
-        if part == "test":
-            remedy = "compare runs on validation: --set task.data.test_split=none"
-        elif drawn:
-            remedy = "keep one copy of each (attngraft data check --json lists them)"
-        other = "training images" if part == "val" else "images of the other splits"
-        return (
-            f"{source.where}: {copies} of {len(parts[part])} {name} images are copies of {other}, so "
-            "results would "
-            f"be too good; remove them, or {remedy}; to train anyway, use --set task.data.check=off"
-        )
+        if refusal := copies_refusal(copies, len(parts[part]), name, where=source.where, drawn=drawn):
+            return refusal
     return ""
+
+
+def copies_refusal(copies: int, total: int, part: str, *, where: str, drawn: bool, noun: str = "image") -> str:
+    """Return why no run should start if `copies` of a split's `total` examples are too many, or an empty string.
+
+    Args:
+        copies: number of examples that are copies of those in other splits.
+        total: number of examples.
+        part: validation or test.
+        where: name of the source.
+        drawn: whether the validation split is a random part of the training split.
+        noun: what an example is.
+    """
+    if copies <= max(LEAK_LIMIT * total, 1):
+        return ""
+    remedy = "take another part for validation: --set task.data.val_fraction=0.2"
+    if part == "test":
+        remedy = "compare runs on validation: --set task.data.test_split=none"
+    elif drawn:
+        remedy = "keep one copy of each" + (" (attngraft data check --json lists them)" if noun == "image" else "")
+    other = f"training {noun}s" if part == "validation" else f"{noun}s of the other splits"
+    return (
+        f"{where}: {copies} of {total} {part} {noun}s are copies of {other}, so results would be too good; remove them, "
+        f"or {remedy}; to train anyway, use --set task.data.check=off"
+    )
 
 
 def find_issues(parts: Mapping[str, Images], scan: ScanResult, *, classes: Sequence[str]) -> DataIssues:

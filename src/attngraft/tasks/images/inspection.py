@@ -13,7 +13,6 @@ from attngraft.files import atomic_file, printable
 from attngraft.tasks.images.checks import Duplicate, class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import Survey, survey_images
-from attngraft.tasks.images.scan import Progress
 from attngraft.tasks.images.sources import Images, in_mode
 from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.task import load_task
@@ -113,20 +112,19 @@ class Inspection:
         }
 
 
-def inspect_images(config: DataConfig, *, task: str | None = None, progress: Progress | None = None) -> Inspection:
+def inspect_images(config: DataConfig, *, task: str | None = None) -> Inspection:
     """Open the data as training would, and report all issues.
 
     Args:
         config: the recipe's `task.data`.
         task: the task to train; None: the task that fits the labels.
-        progress: called while images are scanned.
 
     Raises:
         ConfigError: a class, a column or the task is unknown, or the task does not use images with labels.
         DataError: the source cannot be opened at all.
     """
     several = None if task is None or config.numeric else _has_several_labels(task)
-    survey = survey_images(config, progress=progress)
+    survey = survey_images(config)
     source, refusals = survey.source, [*survey.refusals, *([survey.leak] if survey.leak else [])]
     if source.numeric:
         return Inspection(

@@ -21,7 +21,7 @@ from attngraft.tasks.images.checks import (
     refuse_masks,
 )
 from attngraft.tasks.images.config import DataConfig, NumbersConfig
-from attngraft.tasks.images.scan import Progress, ScanResult, scan
+from attngraft.tasks.images.scan import ScanResult, scan
 from attngraft.tasks.images.sources import Images, ImageSource, open_source, restrict, with_validation
 from attngraft.tasks.images.sources.splitting import has_unique_names, split_digest
 from attngraft.tasks.task import SPLIT_FILE, load_task
@@ -109,7 +109,7 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
     )
 
 
-def survey_images(config: DataConfig, *, saved_split: Path | None = None, progress: Progress | None = None) -> Survey:
+def survey_images(config: DataConfig, *, saved_split: Path | None = None) -> Survey:
     """Open and check images like `open_images`, but collect all reasons for rejection.
 
     Raises:
@@ -131,7 +131,7 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None, progre
         val = source.val
     parts = {"train": source.train, "val": val, "test": source.test}
     existing = {name: images for name, images in parts.items() if images is not None}
-    scanned = scan(list(existing.values()), config.check, where=source.where, progress=progress)
+    scanned = scan(list(existing.values()), config.check, where=source.where)
     issues = find_issues(existing, scanned, classes=source.classes)
     limit = corrupt_limit(config.max_corrupt, len(scanned))
     if len(issues.unreadable) > limit:

@@ -8,10 +8,8 @@ bit-identical for any number of workers and on resume, and evaluation never coun
 
 import copy
 import hashlib
-import logging
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO, Literal
@@ -21,13 +19,13 @@ import PIL
 from PIL import Image
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
+from attngraft.counting import counted
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import Check
 from attngraft.tasks.images.sources.base import FileImages, Images, Stamp
 from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, decode, in_mode
 
 Depth = Literal["full", "fast", "off"]
-Progress = Callable[[int, int], None]  #: (images scanned, total number of images)
 
 FULL_IMAGES = 50_000  #: `auto` decodes every image up to this number of images ...
 FULL_BYTES = 2**32  #: ... and this total size of the files
@@ -35,8 +33,6 @@ FULL_BYTES = 2**32  #: ... and this total size of the files
 _END = 2**16  #: number of bytes that `fast` reads at each end of a file
 _CACHE_FACTOR = 4  #: old entries are dropped when they exceed this multiple of the new ones
 _CHUNK = 64  #: number of images that a thread scans at a time
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +60,13 @@ class _ImageInfo:
     digest: bytes
 
 
-def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progress | None = None) -> ScanResult:
+def scan(images: Sequence[Images], check: Check, *, where: str) -> ScanResult:
     """Scan all sets of `images`, one after the other.
 
     Args:
         check: depth of the scan: `full`, `fast`, `off` (no scan) or `auto`: `full` for up to 50,000 images in up to 4 GiB
             of files; beyond that `fast` for files and `off` for other images (timm's back ends).
         where: name of the source, part of the cache key.
-        progress: called from the calling thread.
     """
     located = [(images_of, index) for images_of in images for index in range(len(images_of))]
     stamps = [each.stamp(index) for each, index in located] if check != "off" else [None] * len(located)
@@ -84,10 +79,9 @@ def scan(images: Sequence[Images], check: Check, *, where: str, progress: Progre
         keys = [cache.key(each.where(index), stamp) for (each, index), stamp in zip(located, stamps, strict=True)]
         results = [cache.get(key) for key in keys]
         pending = [position for position, result in enumerate(results) if result is None]
-        report = _progress_reporter(progress, len(pending), where)
-        for position, scanned in _scan_all([(position, *located[position]) for position in pending], depth):
+        work = [(position, *located[position]) for position in pending]
+        for position, scanned in counted(_scan_all(work, depth), "images scanned (once)", total=len(work)):
             results[position] = scanned
-            report()
         if pending:
             cache.save(keys, results)
     sizes, digests = np.zeros((len(results), 2), dtype=np.int32), np.zeros((len(results), 16), dtype=np.uint8)
@@ -212,21 +206,3 @@ class _ScanCache:
             "digests": np.frombuffer(b"".join(info.digest for _, info in entries), dtype=np.uint8).reshape(-1, 16),
         }
         keep_arrays(self.path, arrays)
-
-
-def _progress_reporter(progress: Progress | None, total: int, where: str) -> Callable[[], None]:
-    """Return a function to call after each image, which calls `progress` or logs from time to time."""
-    done, last = 0, time.monotonic()
-    if progress is not None:
-        progress(0, total)
-
-    def report() -> None:
-        nonlocal done, last
-        done, now = done + 1, time.monotonic()
-        if progress is not None:
-            progress(done, total)
-        elif now - last > 15:
-            last = now
-            log.info("%s: scanned %d of %d images (once; results are cached)", where, done, total)
-
-    return report

@@ -1,6 +1,7 @@
 """The recipe's `task` section for text classification."""
 
 from dataclasses import asdict, dataclass, field
+from typing import Literal
 
 from attngraft.strict import FieldError, require
 from attngraft.tasks.classification.config import LossConfig, MetricsConfig
@@ -26,6 +27,7 @@ class TextDataConfig:
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
     split_file: str | None = None  #: file with a saved split, used instead of a random split
+    check: Literal["auto", "off"] = "auto"  #: off: train even if validation or test texts are copies of training texts
 
     def __post_init__(self) -> None:
         if not self.source.strip():

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.tasks.images.checks import copies_refusal
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, read_splits
 from attngraft.tasks.images.sources.splitting import validation_mask
 from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, read_labels, read_table
@@ -50,6 +51,7 @@ class TextSource:
     origin: str  #: description of the split, for the report
     drawn: bool  #: whether the split is random
     notes: tuple[str, ...] = ()
+    refusal: str = ""  #: why no new run should train on these texts, see `TaskData`
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of texts of each class, by split."""
@@ -113,9 +115,16 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
             "correct the name, or remove it"
         )
     notes = [labels.note, *notes, note]
+    refusals, known = [], set(train.texts)
     for name, texts_of in {"validation": val, "test": test}.items():
-        if twice := 0 if texts_of is None else len(set(train.texts) & set(texts_of.texts)):
+        if texts_of is None:
+            continue
+        if twice := len(set(train.texts) & set(texts_of.texts)):
             notes.append(f"{twice} {name} {'text is' if twice == 1 else 'texts are'} also in the training split.")
+        if config.check != "off":
+            copies = sum(text in known for text in texts_of.texts)
+            refusals.append(copies_refusal(copies, len(texts_of), name, where=table.where, drawn=drawn, noun="text"))
+        known |= set(texts_of.texts)
     return TextSource(
         where=table.where,
         column=column,
@@ -126,6 +135,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         origin=origin,
         drawn=drawn,
         notes=tuple(filter(None, notes)),
+        refusal=next(filter(None, refusals), ""),
     )
 
 

@@ -100,6 +100,7 @@ class TextClassification(LabelTask):
             test=splits.get("test"),
             model_args={"num_classes": self._classes},
             facts=facts,
+            refusal=source.refusal,
         )
 
     def _new_tokenizer(self, train: Texts, host: Mapping[str, Any]) -> Tokenizer:

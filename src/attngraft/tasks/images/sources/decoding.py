@@ -7,7 +7,7 @@ from typing import IO
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
 
-from attngraft.errors import DataError
+from attngraft.errors import DataAccessError, DataError
 
 RULES = 1  #: version of the decoding rules in this file; part of the cache key of scanned images
 
@@ -45,6 +45,7 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     Raises:
         UnreadableImage: the file is not an image, damaged or too large, or its pixels are floating-point or CIELAB; the
             message contains `where`.
+        DataAccessError: the system cannot read the file.
     """
     try:
         image = _opened(stream)
@@ -57,6 +58,8 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
             where, f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; make it smaller"
         ) from None
     except Exception as error:  # Pillow's plugins raise all kinds of errors for damaged files
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of Pillow
+            raise DataAccessError(f"{where}: cannot be read ({error.strerror})") from None
         reason = str(error) or type(error).__name__
         if reason.startswith("cannot identify image file"):  # the message contains the repr of a Python object
             reason = "unrecognized image format"

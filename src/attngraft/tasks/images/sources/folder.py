@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from attngraft.errors import DataError
+from attngraft.errors import DataAccessError, DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, FileImages, ImageSource, Stamp, file_stamp
 from attngraft.tasks.images.sources.listing import Listing, is_image, is_junk, is_unsupported, split_folders
@@ -33,7 +33,7 @@ class FolderImages(FileImages):
             return open(path, "rb")
         except OSError as error:
             why = "broken link" if os.path.islink(path) and not os.path.exists(path) else error.strerror
-            raise DataError(f"{path}: cannot be opened ({why})") from None
+            raise DataAccessError(f"{path}: cannot be opened ({why})") from None
 
     def stamp(self, index: int) -> Stamp | None:
         return file_stamp(self.where(index))

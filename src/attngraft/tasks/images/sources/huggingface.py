@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from attngraft.cache import cache_file
-from attngraft.errors import ConfigError, DataError, StorageError
+from attngraft.errors import ConfigError, DataAccessError, DataError, StorageError
 from attngraft.files import atomic_file
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
@@ -90,7 +90,8 @@ class ArrowImages(FileImages):
         try:
             return (self.root / path).open("rb")
         except OSError as error:
-            raise DataError(f"{self.where(index)}: {self.root / path}: cannot be opened ({error.strerror})") from None
+            where = f"{self.where(index)}: {self.root / path}"
+            raise DataAccessError(f"{where}: cannot be opened ({error.strerror})") from None
 
     def stamp(self, index: int) -> Stamp | None:
         data, path = self._entry(index)

@@ -20,7 +20,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
-from attngraft.errors import DataError
+from attngraft.errors import DataAccessError, DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -206,7 +206,7 @@ class TarImages(FileImages):
             file.seek(offset)
             data = file.read(size)
         except OSError as error:
-            raise DataError(f"{self.where(index)}: cannot be read ({error.strerror})") from None
+            raise DataAccessError(f"{self.where(index)}: cannot be read ({error.strerror})") from None
         if len(data) < size:
             raise DataError(f"{self.where(index)}: the tar ends within this image; it was changed or truncated")
         return io.BytesIO(data)
