@@ -21,7 +21,8 @@ PLOTS_FOLDER = "plots"
 def write_report(result: StudyResult, folder: Path | str) -> Path:
     """Write `plots/*.png`, `plots/*.svg` and, last, `report.html` to `folder`, each atomically.
 
-    The page includes the analyses in `folder/analysis/*.json` and the images in `folder/examples.json`. Everything is drawn before the first file is written.
+    The page includes the analyses in `folder/analysis/*.json` and the images in `folder/examples.json`. Everything is drawn
+    before the first file is written.
     Plots of an earlier report are removed if the study no longer has their data. The files are reproducible byte for byte.
 
     Returns:

@@ -4,7 +4,7 @@ import base64
 import io
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,8 @@ def example_images(config: StudyConfig, result: StudyResult) -> ExampleImages | 
     baseline, variant = baseline_of(result), best_variant(result)
     if baseline is None or variant is None:
         return None
-    records = finished_runs(config)
+    both = tuple(each for each in config.variants if each.name in (baseline.name, variant.name))
+    records = finished_runs(replace(config, variants=both))
     try:
         return _selected(records[baseline.name], records[variant.name], variant.name, config.out)
     except (AttngraftError, OSError, ValueError) as error:

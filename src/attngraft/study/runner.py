@@ -4,9 +4,9 @@ All state of a study is in its folder, so it can be stopped at any moment and re
 
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
 
-The folder also contains halving.json with successive halving, split.csv with a random validation split, and suites.csv if
-runs are evaluated under suites. The executor decides where and how many runs are trained at a time; the files do not depend
-on it.
+The folder also contains halving.json with successive halving, split.csv with a random validation split, suites.csv if runs
+are evaluated under suites, and examples.json with images for the report. The executor decides where and how many runs are
+trained at a time; the files do not depend on it.
 """
 
 import dataclasses
