@@ -68,7 +68,7 @@ function cellAt(row, column) {
 
 function value(row, column) {
   const text = (cellAt(row, column)?.textContent ?? "").trim().replaceAll("\u2212", "-").replaceAll(",", "");
-  const found = text.match(/^>?([+-]?\d+(?:\.\d+)?)\s?(\S*)/) ?? text.match(/^(<)?(\d+\.\d+)$/)?.slice(1);
+  const found = text.match(/^[<>]?([+-]?\d+(?:\.\d+)?)\s?(\S*)/);
   return found ? Number(found[1]) * (UNITS[found[2]] ?? 1) : text;
 }
 
