@@ -91,6 +91,14 @@ def test_descriptions_hold_the_numbers():
     assert "horizontal 1.0011×, 61.23" in alts["cost-macs"]
 
 
+def test_parts_of_drawings_have_values_on_hover():
+    panels = [drawing for drawings in study_figures(studies.usual()).values() for drawing in drawings if drawing.titles]
+    assert {drawing.name for drawing in panels} >= {"forest", "epochs", "cost-macs"}
+    for drawing in panels:
+        titles = [each.text for each in ElementTree.fromstring(str(inline_svg(drawing))).iter("title")]
+        assert titles == [minus(text) for text in drawing.titles.values()]
+
+
 def test_inline_takes_the_pages_colors_and_reaches_nothing_else():
     study = studies.with_hostile_names()
     (drawing,) = study_figures(study)["differences"]

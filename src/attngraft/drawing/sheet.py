@@ -6,9 +6,9 @@ Drawing does not use pyplot or the user's matplotlib settings, and is reproducib
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
@@ -43,6 +43,7 @@ class Drawing:
     right: float = 0.2
     bottom: float = 0.5
     top: float = 0.45
+    titles: Mapping[str, str] = field(default_factory=dict)  #: gid of an artist -> text to show on hover, in pages
 
 
 def figure_files(stem: str, drawings: Sequence[Drawing], themes: Sequence[Theme] = THEMES) -> dict[str, bytes]:
@@ -89,9 +90,14 @@ def inline_svg(drawing: Drawing, *, prefix: str = "") -> Markup:
         for child in list(parent):
             if _local(child.tag) in ("metadata", "style"):
                 parent.remove(child)
+    for element in list(root.iter()):
+        if (hint := drawing.titles.get(element.get("id", ""))) is not None:
+            title = ElementTree.Element("title")
+            title.text = minus(hint)
+            element.insert(0, title)
     for element in root.iter():
         element.tag = _local(element.tag)
-        if element.tag != "text" and not (element.text or "").strip():
+        if element.tag not in ("text", "title") and not (element.text or "").strip():
             element.text = None  # remove indentation
         element.tail = None
         element.attrib = {_local(key): attribute(_local(key), value) for key, value in element.attrib.items()}

@@ -21,7 +21,8 @@ PLOTS_FOLDER = "plots"
 def write_report(result: StudyResult, folder: Path | str) -> Path:
     """Write `plots/*.png`, `plots/*.svg` and, last, `report.html` to `folder`, each atomically.
 
-    The page includes the analyses in `folder/analysis/*.json`. Everything is drawn before the first file is written.
+    The page includes the analyses in `folder/analysis/*.json` and the images in `folder/examples.json`. Everything is drawn
+    before the first file is written.
     Plots of an earlier report are removed if the study no longer has their data. The files are reproducible byte for byte.
 
     Returns:
@@ -32,9 +33,10 @@ def write_report(result: StudyResult, folder: Path | str) -> Path:
     from attngraft.files import write_atomically
     from attngraft.report.figures import FILES, plot_files
     from attngraft.report.page import report_html
+    from attngraft.results.examples import load_examples
 
     folder = Path(folder)
-    plots, page = plot_files(result), report_html(result, load_analyses(folder / FOLDER))
+    plots, page = plot_files(result), report_html(result, load_analyses(folder / FOLDER), load_examples(folder))
     for name, content in plots.items():
         write_atomically(folder / PLOTS_FOLDER / name, content)
     for name in FILES - plots.keys():

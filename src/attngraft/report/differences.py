@@ -47,6 +47,7 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
                 color={"better": theme.better, "worse": theme.worse}.get(verdict, theme.noise),
                 fontweight="normal" if verdict == "inside the noise" else "bold",
             )
+            axes.axhspan(row - 0.5, row + 0.5, alpha=0, linewidth=0, gid=f"row-{row}")  # to point at
         unit = f" ({style.points})" if style.points else ""
         set_titles(axes, theme, f"difference to the baseline, {style.label}{unit}")
         key = "bar: bootstrap 95%" + (" · line: t 95%" if any(difference.t for _, difference, _ in rows) else "")
@@ -63,12 +64,13 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
                 fontsize=TEXT_SIZE - 0.5,
             )
 
-    texts = [f"{name}: {wording.difference_sentence(d, style)}, {d.verdict}" for name, d, _ in rows]
-    alt = f"Differences to the baseline. {'; '.join(map(shown, texts))}."
+    texts = [shown(f"{name}: {wording.difference_sentence(d, style)}, {d.verdict}") for name, d, _ in rows]
+    alt = f"Differences to the baseline. {'; '.join(texts)}."
     width = _names_width([name for name, _, _ in rows])
     return Drawing(
         name="forest",
         alt=alt,
+        titles={f"row-{row}": text for row, text in enumerate(texts)},
         draw=draw,
         width=8.4,
         height=1.25 + 0.42 * len(rows),
@@ -103,6 +105,7 @@ def epochs_drawing(result: StudyResult) -> Drawing | None:
                 axes.text(0.015, row - 0.06, text, transform=beside, va="center", color=theme.ink)
             text = wording.epochs_ratio_text(reached, wording.epochs_of(variant, result))
             axes.text(1.02, row, text, transform=beside, va="center", color=theme.ink)
+            axes.axhspan(row - 0.5, row + 0.5, alpha=0, linewidth=0, gid=f"row-{row}")  # to point at
         below = f"1 = the baseline's own epoch {rows[0][2].baseline_epoch}; lower is faster"
         set_titles(axes, theme, "epochs to the baseline's best mean", below=below)
 
@@ -112,6 +115,7 @@ def epochs_drawing(result: StudyResult) -> Drawing | None:
     ]
     return Drawing(
         name="epochs",
+        titles={f"row-{row}": text for row, text in enumerate(texts)},
         alt=f"Epochs to the baseline's best mean over those of the baseline itself. {'. '.join(texts)}.",
         draw=draw,
         width=8.4,

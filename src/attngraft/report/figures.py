@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -119,13 +119,13 @@ def _curve_drawings(result: StudyResult) -> list[Drawing]:
             if found is not None
         ]
         if ends:
-            alt = f"{title} by {_unit(result)}. Means over seeds at the last {_unit(result)}: {', '.join(ends)}."
+            alt = f"{title} by {curve_unit(result)}. Means over seeds at the last {curve_unit(result)}: {', '.join(ends)}."
             draw = partial(_draw_bands, result=result, bands=bands, title=title, scale=scale, zero=zero)
             drawings.append(_named_drawing(result, name, alt, draw, width=4.1))
     return drawings
 
 
-def _unit(result: StudyResult) -> str:
+def curve_unit(result: StudyResult) -> str:
     counted = any("step" in run.curve for variant in result.variants for run in variant.runs)
     return "update" if counted else "epoch"
 
@@ -161,7 +161,7 @@ def _draw_bands(
     first = min(found.epochs[0] for found in bands if found is not None)
     last = max(found.epochs[-1] for found in bands if found is not None)
     axes.set_xlim(first, max(last, first + 1))
-    set_titles(axes, theme, title, below=_unit(result))
+    set_titles(axes, theme, title, below=curve_unit(result))
     _label_points(axes, theme, ends)
 
 
@@ -186,27 +186,30 @@ def _cost_drawing(result: StudyResult, name: str) -> Drawing | None:
             ratio = Interval(point=float(ratio), low=float(ratio), high=float(ratio))
         measured = result.metric in variant.last and ratio is not None and math.isfinite(ratio.point)
         ratios.append(ratio if measured else None)
-    texts = [
-        f"{shown(v.name)} {wording.ratio(ratio.point, exact=True)}, {style.value(v.last[result.metric].mean)}"
-        for v, ratio in zip(result.variants, ratios, strict=True)
+    texts = {
+        f"point-{index}": f"{shown(v.name)} {wording.ratio(ratio.point, exact=True)}, "
+        f"{style.value(v.last[result.metric].mean)}"
+        for index, (v, ratio) in enumerate(zip(result.variants, ratios, strict=True))
         if ratio is not None
-    ]
+    }
     if len(texts) < 2:
         return None
-    alt = f"{style.title} against {title} (ratio to the baseline): {'; '.join(texts)}."
+    alt = f"{style.title} against {title} (ratio to the baseline): {'; '.join(texts.values())}."
     draw = partial(_draw_cost, result=result, ratios=ratios, title=f"{style.column} by {title}")
-    return _named_drawing(result, f"cost-{name.replace('_', '-')}", alt, draw, width=2.65, bottom=0.55)
+    drawing = _named_drawing(result, f"cost-{name.replace('_', '-')}", alt, draw, width=2.65, bottom=0.55)
+    return replace(drawing, titles=texts)
 
 
 def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequence[Interval | None], title: str) -> None:
     """Draw the primary metric against a cost ratio, with deviations and intervals as error bars."""
     axes.axvline(1, color=theme.baseline, linewidth=0.8, linestyle=(0, (2, 3)))
     points = []
-    for variant, look, ratio in zip(result.variants, variant_styles(result), ratios, strict=True):
+    styles = variant_styles(result)
+    for index, (variant, look, ratio) in enumerate(zip(result.variants, styles, ratios, strict=True)):
         if ratio is None:
             continue
         value = variant.last[result.metric]
-        axes.errorbar(
+        drawn = axes.errorbar(
             ratio.point,
             value.mean,
             xerr=[[ratio.point - ratio.low], [ratio.high - ratio.point]] if ratio.high > ratio.low else None,
@@ -218,6 +221,7 @@ def _draw_cost(axes: Axes, theme: Theme, *, result: StudyResult, ratios: Sequenc
             markeredgewidth=0.8,
             elinewidth=1.1,
         )
+        drawn.lines[0].set_gid(f"point-{index}")
         points.append((variant.name, look, ratio.point, value.mean))
     # span at least 0.1, so that a difference of 0.001 does not look large
     low = min(0.97, *(ratio.low for ratio in ratios if ratio is not None))

@@ -1,4 +1,4 @@
-"""The report of a study: a self-contained HTML file without scripts or network access."""
+"""The report of a study: a self-contained HTML file without network access, which runs only its own script."""
 
 import json
 from collections.abc import Sequence
@@ -11,30 +11,37 @@ import yaml
 from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import VERDICT_SIGNS, VariantStyle, variant_styles
 from attngraft.report.analyses import analysis_views
+from attngraft.report.curves import curve_figures
 from attngraft.report.differences import IntervalBar, interval_bar
-from attngraft.report.figures import study_figures
+from attngraft.report.examples import example_view
+from attngraft.report.figures import curve_unit, study_figures
 from attngraft.report.metrics import NOT_CORRECTED as METRICS_NOT_CORRECTED
 from attngraft.report.metrics import metric_views
 from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
-from attngraft.report.templating import render
+from attngraft.report.templating import render, script
 from attngraft.results import wording
 from attngraft.results.analysis import AnalysisResult
 from attngraft.results.coverage import coverage_note, measured_coverage
+from attngraft.results.examples import ExampleImages
 from attngraft.results.facts import facts
 from attngraft.results.halving import rank_at
+from attngraft.results.storage import csv_text
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import MetricFormat, metric_format, shown, stopped_text
 
 
-def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) -> str:
-    """Return the HTML report of a study, including the analyses of its models."""
+def report_html(
+    result: StudyResult, analyses: Sequence[AnalysisResult] = (), examples: ExampleImages | None = None
+) -> str:
+    """Return the HTML report of a study, including the analyses of its models and images from its data."""
     style, one_seed = metric_format(result), len(result.seeds) == 1
     styles = variant_styles(result)
     rows = [_row(variant, look, result, style) for variant, look in zip(result.variants, styles, strict=True)]
     differences = [row.variant.difference for row in rows if row.variant.difference is not None]
     return render(
         "report.html.j2",
+        **script("report.js"),
         result=result,
         style=style,
         styles={name: metric_format(result, name) for name in wording.metric_names(result)},
@@ -45,9 +52,22 @@ def report_html(result: StudyResult, analyses: Sequence[AnalysisResult] = ()) ->
         compared_things=wording.compared_things(result),
         one_seed=one_seed,
         created=_date(result.created),
-        figures={name: [inline_svg(panel) for panel in panels] for name, panels in study_figures(result).items()},
+        figures={
+            name: [inline_svg(panel) for panel in panels]
+            for name, panels in study_figures(result).items()
+            if name != "curves"  # drawn as small multiples
+        },
+        curves=curve_figures(result),
+        curve_unit=curve_unit(result),
+        results_csv="\n".join(shown(line) for line in csv_text(result).splitlines()) + "\n",
+        examples=example_view(result, examples),
         epochs_rows=[
-            {"row": rows[index], "reached": reached, "added": wording.added_parameters(variant)}
+            {
+                "row": rows[index],
+                "reached": reached,
+                "text": wording.epochs_ratio_text(reached, wording.epochs_of(variant, result)),
+                "added": wording.added_parameters(variant),
+            }
             for index, variant, reached in wording.epochs_compared(result)
         ],
         other_metrics=metric_views(result),

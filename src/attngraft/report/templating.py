@@ -1,5 +1,7 @@
 """Page templates; all values are escaped, and undefined names raise an error."""
 
+import base64
+import hashlib
 from functools import partial
 from typing import Any
 
@@ -36,3 +38,10 @@ def environment() -> Environment:
 def render(template: str, **context: Any) -> str:
     """Render a page from `template`, with the color themes as additional variables."""
     return environment().get_template(template).render(themes=css_themes(), **context)
+
+
+def script(name: str) -> dict[str, str]:
+    """Return a page's `script` and its `script_hash`, which the page's content security policy allows to run."""
+    templates = environment()
+    source = templates.loader.get_source(templates, name)[0] if templates.loader else ""
+    return {"script": source, "script_hash": base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}

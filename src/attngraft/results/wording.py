@@ -447,10 +447,11 @@ def epochs_compared(result: StudyResult) -> list[tuple[int, VariantResult, Epoch
 
 
 def epochs_ratio_text(reached: EpochsToBaseline, epochs: int) -> str:
-    """Return "0.75, 1.33x as fast", or "not within 12 epochs"."""
-    if reached.ratio is None or reached.speed_up is None:
+    """Return "25% fewer epochs", "8% more epochs", "as many epochs", or "not within 12 epochs"."""
+    if reached.ratio is None:
         return f"not within {epochs} epochs"
-    return f"{reached.ratio:.2f}, {reached.speed_up:.2f}× as fast"
+    percent = round(100 * abs(reached.ratio - 1))
+    return f"{percent}% {'fewer' if reached.ratio < 1 else 'more'} epochs" if percent else "as many epochs"
 
 
 def added_parameters(variant: VariantResult) -> str:
@@ -462,9 +463,9 @@ def added_parameters(variant: VariantResult) -> str:
 
 
 def epochs_sentence(variant: VariantResult, reached: EpochsToBaseline, epochs: int) -> str:
-    """Describe how fast a variant is: "cb_s: 0.75, 1.33x as fast; seeds 0.67, never; parameters +0.01%"."""
-    ratios = [reached.ratio_of(seed) for seed in sorted(reached.by_seed)]
-    seeds = ", ".join("never" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    """Describe the epochs to the baseline's best: "cb_s: 25% fewer epochs (9 instead of 12; by seed 8, never)"."""
+    seeds = ", ".join(str(reached.by_seed[seed] or "never") for seed in sorted(reached.by_seed))
+    means = "" if reached.of_mean_curve is None else f"{reached.of_mean_curve} instead of {reached.baseline_epoch}; "
     more = added_parameters(variant)
-    text = epochs_ratio_text(reached, epochs)
-    return f"{variant.name}: {text}; seeds {seeds}" + (f"; parameters {more}" if more else "")
+    text = f"{variant.name}: {epochs_ratio_text(reached, epochs)} ({means}by seed {seeds})"
+    return text + (f"; parameters {more}" if more else "")

@@ -4,9 +4,9 @@ All state of a study is in its folder, so it can be stopped at any moment and re
 
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
 
-The folder also contains halving.json with successive halving, split.csv with a random validation split, and suites.csv if
-runs are evaluated under suites. The executor decides where and how many runs are trained at a time; the files do not depend
-on it.
+The folder also contains halving.json with successive halving, split.csv with a random validation split, suites.csv if runs
+are evaluated under suites, and examples.json with images for the report. The executor decides where and how many runs are
+trained at a time; the files do not depend on it.
 """
 
 import dataclasses
@@ -25,6 +25,7 @@ from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
+from attngraft.results.examples import save_examples
 from attngraft.results.storage import save_result
 from attngraft.results.study import Cost, StudyResult
 from attngraft.results.wording import plural
@@ -39,6 +40,7 @@ from attngraft.study.checks import (
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
+from attngraft.study.examples import example_images
 from attngraft.study.executors import Automatic, Ray
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
 from attngraft.study.halving import HalvingQueue, refuse_other_units
@@ -501,5 +503,6 @@ def _without_stopped(config: StudyConfig) -> StudyConfig:
 def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[str], tools: Tools) -> StudyResult:
     result = dataclasses.replace(collect(config, costs=costs, notes=notes), folder=config.out)
     save_result(result, config.out)
+    save_examples(example_images(config, result), config.out)
     tools.write_report(result, config.out)
     return result

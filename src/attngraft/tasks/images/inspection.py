@@ -1,6 +1,8 @@
 """Results of `attngraft data check`: all issues that training would report or reject, and a contact sheet."""
 
 from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from attngraft.files import atomic_file, printable
 from attngraft.tasks.images.checks import Duplicate, class_counts, classes_without_images, refuse_other_labels
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import Survey, survey_images
-from attngraft.tasks.images.sources import Images, in_mode
+from attngraft.tasks.images.sources import Images, in_mode, open_source
 from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.task import load_task
 
@@ -184,7 +186,7 @@ def save_contact_sheet(inspection: Inspection, path: Path) -> Path:
         pen.text((_GAP, top + 4), _short(pen, title, fonts[0]), fill=color, font=fonts[0])
         pen.text((_GAP, top + 24), _short(pen, subtitle, fonts[1]), fill=_GRAY, font=fonts[1])
         for column, (source, index) in enumerate(images[:_COLUMNS]):
-            tile = _tile(source, index)
+            tile = thumbnail(source, index)
             left = _LABEL + column * (_TILE + _GAP)
             sheet.paste(tile, (left + (_TILE - tile.width) // 2, top + (_TILE - tile.height) // 2))
     with atomic_file(path) as file:
@@ -228,8 +230,26 @@ def _duplicate_rows(inspection: Inspection) -> list[SheetRow]:
     return rows
 
 
-def _tile(images: Images, index: int) -> Image.Image:
-    """Return an image no larger than a tile; small ones are enlarged by an integer factor."""
+def open_thumbnails(config: DataConfig, names: Collection[str]) -> dict[str, Image.Image]:
+    """Return the thumbnails of images by name, without those that are missing, unreadable or not unique.
+
+    Raises:
+        DataError: the source cannot be opened.
+    """
+    source = open_source(config)
+    parts = [images for images in (source.train, source.val, source.test) if images is not None]
+    counts = Counter(name for images in parts for name in images.names if name in names)
+    found: dict[str, Image.Image] = {}
+    for images in parts:
+        for index, name in enumerate(images.names):
+            if counts.get(name) == 1:
+                with suppress(DataError):
+                    found[name] = thumbnail(images, index)
+    return found
+
+
+def thumbnail(images: Images, index: int) -> Image.Image:
+    """Return an image of at most 96 x 96 pixels; small ones are enlarged by an integer factor."""
     image = in_mode(images.open(index), "RGB")
     scale = _TILE // max(image.size)
     if scale > 1:
