@@ -53,8 +53,7 @@ def explore(
     Select a patch with mouse, finger or arrow keys to see which patches it attends to, or which patches attend to it: on
     the image for one layer and head, and in an overview of all layers and heads. The page also plots attention entropy
     and distance per layer. Two models are shown side by side. The page opens at the layer, head and patch whose attention
-    is most structured (see `attngraft.analysis.explorer.explorer_data`), of two models among the layers of both. It names the
-    predicted class of models with known classes, and the true class if the image's folder or the run's data do.
+    is most structured (see `attngraft.analysis.explorer.explorer_data`); with two models, among the layers of both.
     Values are quantized to bytes; the page of a ViT-S at 224 pixels is about 4 MB.
 
     Args:

@@ -12,7 +12,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from attngraft.devices import accelerator_device
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import ConfigError, HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.host_input import other_input
 from attngraft.results import wording
@@ -92,8 +92,8 @@ def open_handle(
     if kind == "run":
         opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         recipe = opened.record.recipe
-        host = {"name": recipe.host.name, "args": recipe.host.args}
-        handle = _served(name or _run_name(opened.record), opened.model, opened.manifest, host=host)
+        described = {"name": recipe.host.name, "args": recipe.host.args}
+        handle = _served(name or _run_name(opened.record), opened.model, opened.manifest, host=described)
         return replace(handle, record=opened.record, weights=weights)
     config, model = create_target(where, options, trust_code=trust_code)
     handle = model_handle(name or (where if kind == "host" else path.stem), model)
@@ -176,9 +176,11 @@ def _run_name(record: RunRecord) -> str:
     folder = record.folder.resolve()
     if folder.parent.parent.name != "runs":
         return folder.name
-    variant, study = folder.parent.name, folder.parents[2]
-    if (study / RESULT_FILE).is_file():
-        inside = folder.relative_to(study).as_posix()
-        results = read_study(study).variants
-        variant = next((each.name for each in results if any(run.folder == inside for run in each.runs)), variant)
-    return f"{variant}/{folder.name}"
+    study = folder.parents[2]
+    inside = folder.relative_to(study).as_posix()
+    try:
+        variants = read_study(study).variants
+    except ConfigError:  # no result yet
+        variants = []
+    named = (each.name for each in variants if any(run.folder == inside for run in each.runs))
+    return f"{next(named, folder.parent.name)}/{folder.name}"
