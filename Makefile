@@ -12,7 +12,7 @@ JOBS ?= 2
 PYTEST_ARGS ?=
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test slow product oldest lint docs notebooks proof clean help
+.PHONY: demo test slow product oldest lint docs pictures notebooks proof clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
@@ -22,6 +22,7 @@ help:
 	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
 	@echo "make proof   measure the coverage of the intervals in simulated studies (ten minutes; rerun to resume)"
 	@echo "make docs    the documentation, links checked, in site/"
+	@echo "make pictures  run the demo and make the pictures of its report in docs/images anew (needs Chromium)"
 	@echo "make notebooks  run the notebooks; make docs shows what they put out"
 	@echo "make clean   remove $(VENV), caches and $(DEMO_OUT)/"
 
@@ -68,6 +69,9 @@ oldest: $(VENV)-oldest/installed
 # Without --quiet, which would hide broken links from --strict.
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+pictures: demo
+	$(BIN)/python docs/generate/pictures.py $(DEMO_OUT)/report.html docs/images/report.png --height 1150
 
 notebooks: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python notebooks/run.py

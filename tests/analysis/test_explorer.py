@@ -245,3 +245,60 @@ def test_what_cannot_be_shown() -> None:
         RecordError, match="no chosen site attends to positions of the image: none of them is an attention"
     ):
         explorer_data(timm.create_model("mixer_s32_224", img_size=64), image(64))
+
+
+# --- structure --------------------------------------------------------------------------------------------------------
+
+
+def test_the_structure_is_what_lacks_to_uniform_attention_among_patches() -> None:
+    model = vit(reg_tokens=1)
+    with torch.no_grad(), attngraft.record(model.eval(), "weights") as recording:
+        model(image())
+    for layer in explorer_data(model, image()).layers:
+        among = recording[layer.site]["weights"][0, :, 2:, 2:]  # without the class token and the register
+        share = among.sum(-1)
+        spread = torch.special.entr(among / share[..., None]).sum(-1)
+        expected = share * (1 - spread / math.log(16))
+        torch.testing.assert_close(layer.structure, expected.view(2, 4, 4), atol=1e-5, rtol=1e-4)
+
+
+def test_the_structure_of_windows_filters_and_latents() -> None:
+    model = swin(56)
+    attngraft.graft(model, "elsa(kernel=3)@layers.0.blocks.0 + bisa@layers.1.blocks.1")
+    for layer in explorer_data(model, image(56)).layers:
+        if "inverse" in layer.site:
+            assert layer.structure.numel() == 0, "its rows do not sum to 1"
+            continue
+        assert layer.structure.shape == (layer.heads, *layer.token_indices.shape)
+        assert 0 <= layer.structure.min() <= layer.structure.max() <= 1
+    bixt = timm.create_model("bixt_ti_l64_p16", img_size=64, depth=2)
+    first, last = explorer_data(bixt, image(64)).layers
+    assert (first.structure.shape, last.structure.shape) == ((6, 4, 4), (0,)), (
+        "the last layer's tokens attend to nothing"
+    )
+
+
+def test_the_opening_is_the_most_structured_head_and_patch() -> None:
+    model = vit(depth=3)
+    for block in model.blocks:
+        block.attn.qkv.weight.data.zero_()
+        block.attn.qkv.bias.data.zero_()
+    found = explorer_data(model, image())
+    opening = found.opening({"blocks.0.attn", "blocks.1.attn", "blocks.2.attn"})
+    assert opening is not None
+    assert (opening.layer, opening.head, opening.row, opening.column) == (0, 0, 0, 0), "uniform: the first of all"
+    assert opening.structure == pytest.approx(0, abs=1e-6)
+    generator = torch.Generator().manual_seed(0)
+    weight = model.blocks[1].attn.qkv.weight.data
+    for start in (12, 36):  # queries and keys of the second head, 12 wide
+        weight[start : start + 12] = torch.randn(12, 24, generator=generator)
+    found = explorer_data(model, image())
+    opening = found.opening({"blocks.0.attn", "blocks.1.attn", "blocks.2.attn"})
+    assert opening is not None
+    assert (opening.layer, opening.head) == (1, 1)
+    patches = found.layers[1].structure[1]
+    assert patches[opening.row, opening.column] == patches.max()
+    other = found.opening({"blocks.2.attn"})
+    assert other is not None
+    assert other.layer == 2
+    assert found.opening(set()) is None

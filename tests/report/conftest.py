@@ -47,6 +47,8 @@ def opened(driver: Any, picture: Path, tmp_path: Path) -> Iterator[Any]:
     def open_page(*kinds: str, **names: str) -> Any:
         page = explore({names.get(kind, kind): models(kind) for kind in kinds}, picture, out=tmp_path / "page.html")
         driver.get(page.as_uri())
+        # from one place for every model, not from the most structured
+        driver.execute_script("choose({ layer: 0, head: ALL, query: { down: 0.5, across: 0.5 } })")
         return driver
 
     yield open_page

@@ -6,7 +6,9 @@ import base64
 import hashlib
 import io
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ import attngraft.models  # registers BiXT
 from attngraft.errors import DataError, UsageError
 from attngraft.report import explorer
 from attngraft.report.explorer import explore
+from attngraft.targets.handle import model_handle
+from attngraft.tasks.task import Serving
 from tests.analysis.test_explorer import vit
 from tests.report.explored import close, models, page_attention, place, seen
 
@@ -69,6 +73,58 @@ def test_a_small_picture_is_cropped_as_timm_does(tmp_path: Path) -> None:
         ours = torch.from_numpy(np.array(shown)).movedim(-1, 0) / 255
     mean, std = (torch.tensor(model.pretrained_cfg[each]).view(3, 1, 1) for each in ("mean", "std"))
     torch.testing.assert_close((ours - mean) / std, seen(model, tmp_path / "small.png")[0], atol=1e-5, rtol=0)
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S)
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def test_the_image_is_what_the_model_sees_at_its_own_resolution(tmp_path: Path) -> None:
+    pixels = np.zeros((400, 600, 3), np.uint8)
+    pixels[:, 300:] = 255  # the middle is an edge
+    pixels[:18] = pixels[-18:] = (255, 0, 0)  # cropped away: 20 pixels at both ends
+    Image.fromarray(pixels).save(tmp_path / "large.png")
+    page = explore({"a": vit()}, tmp_path / "large.png", out=tmp_path / "page.html")
+    (stored,) = re.findall(r"data:image/jpeg;base64,([^\"]+)", page.read_text(encoding="utf-8"))
+    with Image.open(io.BytesIO(base64.b64decode(stored))) as image:
+        shown = np.array(image).astype(int)
+    assert shown.shape == (360, 360, 3)  # 90% of the shorter side
+    assert (shown[:, :175] < 30).all()
+    assert (shown[:, 185:] > 225).all()
+
+
+def test_two_models_open_at_a_layer_of_both(picture: Path, tmp_path: Path) -> None:
+    deep = models("vit")
+    shallow = vit(depth=1, reg_tokens=1)
+    page = explore({"deep": deep, "shallow": shallow}, picture, out=tmp_path / "page.html")
+    assert data_of(page)["opening"]["layer"] == 0
+    one = data_of(explore({"deep": deep}, picture, out=page))["opening"]
+    assert set(one) == {"model", "layer", "head", "query"}
+    assert data_of(explore({"deep": deep}, picture, out=page))["opening"] == one, "the same each time"
+    other = vit()
+    attngraft.graft(other, "misa")  # rows that are not distributions
+    assert data_of(explore({"a": other}, picture, out=page))["opening"] is None
+
+
+def prediction(serving: Serving, outputs: list[float], image: Path) -> str:
+    handle = replace(model_handle("a", vit()), serving=serving)
+    return explorer._predicted(handle, torch.tensor([outputs]), image)
+
+
+def test_predictions_are_written_plainly(tmp_path: Path) -> None:
+    names = ("daisy", "rose")
+    one = Serving(kind="images", input={}, activation="softmax", classes=names)
+    image = tmp_path / "rose" / "1.png"
+    assert prediction(one, [math.log(3), 0.0], image) == "predicted daisy (75%); true class rose"
+    assert prediction(one, [math.log(3), 0.0], tmp_path / "1.png") == "predicted daisy (75%)"
+    several = Serving(kind="images", input={}, activation="sigmoid", classes=names, threshold=0.5)
+    assert prediction(several, [1.1, 1.1], tmp_path / "1.png") == "predicted daisy (75%), rose (75%)"
+    assert prediction(several, [-1.1, -3.0], tmp_path / "1.png") == "no class predicted (highest: daisy, 25%)"
+    numbers = Serving(kind="images", input={}, activation="none", classes=("age",), scale=(10.0,), offset=(5.0,))
+    assert prediction(numbers, [2.0], tmp_path / "1.png") == "predicted age 25"
+    assert explorer._predicted(model_handle("a", vit()), torch.zeros(1, 10), image) == ""
 
 
 def test_what_makes_no_page(picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +262,18 @@ def test_what_one_does_is_what_one_sees(opened: Any) -> None:
 
     strongest = "const c = document.querySelector('.heat'); return [c.width, c.height]"
     assert driver.execute_script(strongest) == [4, 4]
+
+
+def test_it_opens_at_the_most_structured_attention(driver: Any, picture: Path, tmp_path: Path) -> None:
+    page = explore({"a": models("vit")}, picture, out=tmp_path / "page.html")
+    opening = data_of(page)["opening"]
+    driver.get(page.as_uri())
+    state = driver.execute_script("return state")
+    assert {name: state[name] for name in ("layer", "head", "query")} == {
+        name: opening[name] for name in ("layer", "head", "query")
+    }
+    assert driver.find_element("css selector", ".description").text.endswith("parameters, 32 × 32 pixels")
+    assert not driver.find_element("css selector", ".predicted").is_displayed()
 
 
 def test_two_models_stand_side_by_side_layer_by_layer(picture: Path, tmp_path: Path, driver: Any) -> None:

@@ -44,10 +44,10 @@ def painted(driver: Any, canvas: Any, expected: Tensor) -> None:
 
 
 def opacity(driver: Any, expected: Tensor) -> None:
-    """The same of how opaque the image's own canvas is, by the page's shade of 75%."""
+    """The same of how opaque the image's own canvas is, by the page's shade of 60%."""
     found = pixels(driver, driver.find_element("css selector", ".heat"))[..., 3]
     shares = (expected.abs() / expected.abs().max().clamp_min(1e-30)).view(found.shape).numpy()
-    np.testing.assert_allclose(found, 255 * 0.75 * (0.35 + 0.65 * shares), atol=1)
+    np.testing.assert_allclose(found, 255 * 0.6 * (0.35 + 0.65 * shares), atol=1)
 
 
 @pytest.mark.parametrize("kind", ["vit", "swin", "bixt", "elsa"])

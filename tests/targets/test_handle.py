@@ -15,11 +15,13 @@ from torch import nn
 import attngraft
 from attngraft.errors import HostError, TrainingError, UsageError
 from attngraft.export.run import export_run
+from attngraft.results.storage import save_result
 from attngraft.targets.handle import model_handle, open_handle
 from attngraft.targets.judged import HostOptions
 from attngraft.training.evaluate import trained_model
 from attngraft.training.run_folder import Judged, read_run
 from tests.export.runs import CLASSES, make_run
+from tests.report.studies import usual
 
 TINY = {"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2}
 
@@ -101,3 +103,39 @@ def test_hosts_without_an_adapter(tmp_path: Path) -> None:
         attngraft.graft(handle.model, "cb_s")
     with pytest.raises(HostError):
         model_handle("own", nn.Sequential(nn.Flatten(), nn.Linear(4, 2)))
+
+
+def test_a_description_is_of_the_model_that_was_trained(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "cb_s")
+    export_run(run, tmp_path / "taken")
+    opened = [open_handle(str(each)) for each in (run, tmp_path / "taken")]
+    for handle in opened:
+        assert handle.description.startswith("vit_tiny_patch16_224 (patch_size=")
+        assert "+ cb_s, " in handle.description
+        assert handle.description.endswith(" parameters, 16 × 16 pixels")
+        assert handle.serving is not None
+    plain = open_handle("vit_tiny_patch16_224", host=HostOptions(arguments=TINY))
+    assert plain.description.startswith("vit_tiny_patch16_224 (patch_size=8, depth=2, embed_dim=24, num_heads=2), ")
+    assert plain.serving is None, "random weights predict nothing"
+    assert model_handle("own", plain.model).description == plain.description.partition("), ")[2]
+
+
+def test_published_weights_have_the_classes_of_imagenet(tmp_path: Path) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", **TINY)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    options = HostOptions(arguments=TINY, weights=tmp_path / "weights.pth")
+    serving = open_handle("vit_tiny_patch16_224", host=options).serving
+    assert serving is not None
+    assert serving.classes[207] == "golden retriever"
+
+
+def test_a_run_of_a_study_has_the_name_of_its_variant(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "twice-as-wide" / "seed0")
+    assert open_handle(str(run)).name == "twice-as-wide/seed0", "while the study has no result"
+    result = usual(names=("none", "cb"))
+    renamed = replace(result.variants[1].runs[0], folder="runs/twice-as-wide/seed0")
+    named = replace(result.variants[1], name="Twice as wide", runs=[renamed])
+    save_result(replace(result, variants=[result.variants[0], named]), tmp_path)
+    assert open_handle(str(run)).name == "Twice as wide/seed0"
+    (tmp_path / "results.json").write_text("{")
+    assert open_handle(str(run)).name == "twice-as-wide/seed0", "a damaged result"

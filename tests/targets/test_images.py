@@ -15,6 +15,7 @@ from attngraft.targets.images import (
     images_from_run,
     numbered_names,
     shortest_names,
+    true_classes,
 )
 from attngraft.training.run_folder import read_run
 from tests.export.runs import make_run
@@ -106,3 +107,25 @@ def test_images_of_a_run_are_those_of_validation(flowers: Path, tmp_path: Path) 
     assert own.source == f"{flowers} (validation)"
     assert list(images_from_run(record, split="val").names) == list(own.names)
     assert images_from_run(record, split="test").names[0] == "test/daisy/0.jpg"
+
+
+def test_the_true_class_is_the_folder_or_the_label_in_the_data_of_the_run(flowers: Path, tmp_path: Path) -> None:
+    classes = ("daisy", "tulip")
+    image = flowers / "val" / "tulip" / "1.jpg"
+    assert true_classes(image, classes=classes, record=None) == ("tulip",)
+    table = tmp_path / "table"
+    table.mkdir()
+    rows = ["image,label,split"]
+    for number in range(8):
+        Image.new("RGB", (20, 20), (number, 0, 0)).save(table / f"{number}.png")
+        rows.append(f"{number}.png,{classes[number % 2]},{'val' if number > 3 else 'train'}")
+    (table / "labels.csv").write_text("\n".join(rows) + "\n")
+    task = {"name": "classification", "data": {"source": str(table / "labels.csv")}}
+    record = read_run(make_run(tmp_path / "run", task=task, classes=classes))
+    assert true_classes(table / "5.png", classes=classes, record=record) == ("tulip",)
+    assert true_classes(table / "6.png", classes=classes, record=record) == ("daisy",)
+    assert true_classes(table / "5.png", classes=classes, record=None) == ()
+    Image.new("RGB", (20, 20)).save(tmp_path / "5.png")
+    assert true_classes(tmp_path / "5.png", classes=classes, record=record) == (), "another file of this name"
+    (table / "labels.csv").unlink()
+    assert true_classes(table / "5.png", classes=classes, record=record) == (), "the data have moved"

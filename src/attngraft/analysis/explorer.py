@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -82,6 +83,24 @@ class ExplorerLayer:
     ceiling: float  #: mean upper bound of the entropy, over the same rows
     #: attention distance of each head, as a fraction of the map's sides; empty for latents, or if `entropy` is empty
     distance: tuple[float, ...] = ()
+    #: structure of the attention of each patch to all patches, (H, rows, columns), see `explorer_data`; empty if unknown
+    structure: Tensor
+
+    @property
+    def module(self) -> str:
+        """Return the site without the tensor's name."""
+        return self.site.partition(": ")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """A layer, head and patch."""
+
+    structure: float  #: of the head, averaged over the patches
+    layer: int
+    head: int
+    row: int
+    column: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +109,34 @@ class ExplorerData:
 
     layers: list[ExplorerLayer]
     skipped: dict[str, str]  #: attention sites that cannot be shown, with the reason
+    outputs: Any  #: returned by the model
+
+    def opening(self, sites: Container[str]) -> Opening | None:
+        """Return the head with the most structured attention at `sites`, and its most structured patch; None if unknown.
+
+        Of equal ones, the first.
+        """
+        found = []
+        for index, layer in enumerate(self.layers):
+            if not layer.structure.numel() or layer.module not in sites:
+                continue
+            patches = layer.structure.double().numpy()
+            heads = patches.mean((1, 2))
+            head = int(heads.argmax())
+            row, column = (int(each) for each in np.unravel_index(patches[head].argmax(), patches[head].shape))
+            found.append(Opening(structure=float(heads[head]), layer=index, head=head, row=row, column=column))
+        return max(found, key=lambda each: each.structure, default=None)  # the first of equal ones
 
 
 def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> ExplorerData:
     """Compute the attention of `model` on the input `image` (1, channels, H, W).
 
     The model is run once in eval mode and is not modified.
+
+    The structure of a patch's attention is s (1 - E / E_max), from 0 (uniform, or none) to 1 (a single patch): s is the
+    share of its attention that patches get, E the entropy of that attention, normalized to sum to 1, and E_max the entropy
+    of uniform attention to the same patches. Prefix tokens and padding are excluded. With latents, the attention between
+    patches is the product of both maps. Layers whose rows are not distributions have no structure.
 
     Raises:
         UsageError: `image` is not a single image.
@@ -107,7 +148,7 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
     model = getattr(model, "_orig_mod", model)  # unwrap torch.compile's module
     geometries = {site.path: site.geometry for site in find_host(model).sites}
     with evaluating(model), torch.no_grad(), record(model, sites=sites) as recording:
-        model(image)
+        outputs = model(image)
     layers, skipped = [], {}
     for site in recording:
         geometry = geometries[site]
@@ -122,7 +163,7 @@ def explorer_data(model: nn.Module, image: Tensor, *, sites: str = "all") -> Exp
     if not layers:
         why = "; ".join(skipped.values()) or "none of them is an attention module"
         raise RecordError(f"no chosen site attends to positions of the image: {why}")
-    return ExplorerData(layers=layers, skipped=skipped)
+    return ExplorerData(layers=layers, skipped=skipped, outputs=outputs)
 
 
 def _tensors(recording: Recording, site: str) -> Iterator[tuple[Callable[[Recording, str, str], ExplorerLayer], str]]:
@@ -144,6 +185,11 @@ def _title(site: str, name: str) -> str:
     return f"{site}: {name}" if "." in name else site
 
 
+def _structure(spread: Tensor, most: Tensor) -> Tensor:
+    """Return 1 - E / E_max, and 0 if a row has a single patch."""
+    return torch.where(most > 0, 1 - spread / most.clamp_min(_TINY), 0.0).clamp(0, 1)
+
+
 def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
     recording.attention_map_for_query(site, (0, 0), name)  # raises an error if these are not the map's tokens
     maps, indices = recording[site][name].float().cpu(), recording.token_indices(site).cpu()
@@ -158,6 +204,14 @@ def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
     distance = windowed_distance(maps, normalized_coordinates(indices, tokens))  # (W, H, N)
     by_head = tokens_to_map(distance.movedim(1, 2), indices).mean((0, 1, 2))
     distributions = name == "weights"
+    by_patch = torch.empty(0)
+    if distributions:
+        spreads, most = (REDUCTIONS[each](maps, layout)[0] for each in ("patch_entropy", "patch_ceiling"))
+        structure = _structure(spreads, most)  # (H, patches), by token with prefix tokens, otherwise by position
+        if prefix:
+            share = maps[0, :, len(prefix) :, len(prefix) :].sum(-1)
+            structure = (share * structure)[:, indices.flatten() - len(prefix)]
+        by_patch = structure.unflatten(1, indices.shape)
     return ExplorerLayer(
         site=_title(site, name),
         kind="maps",
@@ -168,6 +222,7 @@ def _maps_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
         entropy=tuple(spread.tolist()) if distributions else (),
         ceiling=float(ceiling.mean()),
         distance=tuple(by_head.tolist()) if distributions else (),
+        structure=by_patch,
     )
 
 
@@ -180,12 +235,15 @@ def _filters_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
     inside = (row >= 0) & (row < rows) & (column >= 0) & (column < columns)  # on the map, (K, rows, columns)
     spread: tuple[float, ...] = ()
     distances: tuple[float, ...] = ()
+    structure = torch.empty(0)
     sums = filters.sum(1)
     if bool((filters >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-2):  # rows are distributions
         shares = filters * inside
         shares = shares / shares.sum(1, keepdim=True).clamp_min(_TINY)
         distance = (down.abs() / rows + across.abs() / columns)[:, None, None]
-        spread = tuple(torch.special.entr(shares).sum(1).mean((1, 2)).tolist())
+        spreads = torch.special.entr(shares).sum(1)
+        spread = tuple(spreads.mean((1, 2)).tolist())
+        structure = _structure(spreads, inside.sum(0).log())
         distances = tuple((shares * distance).sum(1).mean((1, 2)).tolist())
     return ExplorerLayer(
         site=_title(site, name),
@@ -196,6 +254,7 @@ def _filters_layer(recording: Recording, site: str, name: str) -> ExplorerLayer:
         entropy=spread,
         ceiling=float(inside.sum(0).log().mean()),
         distance=distances,
+        structure=structure,
     )
 
 
@@ -204,6 +263,13 @@ def _latents_layer(recording: Recording, site: str, first: str) -> ExplorerLayer
     to_tokens = found.get(_LATENTS[0])
     on_map = recording.token_indices(site) if to_tokens is None else recording.keys_on_map(site, first)
     rows, columns = on_map.shape[-2:]
+    structure = torch.empty(0)
+    if len(found) == len(_LATENTS):
+        to_latents = found[_LATENTS[1]]
+        spreads = [entropy(ours @ theirs) for ours, theirs in zip(to_latents, found[_LATENTS[0]], strict=True)]
+        structure = _structure(torch.stack(spreads), torch.tensor(math.log(rows * columns))).unflatten(
+            1, (rows, columns)
+        )
     return ExplorerLayer(
         site=site,
         kind="latents",
@@ -212,4 +278,5 @@ def _latents_layer(recording: Recording, site: str, first: str) -> ExplorerLayer
         token_indices=torch.arange(rows * columns).view(rows, columns),
         entropy=() if to_tokens is None else tuple(entropy(to_tokens).mean(1).tolist()),
         ceiling=math.log(rows * columns),
+        structure=structure,
     )

@@ -19,9 +19,11 @@ from attngraft.files import write_atomically
 from attngraft.report.templating import environment, render
 from attngraft.results.wording import shown
 from attngraft.targets.handle import ModelHandle, model_handle
-from attngraft.targets.images import images_from_files
+from attngraft.targets.images import images_from_files, true_classes
 
 MOST_BYTES = 48_000_000  #: maximum size of a page; larger pages slow browsers down
+_LOSSLESS = 128  #: narrower images are stored as PNG, others as JPEG
+_MOST_PIXELS = 896  #: longest side of the image; the page shows it with at most 560 CSS pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +31,9 @@ class ModelView:
     """Input image and attention of a model."""
 
     name: str
-    picture: Image.Image  #: the model's input before normalization
+    description: str  #: the model as it was trained
+    predicted: str  #: its prediction and the true class; empty if unknown
+    picture: Image.Image  #: the part of the image that the model sees, at the image's own resolution
     explored: ExplorerData
 
 
@@ -48,7 +52,8 @@ def explore(
 
     Select a patch with mouse, finger or arrow keys to see which patches it attends to, or which patches attend to it: on
     the image for one layer and head, and in an overview of all layers and heads. The page also plots attention entropy
-    and distance per layer. Two models are shown side by side.
+    and distance per layer. Two models are shown side by side. The page opens at the layer, head and patch whose attention
+    is most structured (see `attngraft.analysis.explorer.explorer_data`); with two models, among the layers of both.
     Values are quantized to bytes; the page of a ViT-S at 224 pixels is about 4 MB.
 
     Args:
@@ -84,12 +89,14 @@ def explore_handles(
     picture = images_from_files([str(image)]).open(0)
     views = []
     for handle in handles:
-        view = handle.view(picture)
+        explored = explorer_data(handle.model, handle.inputs([handle.view(picture)]), sites=sites)
         views.append(
             ModelView(
                 name=handle.name,
-                picture=Image.fromarray(view.movedim(0, -1).squeeze(-1).numpy()),
-                explored=explorer_data(handle.model, handle.inputs([view]), sites=sites),
+                description=handle.description,
+                predicted=_predicted(handle, explored.outputs, image),
+                picture=handle.preparation.cropped(picture, most=_MOST_PIXELS),
+                explored=explored,
             )
         )
     layers = [layer for each in views for layer in each.explored.layers]
@@ -108,18 +115,51 @@ def explorer_html(views: Sequence[ModelView], *, title: str) -> str:
         title=shown(title),
         version=__version__,
         models=len(views),
-        data={"models": [_plain(view) for view in views]},
+        data={"models": [_plain(view) for view in views], "opening": _opening(views)},
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
+def _predicted(handle: ModelHandle, outputs: Any, image: Path | str) -> str:
+    """Return the prediction, and the true class if the image's folder or the run's data name it."""
+    serving = handle.serving
+    if serving is None:
+        return ""
+    (scores,) = serving.decode(outputs)
+    if serving.numeric:
+        return "; ".join(f"predicted {name} {value:.4g}" for name, value in scores.items())
+    best = max(scores, key=lambda name: scores[name])
+    least = scores[best] if serving.threshold is None else serving.threshold
+    chosen = [f"{name} ({score:.0%})" for name, score in scores.items() if score >= least]
+    text = f"predicted {', '.join(chosen)}" if chosen else f"no class predicted (highest: {best}, {scores[best]:.0%})"
+    true = true_classes(image, classes=serving.classes, record=handle.record)
+    return f"{text}; true {'class' if len(true) == 1 else 'classes'} {', '.join(true)}" if true else text
+
+
+def _opening(views: Sequence[ModelView]) -> dict[str, Any] | None:
+    """Return model, layer, head and patch that the page opens with; None: the mean of the first layer's heads."""
+    sites = [{layer.module for layer in view.explored.layers} for view in views]
+    shared = set.intersection(*sites) or set.union(*sites)
+    found = [
+        (index, opening) for index, view in enumerate(views) if (opening := view.explored.opening(shared)) is not None
+    ]
+    if not found:
+        return None
+    index, best = max(found, key=lambda each: each[1].structure)
+    rows, columns = views[index].explored.layers[best.layer].token_indices.shape
+    query = {"down": (best.row + 0.5) / rows, "across": (best.column + 0.5) / columns}
+    return {"model": index, "layer": best.layer, "head": best.head, "query": query}
+
+
 def _plain(view: ModelView) -> dict[str, Any]:
-    file = io.BytesIO()
-    view.picture.save(file, "PNG")
+    file, form = io.BytesIO(), "PNG" if view.picture.width < _LOSSLESS else "JPEG"
+    view.picture.save(file, form, quality=90)
     return {
         "name": shown(view.name),
-        "image": f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}",
+        "description": shown(view.description),
+        "predicted": shown(view.predicted),
+        "image": f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}",
         "layers": [_plain_layer(layer) for layer in view.explored.layers],
         "skipped": [[shown(site), shown(reason)] for site, reason in view.explored.skipped.items()],
     }

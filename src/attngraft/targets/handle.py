@@ -8,15 +8,17 @@ from typing import Any
 import timm.data
 import torch
 from PIL import Image
+from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from attngraft.devices import accelerator_device
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import ConfigError, HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.host_input import other_input
-from attngraft.results.storage import RESULT_FILE
+from attngraft.results import wording
+from attngraft.results.storage import RESULT_FILE, read_study
 from attngraft.saved.folder import load
-from attngraft.saved.manifest import read_manifest
+from attngraft.saved.manifest import Manifest, read_manifest
 from attngraft.targets.judged import HostOptions, create_target, kind_of
 from attngraft.targets.run import open_run
 from attngraft.tasks.images.inputs import HostInput
@@ -34,6 +36,8 @@ class ModelHandle:
     model: nn.Module
     preparation: Preprocessor
     classes: tuple[str, ...] = ()  #: class names; empty if unknown
+    description: str  #: host with the arguments that change it, graft, parameters and input size
+    serving: Serving | None = None  #: meaning of the outputs; None: unknown, or random weights
     record: RunRecord | None = None  #: record of the run; None for other models
     weights: Weights = "last"  #: which weights of the run
 
@@ -84,13 +88,20 @@ def open_handle(
         raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({runs})")
     kind = kind_of(where, options)
     if kind == "exported":
-        return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path).serving)
+        return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path))
     if kind == "run":
         opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
-        handle = _served(name or _run_name(path), opened.model, opened.manifest.serving)
+        recipe = opened.record.recipe
+        described = {"name": recipe.host.name, "args": recipe.host.args}
+        handle = _served(name or _run_name(opened.record), opened.model, opened.manifest, host=described)
         return replace(handle, record=opened.record, weights=weights)
-    _, model = create_target(where, options, trust_code=trust_code)
-    return model_handle(name or (where if kind == "host" else path.stem), model)
+    config, model = create_target(where, options, trust_code=trust_code)
+    handle = model_handle(name or (where if kind == "host" else path.stem), model)
+    handle = replace(
+        handle, description=_description(model, handle.preparation, {"name": config.name, "args": config.args})
+    )
+    trained = config.pretrained or config.weights is not None
+    return replace(handle, serving=_imagenet(model, handle.preparation)) if trained else handle
 
 
 def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | None = None) -> ModelHandle:
@@ -119,24 +130,57 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
     if len(size) != 3 or size[0] not in (1, 3):
         raise UsageError(f"{name}: takes tensors of {(1, *size)}, not images of 1 or 3 channels; give an image model")
     config = timm.data.resolve_model_data_config(configured) | dict(expects or {})
-    return ModelHandle(
-        name=name, model=model, preparation=Preprocessor(HostInput.from_model(config | {"input_size": tuple(size)}))
-    )
+    preparation = Preprocessor(HostInput.from_model(config | {"input_size": tuple(size)}))
+    return ModelHandle(name=name, model=model, preparation=preparation, description=_description(model, preparation))
 
 
-def _served(name: str, model: nn.Module, serving: Serving) -> ModelHandle:
+def _served(name: str, model: nn.Module, manifest: Manifest, *, host: Mapping[str, Any] | None = None) -> ModelHandle:
+    serving = manifest.serving
     if serving.kind != "images":
         raise UsageError(f"{name}: takes {serving.takes}, but this command requires an image model")
     device = accelerator_device()
+    arguments = {name: value for name, value in manifest.host.args.items() if name != "num_classes"}
+    preparation = Preprocessor.from_serving(serving)
     return ModelHandle(
         name=name,
         model=(model if device is None else model.to(device)).eval(),
-        preparation=Preprocessor.from_serving(serving),
+        preparation=preparation,
         classes=serving.classes,
+        description=_description(
+            model, preparation, host or {"name": manifest.host.name, "args": arguments}, graft=manifest.graft
+        ),
+        serving=serving,
     )
 
 
-def _run_name(run: Path) -> str:
-    """Return variant and seed for a run of a study, otherwise the folder's name."""
-    parts = run.resolve().parts
-    return "/".join(parts[-2:]) if len(parts) > 2 and parts[-3] == "runs" else parts[-1]
+def _description(
+    model: nn.Module, preparation: Preprocessor, host: Mapping[str, Any] | None = None, *, graft: str | None = None
+) -> str:
+    input_size = (preparation.host.channels, preparation.host.height, preparation.host.width)
+    size = wording.model_size(parameters=sum(each.numel() for each in model.parameters()), input_size=input_size)
+    known = [] if host is None else [wording.host_text(host, input_size=input_size)]
+    return ", ".join([" + ".join(known + ([graft] if graft else [])), size]) if known else size
+
+
+def _imagenet(model: nn.Module, preparation: Preprocessor) -> Serving | None:
+    """Return the meaning of the outputs of a classifier of ImageNet's classes; None for other models."""
+    if not hasattr(model, "num_classes") or (subset := infer_imagenet_subset(model)) is None:
+        return None
+    names = ImageNetInfo(subset)
+    classes = tuple(names.index_to_description(index) for index in range(names.num_classes()))
+    return Serving(kind="images", input=preparation.host.facts(), activation="softmax", classes=classes)
+
+
+def _run_name(record: RunRecord) -> str:
+    """Return the name of the variant and the seed for a run of a study, otherwise the folder's name."""
+    folder = record.folder.resolve()
+    if folder.parent.parent.name != "runs":
+        return folder.name
+    study = folder.parents[2]
+    inside = folder.relative_to(study).as_posix()
+    try:
+        variants = read_study(study).variants
+    except ConfigError:  # no result yet
+        variants = []
+    named = (each.name for each in variants if any(run.folder == inside for run in each.runs))
+    return f"{next(named, folder.parent.name)}/{folder.name}"

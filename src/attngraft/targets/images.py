@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from attngraft.errors import DataError, UsageError
+from attngraft.errors import AttngraftError, DataError, UsageError
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import data_config, open_images
@@ -27,6 +27,7 @@ class ImageSet:
     labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabeled
     classes: tuple[str, ...] = ()
     user_chosen: bool = False  #: whether the user chose the images; False: a run's own validation images
+    root: Path | None = None  #: folder of the files `names`; None: the images are not files of one folder
 
     def __len__(self) -> int:
         return len(self.names)
@@ -125,4 +126,28 @@ def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, us
         labels=None if config.numeric else opened.val.labels,
         classes=() if config.numeric else opened.source.classes,
         user_chosen=user_chosen,
+        root=getattr(opened.val, "root", None),
     )
+
+
+def true_classes(file: Path | str, *, classes: Sequence[str], record: RunRecord | None) -> tuple[str, ...]:
+    """Return the classes of an image file: its folder's name, or its labels among a run's validation images.
+
+    Empty if the folder has not the name of a class, and the file is not among these images.
+    """
+    path = Path(file).resolve()
+    if path.parent.name in classes:
+        return (path.parent.name,)
+    if record is None or "data" not in record.recipe.task:
+        return ()
+    try:
+        found = images_from_run(record)
+    except AttngraftError:  # the data may have moved
+        return ()
+    if found.root is None or found.labels is None or not path.is_relative_to(found.root.resolve()):
+        return ()
+    name = path.relative_to(found.root.resolve()).as_posix()
+    if name not in found.names:
+        return ()
+    label = found.labels[list(found.names).index(name)]
+    return tuple(found.classes[each] for each in (np.flatnonzero(label) if np.ndim(label) else [label]))

@@ -158,7 +158,7 @@ function drawn(name, attributes, text = "") {
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const models = data.models.map((model) => ({ ...model, layers: model.layers.map((layer) => new Layer(layer)) }));
-const state = { query: { down: 0.5, across: 0.5 }, pinned: false, layer: 0, head: ALL, direction: "to", shade: 0.75 };
+const state = { query: { down: 0.5, across: 0.5 }, pinned: false, layer: 0, head: ALL, direction: "to", shade: 0.6 };
 const titles = merged(models.map((model) => model.layers.map((layer) => layer.site)));
 const field = (id) => document.getElementById(id);
 
@@ -181,6 +181,9 @@ class View {
     this.root = root;
     this.cells = [];
     this.part("h2").textContent = model.name;
+    this.part(".description").textContent = model.description;
+    this.part(".predicted").textContent = model.predicted;
+    this.part(".predicted").hidden = model.predicted === "";
     this.part("img").src = model.image;
     this.part(".ramp").style.background =
       `linear-gradient(90deg, ${RAMP.map(([r, g, b]) => `rgb(${r}, ${g}, ${b})`).join(", ")})`;
@@ -433,4 +436,5 @@ field("shade").addEventListener("input", (event) => choose({ shade: Number(event
 field("direction").addEventListener("change", (event) => choose({ direction: event.target.value }));
 field("controls").addEventListener("submit", (event) => event.preventDefault());
 
-choose({});
+const { opening } = data;
+choose(opening ? { layer: views[opening.model].shared(opening.layer), head: opening.head, query: opening.query } : {});

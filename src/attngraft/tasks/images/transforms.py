@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Literal
 
 import torch
@@ -133,6 +133,20 @@ class Preprocessor:
         """Convert, resize and crop a decoded, upright image; return uint8 (C, H, W)."""
         pixels: Tensor = self._transform(in_mode(image, self.host.mode))
         return pixels
+
+    def cropped(self, image: Image.Image, *, most: int) -> Image.Image:
+        """Return the part of the image that the model sees, at the image's own resolution, in the host's mode.
+
+        Both sides have at most `most` pixels, but at least as many as the model's input.
+        """
+        host = self.host
+        scale = min(host.crop_pct * min(image.size) / min(host.height, host.width), most / max(host.height, host.width))
+        if scale <= 1:
+            pixels = self.transform(image)
+        else:
+            larger = replace(host, height=round(host.height * scale), width=round(host.width * scale))
+            pixels = eval_transform(larger, crop_pct=host.crop_pct)(in_mode(image, host.mode))
+        return Image.fromarray(pixels.movedim(0, -1).squeeze(-1).numpy())
 
     def batch(self, images: Sequence[Tensor]) -> Tensor:
         """Stack and normalize images (C, H, W) from `read` or `transform`; return (B, C, H, W) float32."""
