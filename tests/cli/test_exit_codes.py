@@ -65,6 +65,14 @@ WRONG: list[tuple[list[str], str]] = [
     ([*COMPARE, "--out", "file", "--dry-run"], "file: cannot be used as a folder: it is a file"),
     ([*COMPARE, "--out", "file/x"], "file/x: cannot be used as a folder: file is a file"),
     ([*TRAIN, "--out", "file"], "file: cannot be used as a folder: it is a file"),
+    (
+        [*COMPARE, "--out", "new", "--cache", "4"],
+        "--cache: expected auto, off, or a size such as 500MB or 4GB; got '4'",
+    ),
+    (
+        [*TRAIN, "--out", "new", "--cache", "no"],
+        "--cache: expected auto, off, or a size such as 500MB or 4GB; got 'no'",
+    ),
     ([*TRAIN, "--out", RUN], "the run in this folder has a different recipe"),
     (["eval", RUN, "--out", "file"], "file: cannot be used as a folder: it is a file"),
     (["eval", RUN, "--out", "study/runs/cb_s/seed0"], "is the folder of a run; give another folder"),
