@@ -161,7 +161,7 @@ def test_the_page_the_table_and_the_rows_say_all(found: tuple[Path, StudyResult]
     shown = console.export_text()
     assert "bootstrap" in shown and "FGSM, 1/255" in shown
     hostile = replace(by_name(result)["fgsm"], title="<script>", notes=["<b>"], data="[red]x")
-    assert "<script>" not in report_html(replace(result, suites=[hostile]))
+    assert report_html(replace(result, suites=[hostile])).count("<script>") == 1
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import base64
 import io
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -96,8 +95,16 @@ def panel_drawing(result: AnalysisResult, panel: Panel, *, name: str = "") -> Dr
 def _plot(panel: Curves | Boxes, name: str, alt: str, draw: partial[None], *, legend: int) -> Drawing:
     longest = _longest(panel.ticks)
     below = (0.062 * longest if longest > _HORIZONTAL else 0.0) + 0.19 * -(-legend // 2)
-    size: dict[str, Any] = {"width": 5.2, "height": 3.5 + below, "left": 0.75, "right": 0.25, "bottom": 0.55 + below}
-    return Drawing(name=name, alt=shown(alt), draw=draw, **size)
+    return Drawing(
+        name=name,
+        alt=shown(alt),
+        draw=draw,
+        width=5.2,
+        height=3.5 + below,
+        left=0.75,
+        right=0.25,
+        bottom=0.55 + below,
+    )
 
 
 def _model_color(result: AnalysisResult, theme: Theme, subject: int) -> str:

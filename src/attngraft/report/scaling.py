@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -106,8 +105,8 @@ def scaling_drawings(result: ScalingResult) -> list[Drawing]:
         fit_of=lambda c: c.memory,
         text=memory_text,
     )
-    size: dict[str, Any] = {"width": 5.0, "height": 3.9, "left": 0.75, "right": 0.3}
-    return [Drawing(name="time", alt="", draw=time, **size), Drawing(name="memory", alt="", draw=memory, **size)]
+    panel = partial(Drawing, alt="", width=5.0, height=3.9, left=0.75, right=0.3)
+    return [panel(name="time", draw=time), panel(name="memory", draw=memory)]
 
 
 def _draw(
