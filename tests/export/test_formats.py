@@ -12,7 +12,7 @@ import torch
 
 import attngraft
 from attngraft.errors import ExportError, UsageError
-from attngraft.export import onnx, torch_export
+from attngraft.export import onnx, timm_config, torch_export
 from attngraft.export.run import ROUNDING, Target, export_run
 from attngraft.grafting.spec import parse
 from attngraft.mechanisms.registry import graft_types
@@ -21,7 +21,7 @@ from attngraft.training.run_folder import read_run
 from tests.export.runs import CLASSES, ELSA_SWIN, SWIN, VIT, make_run
 from tests.slow import product_but
 
-ALL: tuple[Target, ...] = ("torch", "pt2", "onnx", "hf")
+ALL: tuple[Target, ...] = ("torch", "pt2", "onnx", "hf") if timm_config.LOADS_FOLDERS else ("torch", "pt2", "onnx")
 ONE_BLOCK = {
     "vit": {**VIT, "args": {**VIT["args"], "depth": 1}},
     "swin": {**SWIN, "args": {**SWIN["args"], "depths": [2], "num_heads": [2]}},  # plain and shifted windows
@@ -107,7 +107,15 @@ def test_the_quantized_file_is_smaller_and_its_difference_is_told(exported: Path
     assert "model.int8.onnx" in (exported / "README.md").read_text()
 
 
+def test_a_timm_that_cannot_load_folders_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timm_config, "LOADS_FOLDERS", False)
+    with pytest.raises(UsageError, match="--to hf: requires timm 1.0.26 or later.*pip install -U timm"):
+        export_run(tmp_path / "run", tmp_path / "out", to=("hf",))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.oldest
+@pytest.mark.skipif(not timm_config.LOADS_FOLDERS, reason="timm before 1.0.26 does not load such folders")
 def test_plain_timm_loads_the_host_and_the_card_says_that_it_is_not_the_model(exported: Path) -> None:
     plain = timm.create_model(f"local-dir:{exported}", pretrained=True).eval()
     model = attngraft.load(exported)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import pytest
@@ -83,6 +84,8 @@ def test_errors_of_the_hub_are_explained(error: Exception, message: str) -> None
 
 def test_other_failures_are_not_explained_by_the_network() -> None:
     assert why_no_weights(VIT, TypeError("an argument too many")) is None
+    found = why_no_weights("local-dir:here", UnpicklingError("invalid load key"))
+    assert "cannot load the .safetensors file of local-dir:here; run pip install -U timm" in str(found)
     with pytest.raises(HostError, match=f"timm cannot create {VIT} with wings=2"):
         attngraft.create_model(VIT, wings=2)
 

@@ -174,7 +174,7 @@ def test_it_is_compiled_where_the_run_is(teacher: Path, monkeypatch: pytest.Monk
     open_teacher(digits(taught_by(teacher)))
     assert compiled == []
     found = open_teacher(digits(taught_by(teacher), train={"compile": True}))
-    assert compiled == [found.model.model]  # the model itself, whatever wrapper it stands in
+    assert compiled == [found.model]
 
 
 def test_it_is_asked_in_batches_that_fit(teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

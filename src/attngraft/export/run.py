@@ -166,6 +166,10 @@ def _rounded(model: nn.Module, manifest: Manifest) -> tuple[Manifest, Check]:
 
 
 def _check_formats(to: Sequence[Target], dtype: DType) -> None:
+    if "hf" in to and not timm_config.LOADS_FOLDERS:
+        raise UsageError(
+            "--to hf: requires timm 1.0.26 or later, which loads such folders; run pip install -U timm, or remove --to hf"
+        )
     if "onnx" in to:
         onnx.require_packages()
         if dtype == "bfloat16":

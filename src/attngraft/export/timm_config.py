@@ -14,6 +14,8 @@ from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.saved.manifest import Manifest
 
 FILE = "config.json"
+#: whether timm reads .safetensors files of `local-dir:` folders; older versions take them for pickles
+LOADS_FOLDERS = tuple(map(int, timm.__version__.split(".")[:3])) >= (1, 0, 26)
 
 
 def write_config(model: nn.Module, manifest: Manifest, folder: Path) -> None:

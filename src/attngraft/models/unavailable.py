@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator
+from pickle import UnpicklingError
 
 import timm
 from timm.models import get_pretrained_cfg, is_model, list_pretrained
@@ -26,6 +27,8 @@ def why_no_weights(name: str, error: Exception, *, unreachable: Exception | None
         near = difflib.get_close_matches(name, list_pretrained(), n=3, cutoff=0.5)
         hint = f" (but it has weights for {', '.join(near)})" if near else ""
         return f"timm {timm.__version__} has no weights for {name}{hint}; train without --pretrained, or pass a weights file"
+    if name.startswith("local-dir:") and isinstance(error, UnpicklingError):  # timm before 1.0.26
+        return f"timm {timm.__version__} cannot load the .safetensors file of {name}; run pip install -U timm"
     kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     repository = _repository(name)
     if kinds & _GATED:

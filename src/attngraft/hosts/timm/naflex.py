@@ -74,4 +74,4 @@ class TimmNaFlex(TimmFamily):
     blocks: ClassVar = {Block: _sites, EvaBlock: _sites}
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
-        return random_images(model, (model.in_chans, *_image_size(model)), batch=batch)
+        return random_images(model, (model.embeds.in_chans, *_image_size(model)), batch=batch)
