@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
@@ -91,7 +91,7 @@ class CountBars:
         fields: fields that the columns of `bars` use.
     """
 
-    def __init__(self, bars: Progress, **fields: str) -> None:
+    def __init__(self, bars: Progress, **fields: Any) -> None:
         self.bars, self._fields = bars, fields
         self._tasks: dict[str, TaskID] = {}
 

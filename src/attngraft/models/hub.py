@@ -29,7 +29,7 @@ def hub_or_cache() -> Iterator[Exception | None]:
 
 def _connect(address: str) -> Exception | None:
     """Return the error of a connection, with the proxies and certificates that huggingface_hub uses; None if it works."""
-    from huggingface_hub.utils import get_session
+    from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     if address in _reached:
         return None
