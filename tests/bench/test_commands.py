@@ -43,6 +43,7 @@ COMMANDS = {
     "elsa_models": ["--batch", "1", "--threads", "1"],
     "recording": ["--batch", "1", "--large-batch", "2", "--large", "vit_tiny_patch16_224", "--threads", "1"],
     "resampling": [],
+    "triton_kernels": ["--only", "two-way"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from attngraft.study import compare
 from attngraft.study.plan import resolve_runs
-from attngraft.study.progress import LiveStudy, describe_plan
+from attngraft.study.progress import LiveStudy, StudyProgress, describe_plan
 
 from .fakes import FakeTrainer, study, tools
 
@@ -90,3 +90,28 @@ def test_a_table_that_does_not_fit_shows_who_is_at_work(tmp_path: Path) -> None:
         text = sheet.getvalue()
     assert "cb_s@blocks.1" in text
     assert "and 5 variants more" in text
+
+
+def test_long_stages_show_how_much_is_done(tmp_path: Path) -> None:
+    sheet = io.StringIO()
+    console = Console(file=sheet, force_terminal=True, width=100)
+    with LiveStudy(console) as live:
+        live.on_stage("timing a few steps of every variant")
+        live.on_count("variants timed", 1, 12)
+        live._live.refresh()
+        shown = sheet.getvalue()
+        live.on_stage("writing the report")
+        live._live.refresh()
+    assert "variants timed" in shown and "1/12" in shown and " left" in shown
+    assert "1/12" not in sheet.getvalue().rpartition("writing the report")[2]
+
+
+def test_variants_are_counted_when_they_are_checked(tmp_path: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+
+    class Counts(StudyProgress):
+        def on_count(self, description: str, done: int, total: int) -> None:
+            seen.append((description, done, total))
+
+    compare(study(tmp_path), progress=Counts(), tools=tools(FakeTrainer()))
+    assert [each for each in seen if each[0] == "variants checked"] == [("variants checked", i, 3) for i in range(4)]

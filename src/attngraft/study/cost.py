@@ -111,7 +111,7 @@ def _ratios(
     """
     base, *others = works
     start = time.perf_counter()
-    for work in works.values():
+    for work in counted(works.values(), "warming up"):
         work()
     if wait is not None:
         wait()

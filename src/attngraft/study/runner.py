@@ -67,7 +67,8 @@ from attngraft.yaml_config import dump_yaml
 
 log = logging.getLogger(__name__)
 
-COST_SHARE = 0.1  #: fraction of a time budget for measuring costs
+COST_SHARE = 0.1  #: fraction of a study's time for measuring costs
+LEAST_COST_SECONDS = 20.0  #: for measuring costs, unless the time budget is short
 COST_SECONDS = 120.0  #: maximum seconds for measuring costs
 
 
@@ -455,8 +456,13 @@ class _InterimResults:
 # --- costs and report -------------------------------------------------------------------------------------------------
 
 
-def _cost_seconds(config: StudyConfig) -> float:
-    return COST_SECONDS if config.time_budget is None else min(COST_SECONDS, COST_SHARE * config.time_budget)
+def _cost_seconds(study: Study) -> float:
+    """Return the seconds for measuring costs: a share of the time budget or, without one, of the estimated time."""
+    if study.time_budget is not None:
+        return min(COST_SECONDS, COST_SHARE * study.time_budget)
+    if study.seconds is None:
+        return COST_SECONDS
+    return min(COST_SECONDS, max(LEAST_COST_SECONDS, COST_SHARE * study.seconds))
 
 
 def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:

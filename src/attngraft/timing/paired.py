@@ -95,7 +95,7 @@ def several(
         raise ValueError(f"pairs must be at least 1, not {pairs}")
     time_calls = _timer(clock, synchronize)
     works = [baseline, *candidates.values()]
-    for work in works:
+    for work in counted(works, "warming up"):
         for _ in range(warmup):
             work()
     repeats = _repeats(baseline, min_seconds, time_calls)

@@ -21,7 +21,7 @@ from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch import Tensor
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomVerticalFlip
 
-from attngraft.errors import DataError
+from attngraft.errors import DataAccessError, DataError
 from attngraft.tasks.images.sources import in_mode
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit
 from attngraft.tasks.seeding import seeded
@@ -71,7 +71,8 @@ class LabelMaps:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
             reason = str(error).partition("\n")[0]
-            raise DataError(f"{file}: cannot be read as a label map: {reason}; unpack the label maps again") from None
+            kind = DataAccessError if isinstance(error, OSError) else DataError
+            raise kind(f"{file}: cannot be read as a label map: {reason}; unpack the label maps again") from None
         if not isinstance(content, Tensor) or content.ndim != 4 or len(content) != 2 or not content.numel():
             what = tuple(content.shape) if isinstance(content, Tensor) else type(content).__name__
             raise DataError(f"{file}: a label map must have shape (2, K, rows, columns), got {what}")
