@@ -279,6 +279,8 @@ def test_every_command_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """In this process, which has imported everything already."""
+    if name == "triton_kernels" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     script, out = command(name), tmp_path / "result.json"
     for variable, value in SMALL.get(name, {}).items():
         monkeypatch.setattr(script, variable, value)
@@ -299,4 +301,6 @@ def test_every_command_runs(
     result = read_benchmark(out, BenchResult)
     assert json.loads(capsys.readouterr().out)["title"] == result.title
     assert result.measurements
-    assert all(line.bar is not None for line in result.measurements if "products" not in line.name)
+    assert name == "triton_kernels" or all(
+        line.bar is not None for line in result.measurements if "products" not in line.name
+    )
