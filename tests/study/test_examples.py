@@ -1,122 +1,107 @@
+"""Every study under examples/: it is read, its recipes are made, and its variants fit its host."""
+
 from __future__ import annotations
 
-import base64
-import io
-import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
 
-from attngraft.results.examples import load_examples, save_examples
-from attngraft.results.study import StudyResult
-from attngraft.study.config import StudyConfig
-from attngraft.study.examples import Answers, choose, example_images
-from attngraft.study.runner import compare
-from attngraft.tasks.task import Predictions
-from attngraft.training.run_folder import RunFolder
-from tests.study import fakes
+from attngraft.cli import main
+from attngraft.errors import ConfigError
+from attngraft.study import load_result, runner
+from attngraft.study.checks import check_variants
+from attngraft.study.config import StudyConfig, read_study_file, study_from_dict
+from attngraft.study.plan import resolve_runs
+from attngraft.timing import count_macs
+from attngraft.training.build import build_model, model_data_config
+from tests.slow import product_but
 
-CLASSES = ["cat", "dog"]
-
-
-def answers(*predicted: list[int], confidence: float = 0.5) -> Answers:
-    target = np.array([0, 0, 0, 1, 1, 1])
-    found = np.array(predicted)
-    return Answers(
-        names=np.array([f"{i}.png" for i in range(6)]),
-        target=target,
-        predicted=found,
-        confidence=np.where(found == target, confidence, np.linspace(0.9, 0.4, 6)),
-    )
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 
 
-def test_groups_of_one_seed():
-    groups = dict(choose(answers([1, 0, 0, 1, 1, 0]), answers([0, 0, 1, 1, 1, 0]), CLASSES, "cb"))
-    assert groups["Right with cb, wrong with the baseline"] == [0]
-    assert groups["Right with the baseline, wrong with cb"] == [2]
-    assert groups["Most confident errors of cb"] == [5]
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_fits_its_host(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # no study of before, no teacher
+    config = study_from_dict(read_study_file(path), source=str(path))
+    for variant in config.variants:
+        for seed in config.seeds:
+            assert config.recipe_of(variant, seed).graft == (None if variant.spec == "none" else variant.spec)
+    if taught(config):  # its own comment says how to make one
+        with pytest.raises(ConfigError, match="teacher-cifar10 is not the folder"):
+            check_variants(resolve_runs(config))
+    else:
+        check_variants(resolve_runs(config))
+    assert not list(tmp_path.iterdir())
 
 
-def test_classes_with_the_largest_differences():
-    groups = dict(choose(answers([1, 1, 1, 1, 1, 1]), answers([0, 0, 0, 0, 1, 1]), CLASSES, "cb"))
-    assert groups["The class that gains most with cb: cat, recall 0.0% to 100.0%"] == [0, 1, 2]
-    assert groups["The class that loses most with cb: dog, recall 100.0% to 66.7%"] == [3]
+@pytest.mark.parametrize("name", ["digits", "cifar10", "tiny_imagenet20"])
+@pytest.mark.slow
+def test_bixt_is_set_against_hosts_of_as_many_macs(name: str) -> None:
+    path = next(path for path in EXAMPLES if path.stem == f"{name}-bixt")
+    config = study_from_dict(read_study_file(path), source=str(path))
+    assert [variant.name for variant in config.variants] == ["BiXT", "ViT", "iterative", "sequential"]
+    assert config.seeds == (0, 1, 2)
+    recipes = [config.recipe_of(variant, 0) for variant in config.variants]
+    inputs = [model_data_config(recipe) for recipe in recipes]
+    assert len({(seen["input_size"], seen["mean"], seen["std"], seen["interpolation"]) for seen in inputs}) == 1
+    macs = []
+    for recipe in recipes:
+        with torch.device("meta"):
+            model = build_model(recipe, {"num_classes": 20 if name == "tiny_imagenet20" else 10}, load_weights=False)
+            macs.append(count_macs(model, torch.zeros(1, *inputs[0]["input_size"])))
+    assert max(macs) / min(macs) < 1.03, macs
 
 
-def test_several_seeds_are_counted():
-    before, after = answers([1, 0, 0, 1, 1, 1], [1, 1, 0, 1, 1, 1]), answers([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1])
-    groups = dict(choose(before, after, CLASSES, "cb"))
-    assert groups["Right in more seeds with cb"] == [0, 1]
-    assert before.of(1, CLASSES).right == 1 and after.of(1, CLASSES).right == 2
-    assert before.of(0, CLASSES).predicted == "dog"
-
-
-def test_the_same_predictions_leave_only_errors():
-    same = answers([1, 0, 0, 1, 1, 1])
-    assert [title for title, _ in choose(same, same, CLASSES, "cb")] == ["Most confident errors of cb"]
-
-
-def folder_of_images(root: Path) -> list[str]:
-    for split in ("train", "val"):
-        for name in CLASSES:
-            for index in range(3):
-                path = root / split / name / f"{index}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                pixels = np.random.default_rng(index).integers(0, 255, (40, 300, 3), dtype=np.uint8)
-                Image.fromarray(pixels).save(path)
-    return [f"val/{name}/{index}.png" for name in CLASSES for index in range(3)]
-
-
-@pytest.fixture
-def finished(tmp_path: Path) -> tuple[StudyConfig, StudyResult]:
-    """A study of a folder of images, whose runs have predictions."""
-    names = folder_of_images(tmp_path / "pets")
-    config = fakes.study(tmp_path / "study", data=str(tmp_path / "pets"), grafts=["cb_s"])
-    result = compare(config, tools=fakes.tools(fakes.FakeTrainer({"cb_s@all": 0.2})))
+@pytest.mark.parametrize("name", product_but(["digits", "cifar10", "tiny_imagenet20"], ["digits"]))
+def test_bixt_trains_against_all_of_them(
+    name: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The three studies through the command, for one epoch of one seed of some of their images."""
+    monkeypatch.setattr(runner, "COST_SECONDS", 0.0)  # counts, no times
+    file = Path(__file__).parents[2] / "examples" / f"{name}-bixt.yaml"
+    given = ["--study", str(file), "--seeds", "1", "--epochs", "1", "--set", "train.batch_size=64"]
+    if name != "digits":
+        given += ["--data", str(few_images(name, shared / "data", tmp_path))]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *given, "--out", str(tmp_path / "study")])
+    assert not ended.value.code
+    result = load_result(tmp_path / "study")
+    assert [(variant.name, len(variant.runs)) for variant in result.variants] == [
+        ("BiXT", 1),
+        ("ViT", 1),
+        ("iterative", 1),
+        ("sequential", 1),
+    ]
     for variant in result.variants:
-        for run in variant.runs:
-            folder = RunFolder(config.out / run.folder)
-            facts = json.loads(folder.data.read_text())
-            folder.data.write_text(json.dumps(facts | {"facts": facts["facts"] | {"classes": CLASSES}}))
-            found = answers([1, 1, 0, 1, 1, 1] if variant.is_baseline else [0, 0, 0, 1, 1, 0])
-            arrays = {
-                "target": found.target,
-                "predicted": found.predicted[0],
-                "confidence": found.confidence[0],
-            }
-            score = (found.predicted[0] == found.target).astype(float)
-            folder.write_predictions(Predictions(names=names, score=score, binary=True, arrays=arrays))
-    return config, result
+        assert 0 < variant.runs[0].curve["train/loss"][0] < 3.2, variant.name  # a guess among 20 classes: 3.0
+        assert variant.cost is not None
+        assert variant.cost.macs_ratio == pytest.approx(1, abs=0.03)
+        assert variant.is_baseline or variant.difference is not None
+    page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    assert "ViT, iterative and sequential are different models from the baseline" in page
 
 
-def test_thumbnails_of_the_data(finished):
-    found = example_images(*finished)
-    assert found is not None and (found.variant, found.seeds) == ("cb_s", 2)
-    assert [image.name for image in found.groups[0].images] == ["val/cat/0.png", "val/cat/1.png"]
-    for group in found.groups:
-        for each in group.images:
-            with Image.open(io.BytesIO(base64.b64decode(each.jpeg))) as image:
-                assert image.format == "JPEG" and image.size == (96, 13)
+def few_images(name: str, data: Path, out: Path) -> Path:
+    if name == "tiny_imagenet20":
+        return there(data / name / "val.tar")  # of which a part is drawn for validation
+    whole, part = np.load(there(data / "cifar10" / "cifar10_train10k_test2k.npz")), out / "part.npz"
+    np.savez(part, **{key: whole[key][:640] for key in ("x_train", "y_train", "x_test", "y_test")})
+    return part
 
 
-def test_without_the_data_the_thumbnails_of_the_last_report_remain(finished, tmp_path):
-    config, result = finished
-    before = example_images(config, result)
-    save_examples(before, config.out)
-    shutil.rmtree(tmp_path / "pets")
-    assert example_images(config, result) == before
-    save_examples(None, config.out)
-    assert example_images(config, result) is None
-    assert load_examples(config.out) is None
+def there(path: Path) -> Path:
+    if not path.exists():
+        pytest.skip(f"{path.name} is not among the reference data")
+    return path
 
 
-def test_runs_without_predictions_of_classes_have_none(tmp_path):
-    config = fakes.study(tmp_path, grafts=["cb_s"])
-    result = compare(config, tools=fakes.tools(fakes.FakeTrainer()))
-    assert example_images(config, result) is None
-    assert example_images(config, replace(result, variants=result.variants[:1])) is None
-    assert not (tmp_path / "examples.json").exists()
+def taught(config: StudyConfig) -> bool:
+    return config.recipe_of(config.baseline, config.seeds[0]).distill is not None
+
+
+def test_there_are_examples_of_both_kinds() -> None:
+    studies = [study_from_dict(read_study_file(path)) for path in EXAMPLES]
+    assert sum(map(taught, studies)) == 1
+    assert len(studies) >= 7

@@ -40,7 +40,7 @@ from attngraft.study.checks import (
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
 from attngraft.study.cost import load_costs, measure_costs, save_costs
-from attngraft.study.examples import example_images
+from attngraft.study.example_images import example_images
 from attngraft.study.executors import Automatic, Ray
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
 from attngraft.study.halving import HalvingQueue, refuse_other_units
