@@ -166,9 +166,9 @@ def test_reasons_against_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton_obstacle(torch.ones(1)) == "the tensors are on cpu, and Triton kernels need cuda"
     monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", True)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
-    monkeypatch.setattr("attngraft.dispatch.triton.TAKES_TUPLES", False)
-    assert "require torch 2.7 or later" in str(triton_obstacle(torch.ones(1)))
-    monkeypatch.setattr("attngraft.dispatch.triton.TAKES_TUPLES", True)
+    monkeypatch.setattr("attngraft.dispatch.triton.RECENT", False)
+    assert "require torch 2.10 or later" in str(triton_obstacle(torch.ones(1)))
+    monkeypatch.setattr("attngraft.dispatch.triton.RECENT", True)
     assert triton_obstacle(torch.ones(1)) is None
     assert "not float64" in str(triton_obstacle(torch.ones(1, dtype=torch.float64)))
     reasons: list[str | None] = []

@@ -346,7 +346,7 @@ def test_reasons_against_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the tensors are on cpu" in verdict(x, x, x, x)
     monkeypatch.setattr("attngraft.dispatch.triton.INTERPRETING", True)
     monkeypatch.setattr("attngraft.dispatch.triton.INSTALLED", True)
-    monkeypatch.setattr("attngraft.dispatch.triton.TAKES_TUPLES", True)
+    monkeypatch.setattr("attngraft.dispatch.triton.RECENT", True)
     assert verdict(x, x, None, x) == "chosen"
     assert "float64" in verdict(x.double(), x.double(), None, x.double())
     assert "of one dtype" in verdict(x, x.half(), x, x)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from attngraft.dispatch.triton import INSTALLED, INTERPRETING, TAKES_TUPLES
+from attngraft.dispatch.triton import INSTALLED, INTERPRETING, RECENT
 
 #: the interpreter must be selected before Triton is imported, so tests marked `inside` run in a separate process
 inside = pytest.mark.skipif(not INTERPRETING, reason="runs inside Triton's interpreter")
 outside = pytest.mark.skipif(INTERPRETING, reason="runs outside of Triton's interpreter")
-installed = pytest.mark.skipif(not (INSTALLED and TAKES_TUPLES), reason="Triton 3.3 or later is not installed")
+installed = pytest.mark.skipif(not (INSTALLED and RECENT), reason="Triton 3.6 or later is not installed")
 gpu = pytest.mark.skipif(INTERPRETING or not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -27,7 +27,7 @@ def _assembler_is_there() -> bool:
 
 
 compiler = pytest.mark.skipif(
-    not (TAKES_TUPLES and _assembler_is_there()), reason="Triton 3.3 or later for NVIDIA GPUs is not installed"
+    not (RECENT and _assembler_is_there()), reason="Triton 3.6 or later for NVIDIA GPUs is not installed"
 )
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: whether Triton is installed (never on macOS, rarely on Windows); found without importing it
 INSTALLED = importlib.util.find_spec("triton") is not None
-#: whether torch's Triton takes tuples as arguments of kernels, which it does from 3.3 on
-TAKES_TUPLES = torch.__version__ >= "2.7"
+#: whether torch's Triton is 3.6 or later; older Triton cannot compile the kernels
+RECENT = torch.__version__ >= "2.10"
 #: whether kernels run in Triton's interpreter (slow, but works on the CPU, for tests); read once, as in Triton itself
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -28,8 +28,8 @@ def triton_obstacle(tensor: Tensor) -> str | None:
         return f"the tensors are on {tensor.device.type}, and Triton kernels need cuda"
     if not INSTALLED:
         return "triton is not installed (pip install triton)"
-    if not TAKES_TUPLES:
-        return f"the kernels require torch 2.7 or later, and this is torch {torch.__version__}"
+    if not RECENT:
+        return f"the kernels require torch 2.10 or later, and this is torch {torch.__version__}"
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return "a function transform (torch.func: vmap, grad) cannot trace through a kernel"
     if tensor.dtype not in DTYPES:
