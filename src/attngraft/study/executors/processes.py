@@ -14,6 +14,7 @@ import pickle
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -162,7 +163,9 @@ class _Worker:
         workers_lifeline, self.lifeline = context.Pipe(duplex=False)
         level = logging.getLogger("attngraft").getEffectiveLevel()
         self.process: BaseProcess = context.Process(
-            target=_work, args=(workers_pipe, workers_lifeline, train_run, placement, level), daemon=False
+            target=_work,
+            args=(workers_pipe, workers_lifeline, train_run, placement, level, multiprocessing.get_start_method()),
+            daemon=False,
         )
         self.process.start()
         workers_pipe.close()
@@ -204,9 +207,17 @@ class _Worker:
 
 
 def _work(
-    pipe: Connection, lifeline: Connection, train_run: TrainRun, placement: ProcessPlacement, level: int
+    pipe: Connection,
+    lifeline: Connection,
+    train_run: TrainRun,
+    placement: ProcessPlacement,
+    level: int,
+    start_method: str,
 ) -> NoReturn:
     """Main function of a worker process: run tasks from `pipe` until `pipe` or `lifeline` closes.
+
+    `start_method` is that of the study's process. A spawned process would spawn its loading processes too, each of which
+    would import everything.
 
     Messages sent back: ("ready",), ("progress", callback, args, kwargs), ("log", record), ("outcome", outcome).
     """
@@ -214,6 +225,9 @@ def _work(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches all processes of a terminal, but the study stops its workers itself
     signal.signal(signal.SIGTERM, raise_interrupt)
+    multiprocessing.set_start_method(start_method, force=True)
+    # torch compares the number of loading processes with this process's share of the cores
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     placement.apply()
     channel = _Channel(pipe)
     logging.getLogger().handlers[:] = [channel]
