@@ -7,6 +7,7 @@ import os
 import pytest
 import torch
 
+from attngraft import devices
 from attngraft.devices import accelerator_device, use_device
 from attngraft.errors import UsageError
 
@@ -18,10 +19,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.delenv("LOCAL_RANK", raising=False)
 
-    def current(check_available: bool = False) -> torch.device | None:
+    def available() -> torch.device | None:
         return torch.device("cuda") if os.environ["CUDA_VISIBLE_DEVICES"] else None
 
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", current)
+    monkeypatch.setattr(devices, "_available", available)
 
 
 def test_a_numbered_device_is_the_only_visible_one() -> None:
