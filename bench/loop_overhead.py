@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from attngraft.timing import paired_ratio
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.loading import TrainOrder
 from attngraft.training.loop import train
+from attngraft.training.progress import Progress
 from attngraft.training.recipe import Recipe, recipe_from_dict
 
 BAR = 1.03
@@ -65,7 +65,7 @@ class Laps:
         return self.total
 
 
-class LapProgress:
+class LapProgress(Progress):
     """Callback that records the updates of a run."""
 
     def __init__(self, laps: Laps) -> None:
@@ -76,10 +76,6 @@ class LapProgress:
 
     def on_step(self, *, step: int, epoch: int, loss: float, lr: float) -> None:
         self._laps.update(loss)
-
-    def on_epoch(self, metrics: Mapping[str, float]) -> None: ...
-
-    def on_end(self, *, finished: bool) -> None: ...
 
 
 def attngraft_epoch(recipe: Recipe, laps: Laps) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -71,7 +72,11 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     from attngraft.study.executors import processes
     from proof.faults.process import forkserver
 
-    monkeypatch.setattr(processes, "multiprocessing", SimpleNamespace(get_context=lambda _: forkserver))
+    monkeypatch.setattr(
+        processes,
+        "multiprocessing",
+        SimpleNamespace(get_context=lambda _: forkserver, get_start_method=multiprocessing.get_start_method),
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -248,7 +248,7 @@ def _prepare(
         try:
             if study.halving is not None and benchmark is not None:
                 refuse_other_units(study, benchmark)
-            if trains and _chooses_threads(study, executor):
+            if trains and _chooses_threads(study):
                 threads = tools.choose_threads(study, benchmark, executor.concurrency)
                 study = resolve_runs(dataclasses.replace(study, fitted_threads=threads))
             estimate = None if counted else tools.measure_throughput(study, benchmark)
@@ -291,9 +291,9 @@ def _with_fitted_values(config: StudyConfig) -> StudyConfig:
     return config
 
 
-def _chooses_threads(study: Study, executor: Executor) -> bool:
-    """Return whether the number of CPU threads is still open: not set, not on an accelerator or a cluster, no run saved."""
-    given = study.baseline_recipe.train.threads is not None or isinstance(executor, Ray)
+def _chooses_threads(study: Study) -> bool:
+    """Return whether the number of CPU threads is still open: not set, not on an accelerator, and no run saved."""
+    given = study.baseline_recipe.train.threads is not None
     return not given and accelerator_device() is None and study.data_folder() is None
 
 
