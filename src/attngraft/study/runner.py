@@ -68,7 +68,7 @@ from attngraft.yaml_config import dump_yaml
 log = logging.getLogger(__name__)
 
 COST_SHARE = 0.1  #: fraction of a study's time for measuring costs
-LEAST_COST_SECONDS = 20.0  #: for measuring costs, unless the time budget is short
+LEAST_COST_SECONDS = 45.0  #: for measuring costs, unless the time budget is short
 COST_SECONDS = 120.0  #: maximum seconds for measuring costs
 
 
