@@ -29,7 +29,7 @@ from steps import grafted
 from torch import Tensor, nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
+from attngraft.bench.result import Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.bisa import reference
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.timing import count_macs, paired_ratio
@@ -166,13 +166,10 @@ def main() -> int:
     for name in arguments.shapes:
         if name != LONG:
             lines += lines_of(name, SHAPES[name], arguments.pairs)
-    result = BenchResult(
-        title="A BiSA layer, forward and backward",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "A BiSA layer, forward and backward",
         settings={"shapes": arguments.shapes, "pairs": arguments.pairs},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

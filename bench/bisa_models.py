@@ -15,7 +15,7 @@ import torch
 from steps import check_against_reference, grafted, training_step
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, current_setting, measurement
+from attngraft.bench.result import current_setting, measurement
 from attngraft.timing import count_macs, paired_ratio
 
 SPEC = "bisa@first:2"
@@ -42,13 +42,10 @@ def main() -> int:
         steps = (training_step(each, images, labels) for each in (host, model))
         line = f"{name}, {SPEC} (multiply-adds {macs:.2f}x)"
         lines.append(measurement(line, paired_ratio(*steps, pairs=arguments.pairs), bar=BARS[name]))
-    result = BenchResult(
-        title=f"Training step with BiSA in two layers, batch {arguments.batch}, over the host's",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        f"Training step with BiSA in two layers, batch {arguments.batch}, over the host's",
         settings={"hosts": arguments.hosts, "batch": arguments.batch, "pairs": arguments.pairs},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

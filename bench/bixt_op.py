@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
+from attngraft.bench.result import Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.bixt.layer import BidirectionalCrossAttention
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
@@ -175,13 +175,10 @@ def main() -> int:
             for part, name in zip(("forward", "training"), PASSES, strict=True)
             if part in arguments.parts
         ]
-    result = BenchResult(
-        title="Bi-directional cross-attention, the layer",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Bi-directional cross-attention, the layer",
         settings={"sizes": arguments.sizes, "parts": arguments.parts, "pairs": arguments.pairs},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

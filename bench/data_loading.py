@@ -26,7 +26,7 @@ from PIL import Image, ImageFilter
 from timm.data import ImageDataset, create_loader, create_transform
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, current_setting, measurement
+from attngraft.bench.result import WrongOutputsError, check_outputs, current_setting, measurement
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.images.loading import load_images
@@ -157,13 +157,10 @@ def main() -> int:
             )
             for name, loader in timms.items()
         ]
-    result = BenchResult(
-        title="Loading a folder of JPEG images, attngraft over timm",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Loading a folder of JPEG images, attngraft over timm",
         settings=common | {"pairs": arguments.pairs, "images in a sample": counts.pop(), "first image": first},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

@@ -19,7 +19,7 @@ from torch import nn
 
 import attngraft.models  # noqa: F401 - registers the names
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, current_setting, measurement
+from attngraft.bench.result import current_setting, measurement
 from attngraft.timing import count_macs, paired_ratio
 
 OURS, THEIRS, BAR = "elsa_swin_tiny", "swin_tiny_patch4_window7_224", 2.0
@@ -57,13 +57,10 @@ def main() -> int:
         works = forward(ours, (size // SMALL) ** 2, SMALL), forward(ours, 1, size)
         name = f"{OURS}, forward, an image of {size} over as many pixels in images of {SMALL}"
         lines.append(measurement(name, paired_ratio(*works, pairs=arguments.pairs), bar=LINEAR))
-    result = BenchResult(
-        title=f"ELSA-Swin-T, batch {arguments.batch}, over Swin-T",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        f"ELSA-Swin-T, batch {arguments.batch}, over Swin-T",
         settings={"batch": arguments.batch, "pairs": arguments.pairs},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

@@ -19,7 +19,7 @@ from steps import check_against_reference, grafted, training_step
 from torch import nn
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, check_outputs, current_setting, measurement
+from attngraft.bench.result import check_outputs, current_setting, measurement
 from attngraft.grafting.apply import patch
 from attngraft.hosts import find_host
 from attngraft.timing import several
@@ -75,11 +75,8 @@ def main() -> int:
     models |= {name + PRODUCTS: products_only(grafted(host, name)) for name in FLOORS}
     steps = {name: training_step(model, images, labels) for name, model in models.items()}
     measured = several(training_step(host, images, labels), steps, pairs=arguments.pairs)
-    result = BenchResult(
-        title=f"Training step of {arguments.host}, batch {arguments.batch}, over the host's",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        f"Training step of {arguments.host}, batch {arguments.batch}, over the host's",
         settings={"host": arguments.host, "batch": arguments.batch, "pairs": arguments.pairs},
         measurements=tuple(measurement(name, ratio, bar=BARS.get(name)) for name, ratio in measured.items()),
     )

@@ -20,7 +20,7 @@ import torch
 
 import attngraft
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, current_setting, measurement
+from attngraft.bench.result import current_setting, measurement
 from attngraft.timing import Duration, duration, paired_ratio
 
 IMPORT_BAR, HELP_BAR, PLAN_BAR, GRAFT_BAR = 1.1, 0.5, 0.3, 1.0
@@ -77,11 +77,8 @@ def main() -> int:
     )
     show_help = python("import sys; sys.argv = ['attngraft', '--help']; from attngraft.cli import main; main()")
     help_seconds = duration(show_help, samples=arguments.pairs, clock=children_seconds)
-    result = BenchResult(
-        title="Waiting for the package",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Waiting for the package",
         settings={"pairs": arguments.pairs, "plan": SPEC},
         measurements=(
             measurement("import attngraft.models / import timm (CPU)", imports, bar=IMPORT_BAR),

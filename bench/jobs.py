@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, WrongOutputsError, current_setting, measurement
+from attngraft.bench.result import WrongOutputsError, current_setting, measurement
 from attngraft.study import StudyConfig, Tools, study_from_dict
 from attngraft.study.executors import Executor, Processes, Serial
 from attngraft.study.plan import resolve_runs
@@ -87,11 +87,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         alone, together = works(Path(place), **sizes)
         ratio = paired_ratio(alone, together, pairs=arguments.pairs, warmup=0)
-    result = BenchResult(
-        title="Two runs, two at a time over one after the other, one thread each",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Two runs, two at a time over one after the other, one thread each",
         settings={"pairs": arguments.pairs, "jobs": JOBS, **sizes},
         measurements=(measurement(f"--jobs {JOBS}", ratio, bar=BAR),),
     )

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
+from attngraft.bench.result import Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.mechanisms.local import local_filter
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
@@ -151,13 +151,10 @@ def main() -> int:
     for ghost in arguments.ghosts:
         check(ghost)
         lines += [time_line(ghost, layout, name, arguments.pairs) for layout in LAYOUTS for name in PASSES]
-    result = BenchResult(
-        title="Local attention, the operation",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Local attention, the operation",
         settings={"pairs": arguments.pairs},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

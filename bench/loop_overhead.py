@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, check_outputs, current_setting, measurement
+from attngraft.bench.result import check_outputs, current_setting, measurement
 from attngraft.timing import paired_ratio
 from attngraft.training.build import build_model, build_task, model_data_config
 from attngraft.training.loading import TrainOrder
@@ -127,11 +127,8 @@ def main() -> int:
     attngraft_epoch(recipe, laps)
     check_outputs(torch.tensor(laps.losses), expected, what="losses of an epoch", rtol=1e-4, atol=1e-5)
     ratio = paired_ratio(bare, lambda: attngraft_epoch(recipe, laps), pairs=arguments.pairs, warmup=0, clock=laps)
-    result = BenchResult(
-        title="An epoch of updates, attngraft's loop over a bare PyTorch loop",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "An epoch of updates, attngraft's loop over a bare PyTorch loop",
         settings={"recipe": RECIPE, "updates": len(bare.keys) - 1, "pairs": arguments.pairs},
         measurements=(measurement("training loop", ratio, bar=BAR),),
     )

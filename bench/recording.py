@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, Measurement, check_outputs, current_setting, measured_once, measurement
+from attngraft.bench.result import Measurement, check_outputs, current_setting, measured_once, measurement
 from attngraft.timing import paired_ratio
 from attngraft.timing.memory import growth, in_fresh_process
 
@@ -115,13 +115,10 @@ def main() -> int:
         measurement(f"{SMALL}, entropy and distance of all blocks, batch {len(many)}", reduced, bar=REDUCED),
         measurement(f"{SMALL}, recorded once before, over never", after, bar=AFTERWARDS),
     ]
-    result = BenchResult(
-        title="Recording, over a plain forward pass",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Recording, over a plain forward pass",
         settings={"batch": len(few), "large_batch": len(many), "pairs": pairs},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, Measurement, WrongOutputsError, current_setting, measurement
+from attngraft.bench.result import Measurement, WrongOutputsError, current_setting, measurement
 from attngraft.results.storage import load_result
 from attngraft.results.study import Cost, Interval
 from attngraft.study.config import StudyConfig, study_from_dict
@@ -203,11 +203,8 @@ def main() -> int:
         size = megabytes(out) / MEGABYTES
         taken = duration(lambda: report(out), samples=arguments.pairs, warmup=0)
     runs = f"{len(config.variants) * len(config.seeds)} runs"
-    result = BenchResult(
-        title=f"Report of {runs}",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        f"Report of {runs}",
         settings=sizes | {"variants": len(config.variants), "samples": arguments.pairs, "megabytes": size * MEGABYTES},
         measurements=(
             measurement(f"report of {runs}", taken, bar=SECONDS),

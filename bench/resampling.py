@@ -21,7 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import BenchResult, Measurement, current_setting, measurement
+from attngraft.bench.result import Measurement, current_setting, measurement
 from attngraft.results.measured import (
     ClosedForm,
     MeanAveragePrecision,
@@ -132,11 +132,8 @@ def main() -> int:
     arguments = options("Time of the bootstrap of metrics that are no means.", pairs=5).parse_args()
     setting = current_setting()
     samples = arguments.pairs
-    result = BenchResult(
-        title="Bootstrap of metrics that are no means",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Bootstrap of metrics that are no means",
         settings={"images": IMAGES, "classes": CLASSES, "resamples": RESAMPLES, "samples": samples},
         measurements=(
             *(timed(name, make, samples) for name, make in TIMED.items()),

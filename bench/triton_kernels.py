@@ -24,7 +24,6 @@ from torch import Tensor
 import attngraft.models  # noqa: F401 - registers the names
 from attngraft.bench.command import finish, options
 from attngraft.bench.result import (
-    BenchResult,
     Measurement,
     check_outputs,
     current_setting,
@@ -190,13 +189,10 @@ def main() -> int:
     for name in MODELS:
         if arguments.only in name:
             lines += model_lines(name, arguments.batch, arguments.pairs)
-    result = BenchResult(
-        title="Triton kernels over other backends",
-        command=setting.command,
-        environment=setting.environment,
-        load=setting.load,
+    result = setting.result(
+        "Triton kernels over other backends",
         settings={"pairs": arguments.pairs, "batch": arguments.batch},
-        measurements=tuple(lines),
+        measurements=lines,
     )
     return finish(result, out=arguments.out, as_json=arguments.json)
 

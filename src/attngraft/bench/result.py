@@ -5,7 +5,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -100,6 +100,17 @@ class Setting:
     environment: Mapping[str, Any]
     load: list[float]
     command: str
+
+    def result(self, title: str, *, settings: Mapping[str, Any], measurements: Iterable[Measurement]) -> BenchResult:
+        """Return the result of the benchmark; `settings` are options of the command."""
+        return BenchResult(
+            title=title,
+            command=self.command,
+            environment=self.environment,
+            load=self.load,
+            settings=settings,
+            measurements=tuple(measurements),
+        )
 
 
 def measured_once(name: str, value: float, *, bar: float | None) -> Measurement:
