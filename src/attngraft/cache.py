@@ -83,7 +83,7 @@ class DecodedCache:
         return min(total, self.limit)
 
     def note(self, total: int | None) -> str:
-        """Describe what is kept, for the log; empty if there is nothing to tell."""
+        """Describe what is kept, for the log; empty if nothing can be kept."""
         room = self.room(total)
         if total is None:
             unknown = "decoded images are not kept, because their sizes are unknown without task.data.check=full"

@@ -1,7 +1,6 @@
 """The attention explorer: a self-contained HTML page with attention maps of one or two models."""
 
 import base64
-import hashlib
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from attngraft._version import __version__
 from attngraft.analysis.explorer import ExplorerData, ExplorerLayer, explorer_data
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
-from attngraft.report.templating import environment, render
+from attngraft.report.templating import render, script
 from attngraft.results.wording import shown
 from attngraft.targets.handle import ModelHandle, model_handle
 from attngraft.targets.images import images_from_files, true_classes
@@ -108,16 +107,13 @@ def explore_handles(
 
 def explorer_html(views: Sequence[ModelView], *, title: str) -> str:
     """Return the HTML page. User strings are escaped, and only the page's own script may run."""
-    templates = environment()
-    script = templates.loader.get_source(templates, "explorer.js")[0] if templates.loader else ""
     return render(
         "explorer.html.j2",
         title=shown(title),
         version=__version__,
         models=len(views),
         data={"models": [_plain(view) for view in views], "opening": _opening(views)},
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **script("explorer.js"),
     )
 
 

@@ -66,9 +66,8 @@ class StudyConfig:
     epochs: int | None = None  #: None: the recipe's
     time_budget: float | None = None  #: seconds for the whole study, with `epochs` as the maximum
     fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
-    fitted_threads: int | None = (
-        None  #: CPU threads of a run, chosen from timed steps where the recipe sets none; stored
-    )
+    #: CPU threads of a run, chosen from timed steps if the recipe sets none; stored so that resuming does not change them
+    fitted_threads: int | None = None
     suites: tuple[str, ...] = ()  #: suites to evaluate finished runs under
     halving: Halving | None = None  #: asynchronous successive halving; None: all runs train to the end
     title: str = ""

@@ -20,7 +20,7 @@ from attngraft.training.setup import cpu_threads
 
 ROUNDS = 3  #: timed steps per variant
 MARGIN = 1.1  #: factor that accounts for checkpoints, metrics and events
-#: how much faster twice as many threads per run must be; threads wait for each other whenever another process needs a core
+#: speed-up from which twice as many threads per run are used; threads wait for each other if another process needs a core
 WORTHWHILE = 1.25
 
 

@@ -1,8 +1,7 @@
-"""Executors of a study's runs: sequential in this process, in several processes, one of these two as
-the times and cores suggest, or on a Ray cluster.
+"""Executors of a study's runs: sequential in this process, in several processes, or on a Ray cluster.
 
-Every executor calls `base.run_task`, which trains the run of one folder. All state of a run is in its folder, so a stopped
-study can be resumed with a different executor.
+`Automatic` chooses between the first two. Every executor calls `base.run_task`, which trains the run of one folder. All
+state of a run is in its folder, so a stopped study can be resumed with a different executor.
 """
 
 from attngraft.study.executors.automatic import Automatic

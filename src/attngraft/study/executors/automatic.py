@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from attngraft.devices import accelerator_device
-from attngraft.study.executors.base import Executor, Pool, Serial, TrainRun
+from attngraft.study.executors.base import Executor, Serial
 from attngraft.study.executors.placement import CONTENTION, available_cores, run_threads
 from attngraft.study.executors.processes import Processes
 from attngraft.timing.memory import free_memory, peak_memory
@@ -18,7 +15,7 @@ START_SECONDS = 8.0  #: time until worker processes have imported everything and
 
 
 @dataclass(frozen=True, kw_only=True)
-class Automatic:
+class Automatic(Serial):
     """Train as many runs at a time as the cores allow, if this is faster (`--jobs auto`).
 
     With an accelerator, which several runs would share, runs are trained one after the other.
@@ -40,8 +37,3 @@ class Automatic:
         if jobs < 2 or seconds * CONTENTION / jobs + START_SECONDS > seconds:
             return Serial()
         return Processes(jobs=jobs, retries=self.retries)
-
-    @contextmanager
-    def pool(self, *, train_run: TrainRun, recipe: Recipe, out: Path) -> Iterator[Pool]:
-        with Serial().pool(train_run=train_run, recipe=recipe, out=out) as pool:
-            yield pool
