@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
@@ -61,22 +59,6 @@ def _costs() -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is remembered of images goes to a folder of the tests' own, not to the user's."""
     os.environ["ATTNGRAFT_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The worker processes of a study are forked from one that has imported everything, which spares seconds for each.
-
-    That they start anew, as by themselves, is tested where real runs are made (`test_bitwise.py`).
-    """
-    from attngraft.study.executors import processes
-    from proof.faults.process import forkserver
-
-    monkeypatch.setattr(
-        processes,
-        "multiprocessing",
-        SimpleNamespace(get_context=lambda _: forkserver, get_start_method=multiprocessing.get_start_method),
-    )
 
 
 @pytest.fixture(autouse=True)

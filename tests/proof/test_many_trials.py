@@ -26,7 +26,6 @@ def test_the_same_on_a_ray_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 def test_all_results_are_there_and_what_is_not_is_found(tmp_path: Path) -> None:
     check_trials(tmp_path, executor="--jobs 2")
 

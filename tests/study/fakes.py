@@ -101,7 +101,7 @@ def tools(trainer: FakeTrainer, *, reports: list[StudyResult] | None = None, epo
         pace = Throughput(start_seconds=1.0, epoch_seconds=epoch_seconds)
         return Estimate(throughputs={variant.name: pace for variant in config.variants})
 
-    def costs(config: StudyConfig, benchmark: Any, *, limit: float) -> dict[str, Cost]:
+    def costs(config: StudyConfig, benchmark: Any, *, seconds: float, limit: float) -> dict[str, Cost]:
         return {variant.key: cost(1.0 + place / 10) for place, variant in enumerate(config.variants)}
 
     def report(result: StudyResult, folder: Path) -> Path:

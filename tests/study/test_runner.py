@@ -166,9 +166,9 @@ def test_costs_are_of_the_batches_that_fitted(tmp_path: Path) -> None:
 
     measured: list[StudyConfig] = []
 
-    def costs(config: StudyConfig, benchmark: Any, *, limit: float) -> dict[str, Cost]:
+    def costs(config: StudyConfig, benchmark: Any, *, seconds: float, limit: float) -> dict[str, Cost]:
         measured.append(config)
-        return tools(FakeTrainer()).measure_costs(config, benchmark, limit=limit)
+        return tools(FakeTrainer()).measure_costs(config, benchmark, seconds=seconds, limit=limit)
 
     kit = dataclasses.replace(tools(Choosing()), measure_costs=costs)
     config = study(tmp_path, set=["train.auto_batch=true"])

@@ -13,6 +13,8 @@ From the command to the first batch:
 from __future__ import annotations
 
 import json
+import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +35,7 @@ from attngraft.cli.values import (
     TRUST_CODE,
     choose_recipe,
 )
+from attngraft.forking import worker_context
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
@@ -235,6 +238,8 @@ def compare(
 
         attngraft compare --report-only --out study
     """
+    if jobs != "1" and not (ray or dry_run or report_only):
+        _start_importing()
     from attngraft import study as studies
     from attngraft.cli.values import assignments, refuse_untyped_hosts
     from attngraft.devices import use_device
@@ -345,6 +350,13 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
     others = kept[True] if against is None else [entry_against(text) for text in against]
     own = [entry_graft(text) for text in options["grafts"]] if "grafts" in options else kept[False]
     options["grafts"] = [*own, *others]
+
+
+def _start_importing() -> None:
+    """Import what worker processes need in the background, while this process imports the same."""
+    several = "torch" not in sys.modules and (os.cpu_count() or 1) > 1
+    if several and not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
+        worker_context()
 
 
 def _executor(

@@ -38,14 +38,14 @@ FEWEST_PAIRS = 5  #: below this number of pairs, an interval would be meaningles
 Costs = dict[str, Cost]  #: by `Variant.key`
 
 
-def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120.0) -> Costs:
+def measure_costs(study: Study, benchmark: BenchmarkBatch, *, seconds: float = 120.0, limit: float = 120.0) -> Costs:
     """Measure all variants of a study on this machine.
 
     Args:
         study: the study.
         benchmark: the opened data, preprocessed as in the runs.
-        limit: seconds for timing, which may reduce the number of rounds below `PAIRS`. Below `FEWEST_PAIRS` rounds, time
-            ratios are omitted.
+        seconds: time for up to `PAIRS` rounds; `FEWEST_PAIRS` rounds may take longer.
+        limit: maximum seconds; if `FEWEST_PAIRS` rounds take longer, time ratios are omitted.
     """
     profilers, parameters, macs, memory = {}, {}, {}, {}
     with cpu_threads(study.baseline_recipe.train.threads):
@@ -58,8 +58,13 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, limit: float = 120
             memory[key] = profiler.peak_memory()
             gc.collect()
         wait = synchronizer(profiler.device)
-        training = _ratios({key: p.train_step for key, p in profilers.items()}, wait, limit=limit * 0.75)
-        inference = _ratios({key: p.evaluate_batch for key, p in profilers.items()}, wait, limit=limit * 0.25)
+        training, inference = (
+            _ratios(works, wait, seconds=seconds * share, limit=limit * share)
+            for works, share in (
+                ({key: p.train_step for key, p in profilers.items()}, 0.75),
+                ({key: p.evaluate_batch for key, p in profilers.items()}, 0.25),
+            )
+        )
     base = study.baseline.key
     return {
         key: Cost(
@@ -103,11 +108,11 @@ def _macs_of_one_example(profiler: Profiler) -> int | None:
 
 
 def _ratios(
-    works: Mapping[str, Callable[[], None]], wait: Callable[[], object] | None, *, limit: float
+    works: Mapping[str, Callable[[], None]], wait: Callable[[], object] | None, *, seconds: float, limit: float
 ) -> dict[str, PairedRatio]:
     """Return each function's time ratio to the first (including the first itself, with ratio 1).
 
-    The result is empty if there is only one function, or if `limit` does not allow `FEWEST_PAIRS` rounds.
+    The result is empty if there is only one function, or if `FEWEST_PAIRS` rounds take longer than `limit` seconds.
     """
     base, *others = works
     start = time.perf_counter()
@@ -115,12 +120,13 @@ def _ratios(
         work()
     if wait is not None:
         wait()
-    pairs = min(PAIRS, int(limit / (time.perf_counter() - start)))
-    if pairs < FEWEST_PAIRS or not others:
+    a_round = time.perf_counter() - start
+    if FEWEST_PAIRS * a_round > limit or not others:
         return {}
+    pairs = min(PAIRS, max(FEWEST_PAIRS, int(seconds / a_round)))
     found = several(works[base], {key: works[key] for key in others}, pairs=pairs, warmup=1, synchronize=wait)
-    seconds = next(iter(found.values())).baseline_seconds
-    same = PairedRatio(ratio=1, low=1, high=1, baseline_seconds=seconds, candidate_seconds=seconds, pairs=pairs)
+    step = next(iter(found.values())).baseline_seconds
+    same = PairedRatio(ratio=1, low=1, high=1, baseline_seconds=step, candidate_seconds=step, pairs=pairs)
     return {base: same, **found}
 
 

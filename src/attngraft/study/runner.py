@@ -68,7 +68,7 @@ from attngraft.yaml_config import dump_yaml
 log = logging.getLogger(__name__)
 
 COST_SHARE = 0.1  #: fraction of a study's time for measuring costs
-LEAST_COST_SECONDS = 45.0  #: for measuring costs, unless the time budget is short
+LEAST_COST_SECONDS = 10.0  #: for measuring costs, unless the time budget is short
 COST_SECONDS = 120.0  #: maximum seconds for measuring costs
 
 
@@ -309,7 +309,7 @@ def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Stu
     """Return the study with as many epochs as its time budget allows, given the time that halving saves."""
     if estimate is None or study.time_budget is None:
         raise UsageError("--time-budget requires a time estimate, which failed; use --epochs instead")
-    budget = (study.time_budget - _cost_seconds(study)) * concurrency
+    budget = (study.time_budget - _cost_limit(study)) * concurrency
     epochs = fit_epochs(estimate, study.runs, budget=budget, most=study.epochs, share=trained_share(study))
     return resolve_runs(dataclasses.replace(study, fitted_epochs=epochs))
 
@@ -456,13 +456,17 @@ class _InterimResults:
 # --- costs and report -------------------------------------------------------------------------------------------------
 
 
+def _cost_limit(study: Study) -> float:
+    """Return the maximum seconds for measuring costs."""
+    return COST_SECONDS if study.time_budget is None else min(COST_SECONDS, COST_SHARE * study.time_budget)
+
+
 def _cost_seconds(study: Study) -> float:
     """Return the seconds for measuring costs: a share of the time budget or, without one, of the estimated time."""
-    if study.time_budget is not None:
-        return min(COST_SECONDS, COST_SHARE * study.time_budget)
-    if study.seconds is None:
-        return COST_SECONDS
-    return min(COST_SECONDS, max(LEAST_COST_SECONDS, COST_SHARE * study.seconds))
+    limit = _cost_limit(study)
+    if study.time_budget is not None or study.seconds is None:
+        return limit
+    return min(limit, max(LEAST_COST_SECONDS, COST_SHARE * study.seconds))
 
 
 def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools) -> dict[str, Cost] | None:
@@ -476,7 +480,8 @@ def _costs(study: Study, notes: list[str], progress: StudyProgress, tools: Tools
         benchmark = (
             study.benchmark if measured.overrides == study.overrides else None
         )  # only if its batch sizes are unchanged
-        costs = tools.measure_costs(measured, benchmark or tools.open_data(measured), limit=_cost_seconds(study))
+        opened, seconds, limit = benchmark or tools.open_data(measured), _cost_seconds(study), _cost_limit(study)
+        costs = tools.measure_costs(measured, opened, seconds=seconds, limit=limit)
     except (AttngraftError, RuntimeError, OSError) as error:
         notes.append(f"Measuring the costs failed: {error}")
         return None

@@ -18,7 +18,8 @@ from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
 from attngraft.training.recipe import Recipe
 from attngraft.training.setup import cpu_threads
 
-ROUNDS = 3  #: timed steps per variant
+ROUNDS = 3  #: maximum number of timed steps per variant
+LONG_ENOUGH = 0.3  #: seconds of timed steps after which no further one is timed
 MARGIN = 1.1  #: factor that accounts for checkpoints, metrics and events
 #: speed-up from which twice as many threads per run are used; threads wait for each other if another process needs a core
 WORTHWHILE = 1.25
@@ -85,8 +86,7 @@ def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
             profiler.evaluate_batch()
             start = time.perf_counter() - begin
             wait = synchronizer(profiler.device)
-            step = float(np.median([_seconds(profiler.train_step, wait) for _ in range(ROUNDS)]))
-            batch = float(np.median([_seconds(profiler.evaluate_batch, wait) for _ in range(ROUNDS)]))
+            step, batch = _seconds(profiler.train_step, wait), _seconds(profiler.evaluate_batch, wait)
             load, train = own.load_seconds, profiler.recipe.train  # with sizes cut to the data
             load_eval = load * train.accumulate / train.batch_size * len(own.data.val) / own.eval_batches
             if train.workers:  # loading processes load batches in advance
@@ -118,7 +118,7 @@ def choose_threads(study: Study, benchmark: BenchmarkBatch, concurrency: Callabl
     while threads <= most:
         with cpu_threads(threads):
             profiler.train_step()  # the first step is slower
-            step = float(np.median([_seconds(profiler.train_step, None) for _ in range(ROUNDS)]))
+            step = _seconds(profiler.train_step, None)
         train = dataclasses.replace(recipe.train, threads=threads)
         jobs = concurrency(dataclasses.replace(recipe, train=train))
         seconds = step * (CONTENTION if jobs > 1 else 1) / jobs
@@ -130,11 +130,15 @@ def choose_threads(study: Study, benchmark: BenchmarkBatch, concurrency: Callabl
 
 
 def _seconds(work: Callable[[], None], wait: Callable[[], object] | None) -> float:
-    start = time.perf_counter()
-    work()
-    if wait is not None:
-        wait()
-    return time.perf_counter() - start
+    """Return the median seconds of a few calls."""
+    seconds: list[float] = []
+    while len(seconds) < ROUNDS and sum(seconds) < LONG_ENOUGH:
+        start = time.perf_counter()
+        work()
+        if wait is not None:
+            wait()
+        seconds.append(time.perf_counter() - start)
+    return float(np.median(seconds))
 
 
 def fit_epochs(

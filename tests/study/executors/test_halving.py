@@ -23,8 +23,6 @@ from tests.study.test_halving import GAINS, GRAFTS, epochs, halved
 
 from .laborers import Laborer, gone, processes
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 BEST = "cb_s@blocks.0"
 FEW = GRAFTS[3:]  #: of three variants one goes on, whatever order they arrive in
 TOGETHER = frozenset({("none", 0), (BEST, 0)})  #: two runs that only get on while both are at work

@@ -17,7 +17,6 @@ from tests.study.fakes import study, tools
 from .laborers import PLACE_FILE, Laborer, processes
 
 pytestmark = [
-    pytest.mark.usefixtures("forked"),
     pytest.mark.slow,
     pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system binds no process to cores"),
 ]

@@ -22,8 +22,6 @@ from tests.study.fakes import study, tools
 
 from .laborers import Laborer, gone, processes
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 
 def _import(name: str) -> object:
     return importlib.import_module(name)

@@ -27,8 +27,6 @@ from tests.study.fakes import FakeTrainer, study, tools
 from .laborers import Laborer, gone, processes
 from .test_processes import plain
 
-pytestmark = pytest.mark.usefixtures("forked")
-
 with_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra ray)")
 
 

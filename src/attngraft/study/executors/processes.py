@@ -1,6 +1,6 @@
 """Several runs at a time on one machine, each in a worker process with its own device or cores.
 
-Workers are reused, because starting a process takes seconds. A worker that dies (killed, out of memory, a crash in native
+Workers are reused, because starting a process may take seconds. A worker that dies (killed, out of memory, a crash in native
 code) is replaced. Each worker has two pipes: `pipe` transfers tasks, outcomes, log records and progress; `lifeline` is never
 written to. `lifeline` closes when the study stops or its process dies; the worker then saves its run and exits.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from attngraft.errors import TrainingError, UsageError
+from attngraft.forking import worker_context
 from attngraft.leaving import leave_now
 from attngraft.study.executors.base import (
     PATIENCE,
@@ -157,14 +159,22 @@ class _Worker:
     """Handle of one worker process, used in the study's process."""
 
     def __init__(self, train_run: TrainRun, placement: ProcessPlacement) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = worker_context()
         self.placement = placement
         self.pipe, workers_pipe = context.Pipe()
         workers_lifeline, self.lifeline = context.Pipe(duplex=False)
         level = logging.getLogger("attngraft").getEffectiveLevel()
         self.process: BaseProcess = context.Process(
             target=_work,
-            args=(workers_pipe, workers_lifeline, train_run, placement, level, multiprocessing.get_start_method()),
+            args=(
+                workers_pipe,
+                workers_lifeline,
+                train_run,
+                placement,
+                level,
+                multiprocessing.get_start_method(),
+                dict(os.environ),
+            ),
             daemon=False,
         )
         self.process.start()
@@ -213,11 +223,12 @@ def _work(
     placement: ProcessPlacement,
     level: int,
     start_method: str,
+    environment: dict[str, str],
 ) -> NoReturn:
     """Main function of a worker process: run tasks from `pipe` until `pipe` or `lifeline` closes.
 
-    `start_method` is that of the study's process. A spawned process would spawn its loading processes too, each of which
-    would import everything.
+    `start_method` and `environment` are those of the study's process. A worker would otherwise start its loading processes
+    in the way that it was started itself, which takes longer.
 
     Messages sent back: ("ready",), ("progress", callback, args, kwargs), ("log", record), ("outcome", outcome).
     """
@@ -226,6 +237,7 @@ def _work(
     )  # Ctrl-C reaches all processes of a terminal, but the study stops its workers itself
     signal.signal(signal.SIGTERM, raise_interrupt)
     multiprocessing.set_start_method(start_method, force=True)
+    os.environ.update(environment)
     # torch compares the number of loading processes with this process's share of the cores
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     placement.apply()
