@@ -73,6 +73,8 @@ class Difference:
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
+    #: the interval that decides the verdict; None for one seed, and in results of older versions
+    interval: Interval | None = None
     resamples: int = 2000  #: number of bootstrap resamples; below 2,000 if these would take over a minute
     held_fixed: str = ""  #: quantities that are not recomputed for each resample (`Statistic.held_fixed`)
 
