@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from attngraft.results.statistics import CONFIDENCE, holm
+from attngraft.results.crossed import CONFIDENCE
+from attngraft.results.statistics import holm
 from proof.coverage import Count
 
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5)  #: levels at which McNemar's p is tested

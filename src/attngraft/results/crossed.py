@@ -23,7 +23,7 @@ two or three seeds, it calls too many differences (`proof/verdict_grid.py`).
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from attngraft.results.study import Interval
 
@@ -90,7 +90,7 @@ def half_length(
     p: float = 0.05,
 ) -> np.ndarray:
     """Return the half-length of the interval with confidence 1 - p, for scalars or arrays of variances."""
-    t_seeds, t_examples = stats.t.isf(p / 2, seed_count - 1), stats.t.isf(p / 2, example_count - 1)
+    t_seeds, t_examples = (special.stdtrit(count - 1, p / 2) for count in (seed_count, example_count))
     of_seeds = t_seeds**2 * np.asarray(seed_means) / seed_count
     return np.sqrt(of_seeds + t_examples**2 * np.maximum(examples, 0) / example_count)
 
