@@ -3,14 +3,14 @@
     python -m proof.verdict_grid --out benchmarks/verdict_grid.json
 
 Scores are 0 or 1, as in `proof.simulation`: 1 if a normal variable is above a threshold. Examples differ in difficulty,
-which both arms of a study share, and both arms of a seed share part of what initialization and batches do to single examples.
-The grid is every combination of three kinds of examples, three amounts of noise between seeds, 2 to 20 seeds, 200 to 10,000
-examples, and true differences from 0 to 4 points. Macro F1 of five classes is checked at fewer points.
+which both arms of a study share, and both arms of a seed share part of what initialization and batches do to single
+examples. The grid is every combination of three kinds of examples, three amounts of noise between seeds, 2 to 20 seeds, 200
+to 10,000 examples, and true differences from 0 to 4 points. Macro F1 of five classes is checked at fewer points.
 
-The rules: the t-test over seeds; the former rule of the package (t-interval and crossed bootstrap both exclude zero; here with
-the bootstrap's variance and normal quantiles instead of its percentiles); and four intervals of the crossed random-effects
-model, from the mean squares A of seeds, B of examples and E of the rest, which differ in the treatment of the seeds' few
-degrees of freedom:
+The rules: the t-test over seeds; the former rule of the package (t-interval and crossed bootstrap both exclude zero; here
+with the bootstrap's variance and normal quantiles instead of its percentiles); and four intervals of the crossed
+random-effects model, from the mean squares A of seeds, B of examples and E of the rest, which differ in the treatment of
+the seeds' few degrees of freedom:
 
 - Satterthwaite: variance A + max(B - E, 0), Satterthwaite's degrees of freedom;
 - Satterthwaite, clipped: the same, with max(A, E) instead of A, so that the variance of seeds is not negative;
@@ -21,9 +21,10 @@ Required of the last:
 
 - no point has more than 5% false calls (one-sided binomial tests with Holm's correction over all points);
 - false calls are 3% or more on average from 5 seeds on;
-- power is at least 1.4 times the former rule's from 5 seeds on, wherever noise between seeds is small (up to 1,000 examples),
-  examples have no preference for an arm, and the former rule's power is from 10 to 50%;
-- power is nowhere more than `SHORTFALL` below the t-test's where the t-test is valid: examples have no preference for an arm.
+- power is at least 1.4 times the former rule's from 5 seeds on, wherever noise between seeds is small (up to 1,000
+  examples), examples have no preference for an arm, and the former rule's power is from 10 to 50%;
+- power is nowhere more than `SHORTFALL` below the t-test's where the t-test is valid: examples have no preference for an
+  arm.
 
 The exit status is 1 if one of these is not met. Takes about ten minutes on one core.
 """
