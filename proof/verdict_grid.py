@@ -26,7 +26,7 @@ Required of the last:
 - power is nowhere more than `SHORTFALL` below the t-test's where the t-test is valid: examples have no preference for an
   arm.
 
-The exit status is 1 if one of these is not met. Takes about ten minutes on one core.
+The exit status is 1 if one of these is not met. Takes about five minutes on one core.
 """
 
 from __future__ import annotations
@@ -310,8 +310,8 @@ def by_seeds(points: Sequence[Point]) -> list[dict[str, Any]]:
 def main(arguments: Iterable[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--studies", type=int, default=4000, help="studies per point; a quarter with 10,000 examples")
-    parser.add_argument("--f1-studies", type=int, default=500, help="studies per point of macro F1")
+    parser.add_argument("--studies", type=int, default=2000, help="studies per point; a quarter with 10,000 examples")
+    parser.add_argument("--f1-studies", type=int, default=300, help="studies per point of macro F1")
     parser.add_argument("--out", type=Path, help="write everything as JSON (benchmarks/verdict_grid.json)")
     given, console, setting = parser.parse_args(words), Console(highlight=False, soft_wrap=True), current_setting()
     points: list[Point] = []

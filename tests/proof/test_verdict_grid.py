@@ -63,7 +63,7 @@ def test_latent_variables_have_variance_one() -> None:
 
 def test_one_point() -> None:
     points = measure("runs agree", "small", seeds=3, examples=200, studies=50)
-    assert [point.effect for point in points][0] == 0
+    assert points[0].effect == 0
     assert points == measure("runs agree", "small", seeds=3, examples=200, studies=50)
     assert points[-1].called[RULE] > points[0].called[RULE]
     f1 = measure_f1("runs disagree", "small", seeds=3, examples=100, studies=5, resamples=50)

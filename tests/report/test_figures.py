@@ -14,6 +14,7 @@ from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import LIGHT, THEMES
 from attngraft.report.differences import difference_range
 from attngraft.report.figures import FILES, band, curve_bands, difference_bands, plot_files, study_figures
+from attngraft.results import wording
 from attngraft.results.study import Interval
 from attngraft.results.wording import minus
 from tests.report import studies
