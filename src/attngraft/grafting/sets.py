@@ -14,7 +14,7 @@ from attngraft.grafting.where import Where, covering
 from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import GRAFT_SETS, graft_types
 
-#: grafts of `shortlist`, in the order of the time that they add to a training step (docs/guide/which-graft.md)
+#: grafts of `shortlist`, by the time that they add to a training step; docs/guide/which-graft.md gives the reasons
 SHORTLIST = ("cb", "cb_s", "vertical", "bisa@first:2", "elsa")
 
 _CONTROL = "identity"  #: does nothing, so it is not among the grafts to try
