@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from attngraft.errors import AttngraftError, UsageError
+from attngraft.errors import HostError, UsageError
 from attngraft.grafting.sets import graft_set
 from attngraft.study.checks import host_on_meta
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
@@ -24,8 +24,9 @@ def with_expanded_sets(config: StudyConfig, *, build: bool = True) -> StudyConfi
         build: whether to build the hosts of new sets, on the meta device.
 
     Raises:
-        UsageError: no graft of a set fits the host, or there is a new set without `build`; or two variants would have the
-            same name.
+        UsageError: no graft of a set fits the host, there is a new set without `build`, or two variants would have the same
+            name.
+        ConfigError, HostError: a host is unknown or does not accept its arguments.
     """
     sets = [variant for variant in config.variants if variant.is_set]
     if not (sets or build):
@@ -61,8 +62,8 @@ def _started_sets(config: StudyConfig) -> Mapping[str, Sequence[str]]:
 
 def _fitting(variant: Variant, recipe: Recipe) -> list[str]:
     """Return the specifications of the set that `variant` stands for."""
-    trained = recipe.host.pretrained or recipe.host.weights is not None
+    host, trained = host_on_meta(recipe), recipe.host.pretrained or recipe.host.weights is not None
     try:
-        return graft_set(host_on_meta(recipe), variant.spec, pretrained=trained)
-    except AttngraftError as error:
+        return graft_set(host, variant.spec, pretrained=trained)
+    except HostError as error:
         raise UsageError(f"--graft {variant.name}: {error}") from error
