@@ -39,13 +39,16 @@ def with_expanded_sets(config: StudyConfig, *, build: bool = True) -> StudyConfi
             "contains"
         )
     recipe_of = config.recipes()
-    specs = known | {each.key: _fitting(each, recipe_of(each, config.seeds[0])) for each in new}
-    given = {variant.key for variant in config.variants}
+    specs = {**known, **{each.key: _fitting(each, recipe_of(each, config.seeds[0])) for each in new}}
+    keys = {variant.key for variant in config.variants}
     variants: list[Variant] = []
     for variant in config.variants:
-        found = [variant.with_graft(spec) for spec in specs[variant.key]] if variant.is_set else [variant]
-        variants += [each for each in found if not variant.is_set or each.key not in given]
-        given.update(each.key for each in found)
+        if not variant.is_set:
+            variants.append(variant)
+            continue
+        found = [variant.with_graft(spec) for spec in specs[variant.key]]
+        variants += [each for each in found if each.key not in keys]
+        keys.update(each.key for each in found)
     refuse_repeated(variants)
     return replace(config, variants=tuple(variants), graft_sets=specs)
 
