@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from attngraft.grafting.io import load_grafts, save_grafts
     from attngraft.grafting.plan import plan
     from attngraft.grafting.report import GraftReport
+    from attngraft.grafting.sets import graft_set
     from attngraft.hosts.adapter import HostAdapter
     from attngraft.hosts.registry import register_host
     from attngraft.mechanisms.registry import register_graft
@@ -49,6 +50,7 @@ _HOMES = {
     "create_model": "models.create",
     "from_pretrained": "export.hf",
     "graft": "grafting.apply",
+    "graft_set": "grafting.sets",
     "list_grafts": "grafting.catalog",
     "list_hosts": "grafting.catalog",
     "load": "saved.folder",
@@ -80,6 +82,7 @@ __all__ = [
     "create_model",
     "from_pretrained",
     "graft",
+    "graft_set",
     "list_grafts",
     "list_hosts",
     "load",

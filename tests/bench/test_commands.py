@@ -10,6 +10,7 @@ import sys
 from contextlib import redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from attngraft.attention import GraftedModule
 from attngraft.bench.result import BenchResult, WrongOutputsError, check_outputs, read_benchmark
 from attngraft.cli import main
+from attngraft.errors import AttngraftError
 from attngraft.mechanisms.bisa.mix import BidirectionalMix
 from attngraft.timing.memory import in_fresh_process
 from tests.slow import product_but
@@ -34,6 +36,7 @@ COMMANDS = {
     "loop_overhead": ["--depth", "1"],
     "graft_cost": ["--batch", "1"],
     "import_time": [],
+    "first_hour": ["--parts", "demo", "--demo-args", "--epochs 1 --seeds 1"],
     "report_size": ["--seeds", "2", "--epochs", "3", "--images", "300", "--classes", "12"],
     "data_loading": ["--invented", "80", "--batch", "16", "--epochs", "1", "--workers", "1"],
     "bisa_layer": ["--shapes", "LeViT-128S, stage 1", "4096 tokens", "--threads", "1"],
@@ -269,6 +272,37 @@ def test_memory_is_measured_by_a_new_process(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys; print(len(sys.argv) if os.environ['MALLOC_TRIM_THRESHOLD_'] == '0' else 0)")
     assert in_fresh_process(str(script), "this", "that", threads=1) == 6
+
+
+def test_first_hour_times_equal_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The processes choose their threads themselves, and a failing one ends the measurement."""
+    first_hour = command("first_hour")
+    for name in ("a", "b", "c"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    first_hour.run(sys.executable, "-c", "import os, sys; sys.exit('OMP_NUM_THREADS' in os.environ)")
+    with pytest.raises(AttngraftError, match="failed with exit code 3:\nno memory"):
+        first_hour.run(sys.executable, "-c", "print('no memory'); raise SystemExit(3)")
+    ran: list[list[str]] = []
+    monkeypatch.setattr(first_hour, "run", lambda *words: ran.append([str(word) for word in words]))
+    monkeypatch.setattr(first_hour, "check", lambda out, *, variants: ran.append([f"{variants} variants"]))
+    folders = (tmp_path / str(number) for number in count())
+    for work in first_hour.against_peer("compare", tmp_path, tmp_path / "train.py", folders, epochs=4):
+        work()
+    *peer, study, checked = ran
+    assert checked == ["4 variants"]
+    assert len(peer) == 4
+    assert len({each[each.index("--output") + 1] for each in peer}) == 4
+    assert peer[0][peer[0].index("--num-classes") + 1] == "3"
+    for argument in ("img_size=64", "patch_size=8", "depth=4", "num_heads=3", "vit_tiny_patch16_224", str(tmp_path)):
+        assert argument in peer[0]
+        assert argument in study
+    assert [each[each.index("--epochs") + 1] for each in (peer[0], study)] == ["4", "4"]
+    monkeypatch.setattr(sys, "argv", ["first_hour.py", "--parts", "study", "train", "--pairs", "1"])
+    assert first_hour.main() == 0
+    assert "skipped: study, train, which need --data FOLDER and --peer FILE" in capsys.readouterr().err
 
 
 # `jobs` compares bits that `test_bitwise.py` compares, `import_time` only starts processes

@@ -54,8 +54,8 @@ def compare(
         _comparison(
             "--graft",
             metavar="SPEC",
-            help='A variant: a graft specification, or "{graft: SPEC, set: {FIELD: VALUE}}"; repeatable. The plain host '
-            "(none) is always included.",
+            help='A variant: a graft specification, or "{graft: SPEC, set: {FIELD: VALUE}}"; repeatable. shortlist: grafts '
+            "that suit the host; all: every graft that fits it. The plain host (none) is always included.",
         ),
     ] = None,
     against: Annotated[
@@ -205,6 +205,8 @@ def compare(
     Examples:
 
         attngraft compare --host vit_tiny_patch16_224 --graft cb_s --graft horizontal --data ./flowers --out study
+
+        attngraft compare --recipe finetune --host vit_tiny_patch16_224 --graft shortlist --data ./flowers --out short
 
         attngraft compare --host vit_tiny_patch16_224 --host-arg img_size=32 --host-arg depth=6
         --graft "cb@last:50%" --data digits --seeds 3 --time-budget 10m --out digits-study

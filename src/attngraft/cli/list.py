@@ -122,6 +122,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
 
 def _grafts() -> list[dict[str, Any]]:
     from attngraft.grafting.catalog import list_grafts, list_presets
+    from attngraft.mechanisms.registry import GRAFT_SETS
 
     rows: list[dict[str, Any]] = [
         {
@@ -138,5 +139,8 @@ def _grafts() -> list[dict[str, Any]]:
     empty: dict[str, Any] = {"stage": [], "options": {}, "identity at start": ""}
     for name, text in list_presets().items():
         what = {"what": f"short for {text}", "source": "preset", "package": "attngraft"}
+        rows.append({"name": name, **empty, **what})
+    for name, text in GRAFT_SETS.items():
+        what = {"what": f"for compare: {text} (attngraft plan HOST {name})", "source": "set", "package": "attngraft"}
         rows.append({"name": name, **empty, **what})
     return rows

@@ -180,5 +180,32 @@ class GraftReport:
         return [*lines, *notes, *self.warnings]
 
 
+def overview(reports: Sequence[GraftReport], *, title: str) -> Table:
+    """Return a rich table with one row per report, to compare several specifications on one host."""
+    from rich.table import Table
+
+    measured = any(report.change is not None for report in reports)
+    table = Table(title=title, title_justify="left")
+    table.add_column("graft", overflow="fold")
+    for heading in ("sites", "+ parameters", "+ MACs"):
+        table.add_column(heading, justify="right")
+    table.add_column("identity at start")
+    if measured:
+        table.add_column("change of the outputs", justify="right")
+    for report in reports:
+        identity = all(entry.identity for entry in report.entries)
+        exact = all(entry.exact for entry in report.entries)
+        change = [] if report.change is None else [f"{report.change.relative:.3g}"]
+        table.add_row(
+            report.spec,
+            str(len({entry.site for entry in report.entries})),
+            f"{report.parameters:,}",
+            _count(report.macs),
+            "no" if not identity else "yes" if exact else "up to rounding",
+            *change,
+        )
+    return table
+
+
 def _count(macs: int | None) -> str:
     return "unknown" if macs is None else f"{macs:,}"

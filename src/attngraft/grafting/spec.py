@@ -19,7 +19,7 @@ from typing import Any
 from attngraft.attention import GraftType
 from attngraft.errors import ConfigError, GraftSpecError
 from attngraft.grafting.where import EVERYWHERE, Where, parse_where
-from attngraft.mechanisms.registry import graft_types
+from attngraft.mechanisms.registry import GRAFT_SETS, graft_types
 from attngraft.strict import convert
 from attngraft.suggest import did_you_mean
 
@@ -158,6 +158,13 @@ def _preset_message(name: str) -> str:
 
 
 def _check_name(name: str, text: str | None, position: int | None) -> None:
+    if name in GRAFT_SETS:
+        raise GraftSpecError(
+            f"{name} is a set of grafts, not a graft; use it alone, as --graft {name} of attngraft compare, or list its "
+            f"grafts with attngraft plan HOST {name}",
+            text=text,
+            position=position,
+        )
     known = [*graft_types(), *PRESETS]
     if name not in known:
         hint = did_you_mean(name, known)

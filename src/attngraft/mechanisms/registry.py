@@ -15,6 +15,11 @@ BUILT_IN = (
     "attngraft.mechanisms.identity.graft",
     "attngraft.mechanisms.local.graft",
 )
+#: name of a set of grafts -> what is in it; no graft may have one of these names
+GRAFT_SETS = {
+    "shortlist": "few grafts that suit the host, cheapest first",
+    "all": "every registered graft that fits the host",
+}
 _types: dict[str, GraftType[Any]] = {}
 
 
@@ -22,11 +27,13 @@ def register_graft(graft_type: GraftType[Any]) -> GraftType[Any]:
     """Register `graft_type` under its name, for specifications, and return it.
 
     Raises:
-        ValueError: the name is already registered for another class, or is not a lower-case identifier.
+        ValueError: the name is already registered for another class, is reserved, or is not a lower-case identifier.
     """
     name = graft_type.name
     if not name.isidentifier() or name.lower() != name:
         raise ValueError(f"a graft's name must be a lower-case identifier, not {name!r}")
+    if name in ("none", *GRAFT_SETS):
+        raise ValueError(f"the name {name!r} is reserved; choose another name")
     if name in _types and type(_types[name]) is not type(graft_type):
         raise ValueError(
             f"a graft named {name!r} is already registered ({type(_types[name]).__name__}); choose another name"

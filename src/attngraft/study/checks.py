@@ -93,7 +93,7 @@ def check_variants(study: Study) -> None:
         ConfigError: the host is unknown or does not accept its arguments.
         HostError: the initial weights or a teacher's weights cannot be found or do not fit.
     """
-    host = _on_meta(study.baseline_recipe)
+    host = host_on_meta(study.baseline_recipe)
     check_task_host(study.baseline_recipe, host)
     new = {run.variant.name for run in study.runs if run.state == "new"}
     if new:
@@ -138,7 +138,7 @@ def check_untrained(study: Study, data: TaskData) -> None:
             raise UsageError(f"the variant {variant.name}: {error}") from error
 
 
-def _on_meta(recipe: Recipe) -> nn.Module:
+def host_on_meta(recipe: Recipe) -> nn.Module:
     """Build the host without graft on the meta device."""
     train = recipe.train
     if train.parameters == "grafts" or (train.first is not None and train.first.parameters == "grafts"):
@@ -168,7 +168,7 @@ def _check_own_recipe(study: Study, variant: Variant, *, teacher: bool) -> nn.Mo
                 raise UsageError("task.loss.name: variants are compared by the loss; set the same for all")
         if teacher and recipe.distill != common.distill:
             check_teacher(recipe)
-        return _on_meta(recipe)
+        return host_on_meta(recipe)
     except AttngraftError as error:
         raise UsageError(f"{variant.where}.set (the variant {variant.name}): {error}") from error
 
@@ -177,7 +177,7 @@ def _check_other_host(study: Study, variant: Variant, *, fetch: bool) -> nn.Modu
     """Build a variant's host on the meta device; with `fetch`, also load and check its initial weights."""
     recipe = study.recipe_of(variant)
     try:
-        host = _on_meta(recipe)
+        host = host_on_meta(recipe)
         check_task_host(recipe, host)
         own = model_data_config(recipe)
     except AttngraftError as error:

@@ -4,6 +4,7 @@
     host: {name: vit_tiny_patch16_224, args: {img_size: 64, depth: 6}, pretrained: false}   # or weights: FILE
     grafts:                                 # the plain host (none) is always included
       - cb_s@blocks.6-11
+      - shortlist                           # grafts that suit the host; all: every graft that fits it
       - {name: both directions, graft: horizontal + vertical}
       - {graft: cb_s, set: {schedule.warmup_epochs: 10}}    # other recipe fields for this variant, shown with its result
       - {name: DeiT, host: {name: deit_tiny_patch16_224, args: {img_size: 64, depth: 6}}}   # another host
@@ -68,6 +69,8 @@ class StudyConfig:
     fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
     #: CPU threads of a run, chosen from timed steps if the recipe sets none; stored so that resuming does not change them
     fitted_threads: int | None = None
+    #: sets of grafts in use (`shortlist`) -> specifications, stored so that resuming does not change them
+    graft_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     suites: tuple[str, ...] = ()  #: suites to evaluate finished runs under
     halving: Halving | None = None  #: asynchronous successive halving; None: all runs train to the end
     title: str = ""
@@ -146,10 +149,11 @@ class StudyConfig:
             "suites": list(self.suites),
             "fitted_epochs": self.fitted_epochs,
             "fitted_threads": self.fitted_threads,
+            "graft_sets": {key: list(specs) for key, specs in self.graft_sets.items()},
             "out": str(self.out),
             "command": self.command or None,
         }
-        return {key: value for key, value in plain.items() if value not in (None, [])}
+        return {key: value for key, value in plain.items() if value not in (None, [], {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +172,7 @@ class _StudyFile:
     time_budget: str | None = None
     fitted_epochs: int | None = None
     fitted_threads: int | None = None
+    graft_sets: dict[str, list[str]] = field(default_factory=dict)
     halving: int | str | None = None
     suites: list[str] = field(default_factory=list)
     command: str | None = None
@@ -233,6 +238,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
         fitted_threads=file.fitted_threads,
+        graft_sets=file.graft_sets,
         halving=halving,
         suites=tuple(file.suites),
         title=file.title or "",

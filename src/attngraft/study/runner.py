@@ -43,6 +43,7 @@ from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.example_images import example_images
 from attngraft.study.executors import Automatic, Ray
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
+from attngraft.study.graft_sets import with_expanded_sets
 from attngraft.study.halving import HalvingQueue, refuse_other_units
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
 from attngraft.study.progress import StudyLog, StudyProgress
@@ -132,6 +133,8 @@ def compare(
         tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
     kept = _cache_for(executor, cache, config.out)
     hosts = config.host_names()
+    with trusting(*hosts, every=trust_code):
+        config = with_expanded_sets(config)
     refuse_unsupported(config)
     with (
         trusting(*hosts, every=trust_code),
@@ -174,6 +177,7 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
     Raises:
         TrainingError: no run is finished, or a run's graft or host differs from its variant's.
     """
+    config = with_expanded_sets(config, build=False)
     refuse_other_variants(config)
     costs = load_costs(config.out, _without_stopped(config))
     return _report(config, costs, [], tools or Tools())
@@ -196,10 +200,11 @@ def prepare(
         See `compare`.
     """
     check_output(config.out, folder=True)
-    refuse_unsupported(config)
     executor, progress = executor or Serial(), progress or StudyLog()
     kept = _cache_for(executor, cache, config.out)
     with trusting(*config.host_names(), every=trust_code), counts_shown(progress.on_count):
+        config = with_expanded_sets(config)
+        refuse_unsupported(config)
         return _prepare(config, executor, progress, tools or Tools(), kept)[0]
 
 

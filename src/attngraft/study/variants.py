@@ -6,6 +6,7 @@
       - {name: ViT with cb_s, host: deit_tiny_patch16_224, graft: cb_s}
       - {graft: cb_s, set: {schedule.warmup_epochs: 10}}               # changes the recipe, after the study's `set`
       - {set: [schedule.warmup_epochs=10]}                             # the plain host under the changed recipe
+      - shortlist                                                      # a set of grafts; `graft_sets` expands it
 
 On the command line, `--against` accepts a host's name, `NAME: {argument: value}`, or an entry as above; `--graft` accepts a
 specification or an entry. The key `spec` is an alias of `graft`.
@@ -13,12 +14,13 @@ specification or an entry. The key `spec` is an alias of `graft`.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.grafting.spec import parse
+from attngraft.mechanisms.registry import GRAFT_SETS
 from attngraft.results.wording import host_label
 from attngraft.strict import read
 from attngraft.training.recipe import HARMLESS
@@ -89,7 +91,9 @@ class Variant:
     """A named combination of a graft specification, a host and recipe changes."""
 
     name: str
-    spec: str  #: canonical graft specification; "none" for the plain host
+    spec: (
+        str  #: canonical graft specification; "none" for the plain host, or the name of a set that is not expanded yet
+    )
     host: StudyHost | None = None  #: the variant's host; None: the study's host
     overrides: tuple[str, ...] = ()  #: `field=value` texts that change the study's recipe
     where: str = field(default="", compare=False)  #: location in the study file, for messages
@@ -97,6 +101,11 @@ class Variant:
     @property
     def is_baseline(self) -> bool:
         return self.spec == "none" and self.host is None and not self.overrides
+
+    @property
+    def is_set(self) -> bool:
+        """Whether this stands for a set of grafts, which `graft_sets.with_expanded_sets` replaces."""
+        return self.spec in GRAFT_SETS
 
     @property
     def key(self) -> str:
@@ -111,6 +120,10 @@ class Variant:
     def slug(self) -> str:
         return slug(self.name)
 
+    def with_graft(self, spec: str) -> "Variant":
+        """Return the variant with another graft, named after it."""
+        return replace(self, name=_name(self.host, spec, self.overrides), spec=spec)
+
     def plain(self) -> dict[str, Any]:
         """Return the variant as an entry of a study file."""
         host = {} if self.host is None else {"host": self.host.plain()}
@@ -121,6 +134,13 @@ class Variant:
 def _label(host: str | None, spec: str, overrides: tuple[str, ...]) -> str:
     parts = [part for part in (host, None if host and spec == "none" else spec) if part]
     return " + ".join(parts) + (f" with {', '.join(overrides)}" if overrides else "")
+
+
+def _name(host: StudyHost | None, spec: str, overrides: tuple[str, ...]) -> str:
+    """Return the default name of a variant."""
+    if host is None and spec == "none" and not overrides:
+        return BASELINE
+    return _label(None if host is None else host.name, spec, overrides)
 
 
 def _overlap(one: str, other: str) -> bool:
@@ -143,6 +163,16 @@ def read_variants(entries: Iterable[Any], *, where: str = "grafts") -> tuple[Var
     if not any(variant.is_baseline for variant in variants):
         variants.insert(0, Variant(name=BASELINE, spec="none"))
     variants.sort(key=lambda variant: not variant.is_baseline)
+    refuse_repeated(variants)
+    return tuple(variants)
+
+
+def refuse_repeated(variants: Sequence[Variant]) -> None:
+    """Check that all variants and their names differ.
+
+    Raises:
+        UsageError: two variants have the same specification, host and `set`, or the same name.
+    """
     for number, variant in enumerate(variants):
         for earlier in variants[:number]:
             if variant.key == earlier.key:
@@ -151,7 +181,6 @@ def read_variants(entries: Iterable[Any], *, where: str = "grafts") -> tuple[Var
             if variant.slug == earlier.slug:
                 example = "" if variant.host is None else f", as in {ENTRY}"
                 raise UsageError(f"two variants are called {variant.name!r}; give them different names{example}")
-    return tuple(variants)
 
 
 def _read_entry(entry: Any, where: str) -> Variant:
@@ -174,13 +203,13 @@ def _read_entry(entry: Any, where: str) -> Variant:
         raise ConfigError(f"{where}.name: expected non-empty text, found {name!r}")
     if given is not None and not isinstance(given, str | list | tuple):
         raise ConfigError(f"{where}: expected a graft specification (text or list), found {given!r}")
-    spec = str(parse(given))
-    if name:
-        name = name.strip()
-    elif host is None and spec == "none" and not overrides:
-        name = BASELINE
+    if isinstance(given, str) and given.strip() in GRAFT_SETS:
+        spec = given.strip()
+        if name:
+            raise ConfigError(f"{where}.name: {spec} is a set of grafts, each a variant of its own; remove the name")
     else:
-        name = _label(None if host is None else host.name, spec, overrides)
+        spec = str(parse(given))
+    name = name.strip() if name else _name(host, spec, overrides)
     return Variant(name=name, spec=spec, host=host, overrides=overrides, where=where)
 
 
