@@ -17,20 +17,12 @@ the softmaxes, D and e, are one more column of the matrix products:
 """
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.autograd import (
-    Gradients,
-    accumulation_dtype,
-    cast_for_autocast,
-    differentiable_gradients,
-    is_traced,
-    without_autocast,
-)
+from attngraft.dispatch.autograd import accumulation_dtype, cast_for_autocast, custom_op, needs_aten_ops
 from attngraft.mechanisms.bisa.hyper import hyper_transform
 from attngraft.mechanisms.bisa.scores import ALL, Scores, formula, large, shaped
 from attngraft.mechanisms.common import empty_heads
@@ -57,15 +49,18 @@ def two_way_attention(
     bias = None if bias is None else bias.expand(-1, -1, *lines)
     visible = None if visible is None else visible.expand(*q.shape[:2], *lines)
     operands = (q, k, v, v_hat, bias, visible, scale)
-    if is_traced(*operands[:-1]) or not q.numel() * k.numel():
+    if needs_aten_ops(*operands[:-1]) or not q.numel() * k.numel():
         return formula(*operands)
     # half precision is computed in float32, group by group
     exact = q.dtype == accumulation_dtype(q)
     small = exact and q.device.type == "cpu" and q.shape[:3].numel() * k.shape[2] <= SMALL
-    if small and not _hides_pairs(bias, visible):
+    if torch.compiler.is_compiling():
+        if q.device.type != "cpu":
+            return formula(*operands)
+    elif small and not _hides_pairs(bias, visible):
         return formula(*operands, masked=False)
-    with torch.autocast(q.device.type, enabled=False):
-        return (_Tiled if large(q, k) else _Whole).apply(*operands)
+    attended, u = (_tiled if large(q, k) else _whole)(*operands)[:2]
+    return (None if v is None else attended), u
 
 
 def inverse_attention(q: Tensor, k: Tensor, q_hat: Tensor, v_hat: Tensor, hyper: Tensor, **masks: Any) -> Tensor:
@@ -78,41 +73,37 @@ def _hides_pairs(bias: Tensor | None, visible: Tensor | None) -> bool:
     return visible is not None or (bias is not None and bias.detach().amin().item() == -math.inf)
 
 
-def _differentiable(ctx: Any, inputs: Any, gradients: tuple[Tensor | None, ...]) -> Gradients:
-    return *differentiable_gradients(partial(formula, scale=ctx.scale), inputs, gradients), None
+def empty_gradients(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, *_: Any
+) -> tuple[Tensor, ...]:
+    """Return uninitialized gradients: v's is empty without values, the bias's if it is not needed, the mask's always."""
+    to_bias = q.new_empty(0) if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
+    return or_empty(q, q), or_empty(k, k), or_empty(k, v), or_empty(k, v_hat), to_bias, q.new_empty(0)
 
 
-class _Whole(torch.autograd.Function):
-    """Both directions, group by group, for score matrices that fit the cache."""
+def or_empty(side: Tensor, values: Tensor | None) -> Tensor:
+    """Return empty heads with the width of `values`; an empty tensor if there are no values."""
+    return side.new_empty(0) if values is None else empty_heads(side, values)
 
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
-        q, k, v, v_hat, bias, visible, ctx.scale = inputs
-        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
-        dtype, buffer, spare = scores.dtype, scores.buffer(), scores.buffer()
-        attended: Any = None if v is None else empty_heads(q, v)
-        u = empty_heads(q, v_hat)
-        for group in scores.groups:
-            tile = scores.of(group, ALL, scores.queries(group), buffer)
-            if v is not None:
-                group.put(attended, torch.bmm(scores.softmax(tile, -1, spare), group.of(v, dtype)))
-            group.put(u, torch.bmm(scores.softmax(tile, -2, spare), group.of(v_hat, dtype)))
-        ctx.save_for_backward(*inputs[:-1])
-        return attended, u
 
-    @staticmethod
-    @without_autocast
-    def backward(ctx: Any, to_attended: Any, to_u: Tensor) -> Gradients:
-        inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _differentiable(ctx, inputs, (to_attended, to_u))
-        q, k, v, v_hat, bias, visible = inputs
-        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale)
+def flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any) -> int:
+    """Count the FLOPs of the scores, A v and L v_hat, each once, even if they are recomputed."""
+    batch, heads, nq, dk = q
+    return int(2 * batch * heads * nq * k[2] * (dk + (0 if v is None else v[-1]) + v_hat[-1]))
+
+
+def _whole_outputs(q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return or_empty(q, v), empty_heads(q, v_hat)
+
+
+def _whole_backward(to_outputs: Any, operands: Any, saved: Any, scale: float, needs_bias: bool) -> tuple[Tensor, ...]:
+    with torch.autocast(to_outputs[1].device.type, enabled=False):
+        (to_attended, to_u), (q, k, v, v_hat, bias, visible) = to_outputs, operands
+        scores = Scores(q, k, bias=bias, visible=visible, scale=scale)
         dtype = scores.dtype
         buffer, spare, third, fourth = (scores.buffer() for _ in range(4))
-        to_q, to_k, to_v_hat = empty_heads(q, q), empty_heads(k, k), empty_heads(v_hat, v_hat)
-        to_v: Any = None if v is None else empty_heads(v, v)
-        to_bias = bias.new_zeros(bias.shape, dtype=dtype) if ctx.needs_input_grad[4] else None
+        to_q, to_k, to_v, to_v_hat, to_bias, none = empty_gradients(q, k, v, v_hat, bias if needs_bias else None)
+        sums = to_bias.new_zeros(to_bias.shape, dtype=dtype)
         for group in scores.groups:
             queries = scores.queries(group)
             tile = scores.of(group, ALL, queries, buffer)
@@ -127,12 +118,37 @@ class _Whole(torch.autograd.Function):
                 group.put(to_v, torch.bmm(weights.mT, gradient))
                 torch.bmm(gradient, values.mT, out=to_weights)
                 to_scores.add_(_through_softmax(to_weights, weights, -1, tile))  # reuses the memory of the scores
-            if to_bias is not None:
-                scores.add_bias_gradient(group, ALL, to_scores, to_bias)
-            group.put(to_q, torch.bmm(to_scores, group.of(k, dtype)).mul_(ctx.scale))
+            if needs_bias:
+                scores.add_bias_gradient(group, ALL, to_scores, sums)
+            group.put(to_q, torch.bmm(to_scores, group.of(k, dtype)).mul_(scale))
             group.put(to_k, torch.bmm(to_scores.mT, queries))
-        to_bias = None if to_bias is None else to_bias.to(bias.dtype)
-        return to_q, to_k, to_v, to_v_hat, to_bias, None, None
+        return to_q, to_k, to_v, to_v_hat, to_bias.copy_(sums), none
+
+
+@custom_op(
+    "two_way_attention_lean",
+    backward=_whole_backward,
+    formula=formula,
+    outputs=_whole_outputs,
+    gradients=empty_gradients,
+    flops=flops,
+    results=2,
+    needs=4,
+)
+def _whole(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return both directions, group by group, for score matrices that fit the cache; `attended` is empty without values."""
+    with torch.autocast(q.device.type, enabled=False):
+        scores = Scores(q, k, bias=bias, visible=visible, scale=scale)
+        dtype, buffer, spare = scores.dtype, scores.buffer(), scores.buffer()
+        attended, u = or_empty(q, v), empty_heads(q, v_hat)
+        for group in scores.groups:
+            tile = scores.of(group, ALL, scores.queries(group), buffer)
+            if v is not None:
+                group.put(attended, torch.bmm(scores.softmax(tile, -1, spare), group.of(v, dtype)))
+            group.put(u, torch.bmm(scores.softmax(tile, -2, spare), group.of(v_hat, dtype)))
+        return attended, u
 
 
 def _through_softmax(gradient: Tensor, weights: Tensor, dim: int, out: Tensor) -> Tensor:
@@ -140,51 +156,23 @@ def _through_softmax(gradient: Tensor, weights: Tensor, dim: int, out: Tensor) -
     return torch.ops.aten._softmax_backward_data.out(gradient, weights, dim, weights.dtype, grad_input=out)
 
 
-class _Tiled(torch.autograd.Function):
-    """Both directions, in tiles of keys, for larger score matrices."""
+def _tiled_outputs(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dtype = accumulation_dtype(q)
+    of_queries = q.new_empty(0 if v is None else (*q.shape[:3], 1), dtype=dtype)
+    return or_empty(q, v), empty_heads(q, v_hat), of_queries, k.new_empty(*k.shape[:3], 2, dtype=dtype)
 
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor | None, Tensor]:
-        q, k, v, v_hat, bias, visible, ctx.scale = inputs
-        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale, tiled=True)
-        dtype, buffer, spare = scores.dtype, scores.buffer(), None if v is None else scores.buffer()
-        attended: Any = None if v is None else empty_heads(q, v)
-        u = empty_heads(q, v_hat)
-        of_queries = None if v is None else q.new_empty(*q.shape[:3], 1, dtype=dtype)
-        of_keys = k.new_empty(*k.shape[:3], 2, dtype=dtype)
-        for group in scores.groups:
-            queries, rows = scores.queries(group), RunningSoftmax(masked=scores.masked)
-            received: Any = None
-            for keys in scores.steps:
-                tile = scores.of(group, keys, queries, buffer)
-                if spare is not None:
-                    rows.add(tile, group.of(v[:, :, keys], dtype), buffer=shaped(spare, *tile.shape))
-                largest = largest_score(tile, -2, masked=scores.masked)
-                shares = tile.sub_(largest).exp_()
-                one_over = as_divisor(shares.sum(-2), masked=scores.masked).reciprocal_().unsqueeze(-1)
-                received = add_product(received, shares, group.of(v_hat[:, :, keys], dtype) * one_over)
-                group.put(of_keys[:, :, keys], torch.cat([largest.mT, one_over], -1))
-            group.put(u, received)
-            if attended is not None:
-                group.put(attended, rows.output())
-            if of_queries is not None:
-                group.put(of_queries, rows.log_sums())
-        ctx.save_for_backward(*inputs[:-1], attended, of_queries, of_keys)
-        return attended, u
 
-    @staticmethod
-    @without_autocast
-    def backward(ctx: Any, to_attended: Any, to_u: Tensor) -> Gradients:
-        *inputs, attended, of_queries, of_keys = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return _differentiable(ctx, inputs, (to_attended, to_u))
-        q, k, v, v_hat, bias, visible = inputs
-        scores = Scores(q, k, bias=bias, visible=visible, scale=ctx.scale, tiled=True)
+def _tiled_backward(to_outputs: Any, operands: Any, saved: Any, scale: float, needs_bias: bool) -> tuple[Tensor, ...]:
+    with torch.autocast(to_outputs[1].device.type, enabled=False):
+        (to_attended, to_u), (q, k, v, v_hat, bias, visible) = to_outputs, operands
+        attended, of_queries, of_keys = saved
+        scores = Scores(q, k, bias=bias, visible=visible, scale=scale, tiled=True)
         dtype, buffer, third = scores.dtype, scores.buffer(), scores.buffer()
         spare = None if v is None else scores.buffer()
-        to_q, to_k, to_v_hat = empty_heads(q, q), empty_heads(k, k), empty_heads(v_hat, v_hat)
-        to_v: Any = None if v is None else empty_heads(v, v)
-        to_bias = bias.new_zeros(bias.shape, dtype=dtype) if ctx.needs_input_grad[4] else None
+        to_q, to_k, to_v, to_v_hat, to_bias, none = empty_gradients(q, k, v, v_hat, bias if needs_bias else None)
+        sums = to_bias.new_zeros(to_bias.shape, dtype=dtype)
         for group in scores.groups:
             queries = scores.queries(group)
             to_queries: Any = None
@@ -212,13 +200,53 @@ class _Tiled(torch.autograd.Function):
                     right = torch.cat([values, _one(values)], -1)
                     # reuses the memory of the shares
                     to_scores.addcmul_(weights, torch.bmm(by_row_and_shift, right.mT, out=tile))
-                if to_bias is not None:
-                    scores.add_bias_gradient(group, keys, to_scores, to_bias)
+                if needs_bias:
+                    scores.add_bias_gradient(group, keys, to_scores, sums)
                 to_queries = add_product(to_queries, to_scores, group.of(k[:, :, keys], dtype))
                 group.put(to_k[:, :, keys], torch.bmm(to_scores.mT, queries))
-            group.put(to_q, to_queries.mul_(ctx.scale))
-        to_bias = None if to_bias is None else to_bias.to(bias.dtype)
-        return to_q, to_k, to_v, to_v_hat, to_bias, None, None
+            group.put(to_q, to_queries.mul_(scale))
+        return to_q, to_k, to_v, to_v_hat, to_bias.copy_(sums), none
+
+
+@custom_op(
+    "two_way_attention_tiled",
+    backward=_tiled_backward,
+    formula=formula,
+    outputs=_tiled_outputs,
+    gradients=empty_gradients,
+    flops=flops,
+    results=2,
+    saves=(0, 2, 3),
+    needs=4,
+)
+def _tiled(
+    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return both directions, in tiles of keys, for larger score matrices; and the sums that the backward needs.
+
+    These are each query's log-sum-exp (empty without values), and each key's largest score and one over its sum.
+    """
+    with torch.autocast(q.device.type, enabled=False):
+        scores = Scores(q, k, bias=bias, visible=visible, scale=scale, tiled=True)
+        dtype, buffer, spare = scores.dtype, scores.buffer(), None if v is None else scores.buffer()
+        attended, u, of_queries, of_keys = _tiled_outputs(q, k, v, v_hat)
+        for group in scores.groups:
+            queries, rows = scores.queries(group), RunningSoftmax(masked=scores.masked)
+            received: Any = None
+            for keys in scores.steps:
+                tile = scores.of(group, keys, queries, buffer)
+                if v is not None and spare is not None:
+                    rows.add(tile, group.of(v[:, :, keys], dtype), buffer=shaped(spare, *tile.shape))
+                largest = largest_score(tile, -2, masked=scores.masked)
+                shares = tile.sub_(largest).exp_()
+                one_over = as_divisor(shares.sum(-2), masked=scores.masked).reciprocal_().unsqueeze(-1)
+                received = add_product(received, shares, group.of(v_hat[:, :, keys], dtype) * one_over)
+                group.put(of_keys[:, :, keys], torch.cat([largest.mT, one_over], -1))
+            group.put(u, received)
+            if v is not None:
+                group.put(attended, rows.output())
+                group.put(of_queries, rows.log_sums())
+        return attended, u, of_queries, of_keys
 
 
 def _one(rows: Tensor) -> Tensor:

@@ -15,16 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngraft.dispatch.autograd import (
-    Gradients,
-    accumulation_dtype,
-    cast_for_autocast,
-    differentiable_gradients,
-    in_dispatch_mode,
-    is_traced,
-    without_autocast,
-)
-from attngraft.mechanisms.common import as_rows
+from attngraft.dispatch.autograd import accumulation_dtype, cast_for_autocast, custom_op, needs_aten_ops
+from attngraft.mechanisms.common import as_rows, empty_heads
 
 #: bytes of the buffer per thread: a core's share of the L3 cache of common processors
 BUFFER = 2**21
@@ -35,10 +27,9 @@ FEWEST_ROWS = 128
 def hyper_transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """Return (B, H, N, dv), in memory as (B, N, H, dv), the input layout of the output projection."""
     u, q_hat, hyper = cast_for_autocast(u, q_hat, hyper)
-    if is_traced(u, q_hat, hyper) or not (u.numel() and hyper.numel()):
+    if needs_aten_ops(u, q_hat, hyper) or not (u.numel() and hyper.numel()):
         return formula(u, q_hat, hyper)
-    with torch.autocast(u.device.type, enabled=False):
-        return _Hyper.apply(u, q_hat, hyper)
+    return _transform(u, q_hat, hyper)
 
 
 def formula(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
@@ -47,32 +38,24 @@ def formula(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     return (q_hat.unsqueeze(-2) @ matrices).squeeze(-2)
 
 
-class _Hyper(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
-        ctx.save_for_backward(u, q_hat, hyper)
-        if in_dispatch_mode():
-            return formula(u, q_hat, hyper)
-        batch, heads, tokens, _ = u.shape
-        dtype_of_u, dtype = u.dtype, accumulation_dtype(u)
-        u, q_hat, matrix = as_rows(u).to(dtype), as_rows(q_hat).to(dtype), hyper.flatten(0, 1).to(dtype)
-        out = u.new_empty(len(u), hyper.shape[2])
-        for rows, buffer in _chunks(u, len(matrix)):
-            _products(u[rows], q_hat[rows], buffer)
-            torch.mm(buffer, matrix, out=out[rows])
-        return out.to(dtype_of_u).view(batch, tokens, heads, -1).transpose(1, 2)
+def flops(u: Any, q_hat: Any, hyper: Any) -> int:
+    """Count the FLOPs of u_i G and of its product with q_hat_i, as in the plain form."""
+    batch, heads, tokens, width = u
+    return int(2 * batch * heads * tokens * (width + 1) * width * hyper[2])
 
-    @staticmethod
-    @without_autocast
-    def backward(ctx: Any, gradient: Tensor) -> Gradients:
-        inputs: tuple[Tensor, ...] = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return differentiable_gradients(lambda *tensors: (formula(*tensors),), inputs, (gradient,))
-        batch, heads, tokens, width = inputs[0].shape
-        dtype_of_gradient, dtype = gradient.dtype, accumulation_dtype(gradient)
-        u, q_hat, gradient = (as_rows(tensor).to(dtype) for tensor in (*inputs[:2], gradient))
-        hyper = inputs[2].to(dtype)
-        matrix = hyper.flatten(0, 1).t()
+
+def empty_gradients(u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    to_hyper = torch.empty_like(hyper, memory_format=torch.contiguous_format)
+    return empty_heads(u, u), empty_heads(u, u), to_hyper
+
+
+def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Tensor, ...]:
+    """Return du, dq_hat and dG."""
+    (gradient,), (_, _, hyper) = to_outputs, operands
+    dtype = accumulation_dtype(gradient)
+    with torch.autocast(gradient.device.type, enabled=False):
+        u, q_hat, gradient = (as_rows(tensor).to(dtype) for tensor in (*operands[:2], gradient))
+        matrix = hyper.to(dtype).flatten(0, 1).t()
         to_u, to_q_hat = torch.empty_like(u), torch.empty_like(q_hat)
         sums = matrix.new_zeros(_threads(u), *matrix.shape)  # each thread sums its part of the rows
         for rows, buffer in _chunks(u, matrix.shape[1]):
@@ -86,12 +69,33 @@ class _Hyper(torch.autograd.Function):
             torch.bmm(q_hat[rows, None], square.transpose(1, 2), out=to_u[rows, None])
             _products(u[rows], q_hat[rows], buffer)
             torch.baddbmm(sums[:parts], by_part.transpose(1, 2), buffer_by_part, out=sums[:parts])
-        shape = (batch, tokens, heads, width)
-        return (
-            to_u.to(dtype_of_gradient).view(shape).transpose(1, 2),
-            to_q_hat.to(dtype_of_gradient).view(shape).transpose(1, 2),
-            sums.sum(0).t().reshape(hyper.shape).to(dtype_of_gradient),
-        )
+        to_hyper = sums.sum(0).t().contiguous().view(hyper.shape).to(hyper.dtype)
+        return *(_as_heads(rows, like=operands[0]) for rows in (to_u, to_q_hat)), to_hyper
+
+
+@custom_op(
+    "hyper_transform_lean",
+    backward=_transform_backward,
+    formula=lambda *operands: (formula(*operands),),
+    outputs=lambda u, q_hat, hyper: empty_heads(u, hyper),
+    gradients=empty_gradients,
+    flops=flops,
+)
+def _transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
+    dtype = accumulation_dtype(u)
+    with torch.autocast(u.device.type, enabled=False):
+        rows_of_u, query, matrix = as_rows(u).to(dtype), as_rows(q_hat).to(dtype), hyper.flatten(0, 1).to(dtype)
+        out = rows_of_u.new_empty(len(rows_of_u), hyper.shape[2])
+        for rows, buffer in _chunks(rows_of_u, len(matrix)):
+            _products(rows_of_u[rows], query[rows], buffer)
+            torch.mm(buffer, matrix, out=out[rows])
+        return _as_heads(out, like=u)
+
+
+def _as_heads(rows: Tensor, *, like: Tensor) -> Tensor:
+    """Return rows (B * N * H, width) as heads (B, H, N, width) with the dtype of `like` (B, H, N, ...)."""
+    batch, heads, tokens = like.shape[:3]
+    return rows.to(like.dtype).view(batch, tokens, heads, -1).transpose(1, 2)
 
 
 def _products(u: Tensor, q_hat: Tensor, out: Tensor) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from attngraft.dispatch.autograd import cast_for_autocast, custom_op
 from attngraft.mechanisms.bisa import triton_kernels as kernels
+from attngraft.mechanisms.bisa.eager import empty_gradients, flops, or_empty
 from attngraft.mechanisms.bisa.scores import formula
-from attngraft.mechanisms.common import empty_heads
 from attngraft.mechanisms.triton_rows import operand
 
 #: number of programs that fills a large GPU; sums over batch entries that share a bias are split into parts to reach it
@@ -57,25 +57,7 @@ def _empty_outputs(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     row_lse = q.new_empty(0 if v is None else q.shape[:3], dtype=torch.float32)
     column_lse = q.new_empty(k.shape[:3], dtype=torch.float32)
-    return _empty(q, v), _empty(q, v_hat), row_lse, column_lse
-
-
-def _empty(side: Tensor, values: Tensor | None) -> Tensor:
-    """Return empty heads with the width of `values`; an empty tensor if there are no values."""
-    return side.new_empty(0) if values is None else empty_heads(side, values)
-
-
-def _empty_gradients(
-    q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, *_: Any
-) -> tuple[Tensor, ...]:
-    dbias = q.new_empty(0) if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
-    return _empty(q, q), _empty(k, k), _empty(k, v), _empty(k, v_hat), dbias, q.new_empty(0)
-
-
-def _flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any) -> int:
-    """Count the FLOPs of the scores, A v and L v_hat, each once, even if a kernel recomputes its tiles."""
-    batch, heads, nq, dk = q
-    return int(2 * batch * heads * nq * k[2] * (dk + (0 if v is None else v[-1]) + v_hat[-1]))
+    return or_empty(q, v), or_empty(q, v_hat), row_lse, column_lse
 
 
 def _attend_backward(
@@ -83,7 +65,7 @@ def _attend_backward(
 ) -> tuple[Tensor, ...]:
     """Return the gradients of q, k, v (empty without values), v_hat, the bias (empty if not needed) and the mask (empty)."""
     (dsa, du), (q, k, v, v_hat, bias, visible), (sa, row_lse, column_lse) = to_outputs, operands_and_masks, saved
-    dq, dk, dv, dv_hat, dbias, none = _empty_gradients(q, k, v, v_hat, bias if bias_gradient else None, visible)
+    dq, dk, dv, dv_hat, dbias, none = empty_gradients(q, k, v, v_hat, bias if bias_gradient else None, visible)
     if not (q.numel() and k.numel()):
         return dq.zero_(), dk.zero_(), dv.zero_(), dv_hat.zero_(), dbias.zero_(), none
     (batch, heads, nq), nk = q.shape[:3], k.shape[2]
@@ -121,8 +103,8 @@ def _attend_backward(
     backward=_attend_backward,
     formula=formula,
     outputs=_empty_outputs,
-    gradients=_empty_gradients,
-    flops=_flops,
+    gradients=empty_gradients,
+    flops=flops,
     results=2,
     saves=(0, 2, 3),
     needs=4,

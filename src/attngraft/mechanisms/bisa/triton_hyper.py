@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attngraft.dispatch.autograd import cast_for_autocast, custom_op
-from attngraft.mechanisms.bisa.hyper import formula
+from attngraft.mechanisms.bisa.hyper import empty_gradients, flops, formula
 from attngraft.mechanisms.bisa.triton_kernels import PRECISION
 from attngraft.mechanisms.common import as_rows, empty_heads
 from attngraft.mechanisms.triton_rows import matmul
@@ -111,17 +111,6 @@ def tiles(width: int, dtype: torch.dtype) -> dict[str, int]:
     return {"BLOCK": 64, "num_warps": 4, "num_stages": 2}
 
 
-def _flops(u: Any, q_hat: Any, hyper: Any) -> int:
-    """Count the FLOPs of u_i G and of its product with q_hat_i, as in the plain form."""
-    batch, heads, tokens, width = u
-    return int(2 * batch * heads * tokens * (width + 1) * width * hyper[2])
-
-
-def _empty_gradients(u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    to_hyper = torch.empty_like(hyper, memory_format=torch.contiguous_format)
-    return empty_heads(u, u), empty_heads(u, u), to_hyper
-
-
 def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Tensor, ...]:
     """Return du, dq_hat and dG."""
     (gradient,), (u, q_hat, hyper) = to_outputs, operands
@@ -151,8 +140,8 @@ def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Ten
     backward=_transform_backward,
     formula=lambda *operands: (formula(*operands),),
     outputs=lambda u, q_hat, hyper: empty_heads(u, hyper),
-    gradients=_empty_gradients,
-    flops=_flops,
+    gradients=empty_gradients,
+    flops=flops,
 )
 def transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """Return the transformed heads (B, H, N, dv)."""
