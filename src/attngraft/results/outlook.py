@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,17 +84,25 @@ def _change_reason(result: StudyResult, unchanged: Sequence[VariantResult]) -> l
         return []
     shares = [f"{variant.name} ({100 * (variant.relative_change or 0):.1f}%)" for variant in unchanged]
     return [
-        f"{_listed(shares)} {'has' if len(shares) == 1 else 'have'} hardly changed the baseline's predictions, "
-        f"relative to how much two examples differ (less than {100 * LEAST_CHANGE:.0f}%); use {longer(result)}, or a higher "
-        "learning rate for grafts (--set optimizer.graft_lr_scale=10)."
+        f"{_listed(shares)} {'has' if len(shares) == 1 else 'have'} hardly changed the baseline's predictions: the score of "
+        f"an example changed by less than {100 * LEAST_CHANGE:.0f}% of the mean difference between two examples; use "
+        f"{longer(result)}, or a higher learning rate for grafts (--set optimizer.graft_lr_scale=10)."
     ]
 
 
 def updates(result: StudyResult) -> int | None:
-    """Return the largest number of updates of a run of the baseline; None if older runs did not record it."""
+    """Return the number of updates of the baseline's longest run; None if the task does not tell the training examples.
+
+    If the recipe counts epochs, it is computed from the sizes of the data and of a batch.
+    """
     baseline = wording.baseline_of(result)
-    steps = [run.curve["step"][-1] for run in (baseline.runs if baseline else []) if run.curve.get("step")]
-    return int(max(steps)) if steps else None
+    curves = [run.curve for run in baseline.runs] if baseline else []
+    if steps := [curve["step"][-1] for curve in curves if curve.get("step")]:
+        return int(max(steps))
+    examples, size = result.data.get("sizes"), result.recipe.get("train", {}).get("batch_size")
+    if not curves or not isinstance(examples, Mapping) or "train" not in examples or not size:
+        return None
+    return int(max(curve["epoch"][-1] for curve in curves)) * max(1, examples["train"] // size)
 
 
 def late_gain(result: StudyResult) -> float | None:
@@ -199,7 +207,7 @@ def next_steps(result: StudyResult) -> list[NextStep]:
         text = f"Train longer: the study is too short to tell for {names}."
         steps.append(NextStep(text=text, command=_again(folder, longer(result), out=f"{folder}-longer")))
     more = _more_seeds(result)
-    if noise and more and not result.too_short:
+    if noise and more:
         names = _listed([variant.name for variant in noise])
         text = f"Add seeds, which may decide on {names}; finished runs are kept.{_loss_hint(noise)}"
         steps.append(NextStep(text=text, command=_again(folder, more)))
