@@ -47,6 +47,8 @@ def test_a_study_from_options(tmp_path: Path, trainer: FakeTrainer, capsys: pyte
     shown = capsys.readouterr().out
     assert "cb_s" in shown
     assert f"Report: {tmp_path / 'report.html'}" in shown
+    assert "What to do next" in shown
+    assert f"  attngraft export {tmp_path / 'runs/cb_s/seed'}" in shown
     assert "\x1b" not in shown
     assert trainer.calls == [("none", 0), ("cb_s", 0), ("none", 1), ("cb_s", 1)]
     assert read_study_file(tmp_path / "study.yaml")["host"]["args"] == {"img_size": 16, "patch_size": 8, "depth": 2}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,8 @@ def test_measured_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert in_a_hurry["cb_s"].train_time_ratio is None
     assert in_a_hurry["cb_s"].inference_time_ratio is None
     assert in_a_hurry["cb_s"].parameters == grafted.parameters
+    assert grafted.not_measured == {}
+    assert in_a_hurry["cb_s"].not_measured.keys() == {"training time", "inference time"}
 
 
 def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +92,14 @@ def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
         assert (found.train_time_ratio.point, found.inference_time_ratio.point) == (training, inference)
         assert found.train_seconds_per_step == seconds[spec, "train"]
         assert found.inference_seconds_per_batch == seconds[spec, "evaluate"]
+
+
+def test_steps_that_take_too_long_say_so() -> None:
+    works = {"none": lambda: time.sleep(0.02), "cb_s": lambda: time.sleep(0.02)}
+    found, why = cost_module._ratios(works, None, seconds=0.1, limit=0.1)
+    assert found == {}
+    assert re.fullmatch(r"a batch takes [\d.]+ ms, too long for 5 of every variant", why)
+    assert cost_module._ratios({"none": works["none"]}, None, seconds=9.0, limit=9.0) == ({}, "")
 
 
 def recipe_of(config: StudyConfig) -> Recipe:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from attngraft.errors import TrainingError
+from attngraft.results.measured import MeanScore
 from attngraft.results.sections import Section
+from attngraft.results.study import Chance
 from attngraft.study import compare, load_result
-from attngraft.study.predictions import variant_sections
+from attngraft.study.predictions import RunStatistics, chance_of, relative_change, variant_sections
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.task import Predictions
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
@@ -82,3 +84,36 @@ def test_a_mistake_in_a_task_is_not_blamed_on_the_file(records: list[RunRecord])
 
     with pytest.raises(ValueError, match=r"^mine$"):
         variant_sections(Mistaken.from_config({"data": {"source": "digits"}}, seed=0), records)
+
+
+def test_the_change_of_scores_against_brute_force() -> None:
+    generator = np.random.default_rng(0)
+    scores = generator.random((2, 3, 20)).round(1)
+    scores[0, 0] = scores[0, 0].round()
+
+    def runs(each: np.ndarray) -> dict[int, RunStatistics]:
+        return {
+            seed: RunStatistics(folder=Path(), names=np.arange(20), statistics={"loss": MeanScore(row)})
+            for seed, row in enumerate(each)
+        }
+
+    found = relative_change(runs(scores[0]), runs(scores[1]), metric="top1")
+    pairs = np.abs(scores[0][:, :, None] - scores[0][:, None, :]).mean()
+    assert found == pytest.approx(np.abs(scores[1] - scores[0]).mean() / pairs)
+    assert relative_change(runs(scores[0]), runs(scores[0]), metric="loss") == 0
+    assert relative_change(runs(np.ones((3, 20))), runs(scores[0]), metric="loss") is None
+    assert relative_change({}, {}, metric="loss") is None
+    ranked = {0: RunStatistics(folder=Path(), names=np.arange(20), statistics={})}
+    assert relative_change(ranked, ranked, metric="loss") is None
+
+
+def test_chance_without_columns_or_with_undefined_metrics(records: list[RunRecord]) -> None:
+    class Guess(_Said):
+        def chance(self, table: Any, facts: Mapping[str, Any]) -> Chance:
+            return Chance(description="a coin", values={"top1": 0.5, "spearman": float("nan")})
+
+    guess = Guess.from_config({"data": {"source": "digits"}}, seed=0)
+    assert chance_of(records[0], guess) == Chance(description="a coin", values={"top1": 0.5})
+    bare = Predictions(names=["a", "b"], score=np.ones(2), binary=True)
+    RunFolder(records[0].folder).write_predictions(bare)
+    assert chance_of(records[0], guess) is None

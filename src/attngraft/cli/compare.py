@@ -416,6 +416,7 @@ def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust
 def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:
     from attngraft.report.metrics import NOT_CORRECTED, other_metrics_table
     from attngraft.report.tables import study_table
+    from attngraft.results.outlook import next_steps
     from attngraft.results.storage import result_to_dict
     from attngraft.tasks.task import SPLIT_FILE
 
@@ -435,6 +436,11 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
     if "split_file" in result.data and (split := config.out / SPLIT_FILE).is_file():
         again = f"--set task.data.split_file={split}"
         console.print(f"Split: {split} (reuse it with {again})", markup=False, highlight=False, soft_wrap=True)
+    if steps := next_steps(result):
+        console.print("What to do next", style="bold")
+    for step in steps:
+        console.print(step.text, markup=False, highlight=False)
+        console.print(f"  {step.command}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"Report: {config.out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 

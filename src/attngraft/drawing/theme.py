@@ -7,8 +7,9 @@ tested). Markers and direct labels convey the same information.
 from dataclasses import dataclass
 
 from attngraft.results.study import StudyResult
+from attngraft.results.wording import TOO_SHORT
 
-VERDICT_SIGNS = {"better": "▲", "worse": "▼", "inside the noise": "≈"}
+VERDICT_SIGNS = {"better": "▲", "worse": "▼", "inside the noise": "≈", TOO_SHORT: "?"}
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 

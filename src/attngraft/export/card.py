@@ -56,7 +56,7 @@ class StudyOfRun:
             "name": variant.name,
             "value": wording.spread_text(spread.mean, spread.deviation, self.style) if spread else wording.ABSENT,
             "difference": "; ".join(texts),
-            "verdict": difference.verdict if difference else ("baseline" if variant.is_baseline else ""),
+            "verdict": wording.verdict_text(self.result, variant),
             "parameters": wording.ratio(ratios["parameters"], exact=True),
             "macs": wording.ratio(ratios["macs"], exact=True),
             "training": wording.ratio(ratios["train_time"]),
@@ -89,7 +89,13 @@ class StudyOfRun:
     @property
     def reason(self) -> str:
         difference = self.variant.difference
+        if self.variant.too_short:
+            return "The study is too short to tell the variant from the baseline."
         return wording.reason(difference, seeds=len(self.result.seeds)) if difference else ""
+
+    @property
+    def chance(self) -> str:
+        return wording.chance_text(self.result)
 
 
 def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_difference: float | None = None) -> str:

@@ -18,7 +18,7 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
     """Return a forest plot: differences, 95% intervals and verdicts."""
     style = metric_format(result)
     rows = [
-        (variant.name, variant.difference, look)
+        (variant.name, variant.difference, look, wording.verdict_text(result, variant))
         for variant, look in zip(result.variants, variant_styles(result), strict=True)
         if variant.difference is not None
     ]
@@ -26,14 +26,14 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
         return None
 
     def draw(axes: Axes, theme: Theme) -> None:
-        _draw_rows(axes, theme, [name for name, _, _ in rows], limits=difference_range(result), reference=0)
+        _draw_rows(axes, theme, [name for name, *_ in rows], limits=difference_range(result), reference=0)
         set_round_ticks(axes.xaxis, style.scale)
         beside = axes.get_yaxis_transform()
-        for row, (_, difference, look) in enumerate(rows):
+        for row, (_, difference, look, verdict) in enumerate(rows):
             color = look.color(theme)
             _draw_interval(axes, wording.deciding_interval(difference), row, color=color)
             axes.plot([difference.mean], [row], marker="o", markersize=7.5, color=color, mec=theme.surface, mew=1.3)
-            change, verdict = minus(style.change(difference.mean)), difference.verdict
+            change = minus(style.change(difference.mean))
             axes.text(1.02, row, change, transform=beside, va="center", color=theme.ink)
             axes.annotate(
                 f"{VERDICT_SIGNS[verdict]} {verdict}",
@@ -43,12 +43,12 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
                 textcoords="offset points",
                 va="center",
                 color={"better": theme.better, "worse": theme.worse}.get(verdict, theme.noise),
-                fontweight="normal" if verdict == "inside the noise" else "bold",
+                fontweight="bold" if verdict in ("better", "worse") else "normal",
             )
             axes.axhspan(row - 0.5, row + 0.5, alpha=0, linewidth=0, gid=f"row-{row}")  # to point at
         unit = f" ({style.points})" if style.points else ""
         set_titles(axes, theme, f"difference to the baseline, {style.label}{unit}")
-        notes = {wording.interval_note(difference) for _, difference, _ in rows} - {""}
+        notes = {wording.interval_note(difference) for _, difference, *_ in rows} - {""}
         key = "bar: 95% interval" + (f" ({', '.join(sorted(notes))})" if len(notes) == 1 else "")
         left, right = ("worse", "better") if result.higher_is_better else ("better", "worse")
         for x, text, align in ((0, f"← {left}", "left"), (0.5, key, "center"), (1, f"{right} →", "right")):
@@ -63,9 +63,9 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
                 fontsize=TEXT_SIZE - 0.5,
             )
 
-    texts = [shown(f"{name}: {wording.difference_sentence(d, style)}, {d.verdict}") for name, d, _ in rows]
+    texts = [shown(f"{name}: {wording.difference_sentence(d, style)}, {verdict}") for name, d, _, verdict in rows]
     alt = f"Differences to the baseline. {'; '.join(texts)}."
-    width = _names_width([name for name, _, _ in rows])
+    width = _names_width([name for name, *_ in rows])
     return Drawing(
         name="forest",
         alt=alt,

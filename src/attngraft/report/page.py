@@ -26,6 +26,7 @@ from attngraft.results.coverage import coverage_note, measured_coverage
 from attngraft.results.examples import ExampleImages
 from attngraft.results.facts import facts
 from attngraft.results.halving import rank_at
+from attngraft.results.outlook import next_steps
 from attngraft.results.power import power_sentences
 from attngraft.results.storage import csv_text
 from attngraft.results.study import StudyResult, VariantResult
@@ -50,6 +51,11 @@ def report_html(
         grafts=[row for row in rows if not row.variant.is_baseline],
         compared=[row for row in rows if row.variant.difference is not None],
         headline=wording.headline(result),
+        too_short=result.too_short,
+        chance=wording.chance_text(result),
+        chance_value=wording.chance_value(result),
+        not_measured=wording.not_measured(result),
+        next_steps=next_steps(result),
         compared_things=wording.compared_things(result),
         one_seed=one_seed,
         created=_date(result.created),
@@ -120,16 +126,17 @@ class VariantRow:
     last_epoch: int
     recipe: list[tuple[str, str, str]]  #: changed recipe fields: (name, the variant's value, the study's value)
     bar: IntervalBar | None
-    verdict: str  #: "baseline", the verdict, "stopped early", or "not compared"
+    verdict: str  #: from `wording.verdict_text`
     sign: str
     stopped: str  #: epoch at which successive halving stopped the variant, or empty
     details: str  #: specification, host and changed recipe fields; empty if equal to the name
+    loss: str  #: difference in the loss, its interval and verdict; empty if the loss is primary or there is none
 
 
 def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style: MetricFormat) -> VariantRow:
     difference, spread = variant.difference, variant.last.get(result.metric)
     stopped = stopped_text(result, variant.name)
-    verdict = difference.verdict if difference else "stopped early" if stopped else "not compared"
+    verdict = wording.verdict_text(result, variant)
     return VariantRow(
         variant=variant,
         look=look,
@@ -138,10 +145,11 @@ def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style:
         last_epoch=wording.epochs_of(variant, result),
         recipe=wording.recipe_rows(result, variant),
         bar=interval_bar(difference, result, style) if difference else None,
-        verdict="baseline" if variant.is_baseline else verdict,
+        verdict=verdict,
         sign=VERDICT_SIGNS.get(verdict, ""),
         stopped=stopped,
         details=wording.variant_details(variant),
+        loss=wording.loss_sentence(result, variant),
     )
 
 

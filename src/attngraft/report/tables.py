@@ -10,7 +10,12 @@ from attngraft.results.storage import cost_ratios
 from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
 
-VERDICT_STYLES = {"better": "bold green", "worse": "bold red", "inside the noise": "yellow"}
+VERDICT_STYLES = {
+    "better": "bold green",
+    "worse": "bold red",
+    "inside the noise": "yellow",
+    wording.TOO_SHORT: "yellow",
+}
 
 
 def study_table(result: StudyResult) -> Table:
@@ -21,17 +26,23 @@ def study_table(result: StudyResult) -> Table:
     """
     style = metric_format(result)
     direction = "" if result.higher_is_better else " Lower is better."
-    caption = Text(f"{wording.headline(result)}{direction}\n", style="not dim bold")
+    headline, *reasons = wording.outcome(result)
+    caption = Text(f"{headline}{direction}\n", style="not dim bold")
+    caption.append("".join(f"{reason}\n" for reason in reasons), style="not dim")
     if could := power_sentences(result):
         caption.append(f"{could}\n", style="not bold")
     rest = f"Mean ± deviation over {len(result.seeds)} seeds. " if len(result.seeds) > 1 else ""
     if any(variant.difference for variant in result.variants):
         rest += "p: after Holm's correction over the variants. Level at epoch: when each seed first"
         rest += " reaches the baseline's best mean."
-    caption.append(f"{rest} {wording.held_fixed_text(result)}".strip(), style="dim")
+    more = (rest.strip(), wording.held_fixed_text(result), wording.chance_text(result), wording.not_measured(result))
+    caption.append(" ".join(filter(None, more)), style="dim")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("variant", max_width=24, overflow="fold")
-    table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.judged_column(result)}", justify="right")
+    values = [wording.shorten(style.column, 16), wording.judged_column(result)]
+    if (chance := wording.chance_value(result)) is not None:
+        values.append(f"chance {style.value(chance)}")
+    table.add_column("\n".join(values), justify="right")
     table.add_column("difference to baseline\n95% interval")
     table.add_column("cost\nof baseline", no_wrap=True)
     for index, variant in enumerate(result.variants):
@@ -47,10 +58,11 @@ def study_table(result: StudyResult) -> Table:
     return table
 
 
-def difference_lines(difference: Difference, style: MetricFormat) -> Text:
-    """Return the difference and verdict, followed by a line with the interval."""
+def difference_lines(difference: Difference, style: MetricFormat, *, verdict: str = "") -> Text:
+    """Return the difference and verdict (by default the difference's own), followed by a line with the interval."""
+    verdict = verdict or difference.verdict
     text = Text(f"{style.change(difference.mean)} ")
-    text.append(difference.verdict, style=VERDICT_STYLES[difference.verdict])
+    text.append(verdict, style=VERDICT_STYLES[verdict])
     text.append(f"\n{style.bounds(wording.deciding_interval(difference))} {wording.interval_note(difference)}".rstrip())
     return text
 
@@ -74,7 +86,7 @@ def _difference(variant: VariantResult, result: StudyResult, style: MetricFormat
         return Text("baseline", style="dim")
     if variant.difference is None:
         return Text("" if stopped_text(result, variant.name) else "not compared", style="dim")
-    cell = difference_lines(variant.difference, style)
+    cell = difference_lines(variant.difference, style, verdict=wording.verdict_text(result, variant))
     cell.append(f"\np {wording.p_value(variant.difference.p_holm)}")
     cell.append(f"\nlevel at epoch {wording.epochs_text(variant, wording.epochs_of(variant, result))}")
     return cell

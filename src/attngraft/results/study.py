@@ -100,6 +100,16 @@ class Cost:
     train_seconds_per_step: float | None
     inference_seconds_per_batch: float | None
     peak_memory_bytes: int | None
+    #: reasons by quantity ("training time", "inference time", "multiply-adds", "memory"), as far as they are known
+    not_measured: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chance:
+    """Metrics of predictions that do not use the inputs, from the labels of the training data."""
+
+    description: str  #: "always the most frequent class of the training data"
+    values: dict[str, float]  #: by metric, on the examples that the study compares on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +151,10 @@ class VariantResult:
     other_differences: dict[str, Difference] = field(default_factory=dict)
     host: dict[str, Any] | None = None  #: name, args, ... of the host; None: the study's host
     recipe: dict[str, Any] = field(default_factory=dict)  #: dotted field -> value, if not the study's
+    #: mean absolute change of an example's score from the baseline, divided by the mean absolute difference between the
+    #: scores of two examples of the baseline; None if there are no scores or all are equal
+    relative_change: float | None = None
+    too_short: bool = False  #: whether the study is too short to tell the variant from the baseline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +250,8 @@ class StudyResult:
     judged_split: Literal["val", "test"] = "val"  #: split on which variants are compared
     light_curves: bool = False  #: whether curves use cheaper inference than the compared metrics
     suites: list[SuiteResult] = field(default_factory=list)  #: results under the study's suites
+    chance: Chance | None = None  #: None: the task does not define it
+    too_short: list[str] = field(default_factory=list)  #: why the study is too short to tell, and what to change
     format: int = FORMAT
     folder: Path | None = field(default=None, compare=False, repr=False)  #: the study's folder; not in results.json
 
@@ -287,8 +303,10 @@ class StudyResult:
                     wording.spread_text(spread.mean, spread.deviation, style) if spread else wording.ABSENT,
                     style.change(difference.mean) if difference else "",
                     style.interval(wording.deciding_interval(difference)) if difference else "",
-                    "baseline" if variant.is_baseline else difference.verdict if difference else "not compared",
+                    wording.verdict_text(self, variant),
                     wording.si(cost.parameters) if cost else "not measured",
                 )
             )
-        return html_table(wording.shown(self.title), header, rows, notes=[wording.headline(self)])
+        return html_table(
+            wording.shown(self.title), header, rows, notes=[*wording.outcome(self), wording.chance_text(self)]
+        )

@@ -16,6 +16,7 @@ from attngraft.yaml_config import dump_line
 ABSENT = "n/a"
 _MINUS = re.compile(r"(?<![\w.)-])-(?=[\d.])")
 
+LOSS = "loss"  #: metric that tasks with predicted probabilities report beside their primary metric
 EMA = "ema/"  #: prefix of the moving average's metrics
 
 
@@ -361,20 +362,23 @@ def stopped_text(result: StudyResult, name: str) -> str:
 def headline(result: StudyResult) -> str:
     """Return the study's outcome in one sentence."""
     grafted = [variant for variant in result.variants if not variant.is_baseline]
-    verdicts = [variant.difference.verdict for variant in grafted if variant.difference is not None]
+    compared = [variant for variant in grafted if variant.difference is not None]
+    verdicts = [verdict_text(result, variant) for variant in compared]
     grafts = not has_other_hosts(result) and all(variant.spec != "none" for variant in grafted)
     noun, count = "graft" if grafts else "variant", len(verdicts)
     if not grafted:
         return "Only the baseline was run: there is nothing to compare it with."
     if not verdicts:
         return "No variant could be compared with the baseline."
-    if len(result.seeds) == 1:
-        return f"One seed: the noise between seeds is unknown, so no {noun} is called better or worse."
     everyone = f"The {noun}" if count == 1 else f"Both {noun}s" if count == 2 else f"All {count} {noun}s"
-    if all(variant.difference is None or identical(variant.difference) for variant in grafted):
+    if set(verdicts) == {TOO_SHORT}:
+        sentence = "This study is too short to tell."
+    elif all(variant.difference is None or identical(variant.difference) for variant in grafted):
         examples = next((each.difference.examples for each in grafted if each.difference is not None), None)
         sentence = f"No difference could be seen{_in_examples(examples)}: {everyone[0].lower()}{everyone[1:]} "
         sentence += f"{'has' if count == 1 else 'have'} exactly the baseline's scores."
+    elif len(result.seeds) == 1:
+        return f"One seed: the noise between seeds is unknown, so no {noun} is called better or worse."
     elif len(set(verdicts)) == 1:
         verdict = _NO_DIFFERENCE if verdicts[0] == "inside the noise" else f"{verdicts[0]} than the baseline"
         sentence = f"{everyone} {'is' if count == 1 else 'are'} {verdict}."
@@ -382,6 +386,8 @@ def headline(result: StudyResult) -> str:
         order = {"better": "better", "worse": "worse", "inside the noise": _NO_DIFFERENCE}
         counts = [(verdicts.count(verdict), text) for verdict, text in order.items() if verdict in verdicts]
         parts = [f"{n} {'is' if n == 1 else 'are'} {text}" for n, text in counts]
+        if TOO_SHORT in verdicts:
+            parts.append(f"for {verdicts.count(TOO_SHORT)} the study is too short to tell")
         sentence = f"Of {count} {noun}s compared, {', '.join(parts[:-1])} and {parts[-1]}."
     stopped = sum(variant.difference is None and bool(stopped_text(result, variant.name)) for variant in grafted)
     missing = len(grafted) - count - stopped
@@ -390,6 +396,34 @@ def headline(result: StudyResult) -> str:
     return sentence + (f" {plural(missing, 'variant')} could not be compared." if missing else "")
 
 
+def outcome(result: StudyResult) -> list[str]:
+    """Return the headline, and why the study is too short to tell, if it is."""
+    return [headline(result), *map(shown, result.too_short)]
+
+
+def verdict_text(result: StudyResult, variant: VariantResult) -> str:
+    """Return the verdict on a variant, "too short to tell", or why there is none."""
+    if variant.is_baseline:
+        return "baseline"
+    if variant.difference is None:
+        return "stopped early" if stopped_text(result, variant.name) else "not compared"
+    return TOO_SHORT if variant.too_short else variant.difference.verdict
+
+
+def chance_value(result: StudyResult) -> float | None:
+    """Return the primary metric by chance; None if it is unknown."""
+    return None if result.chance is None else result.chance.values.get(result.metric)
+
+
+def chance_text(result: StudyResult) -> str:
+    """Return "Chance: 10.86% (always ...)."; empty if it is unknown."""
+    value, style = chance_value(result), metric_format(result)
+    if value is None or result.chance is None:
+        return ""
+    return f"Chance: {style.value(value)}{style.unit} ({shown(result.chance.description)})."
+
+
+TOO_SHORT = "too short to tell"
 _NO_DIFFERENCE = "inside the noise (no significant difference)"
 
 
@@ -415,6 +449,17 @@ def difference_sentence(difference: Difference, style: MetricFormat) -> str:
     note = interval_note(difference)
     interval = style.interval(deciding_interval(difference)) + (f", {note}" if note else "")
     return f"{style.change(difference.mean)} {unit} (95% interval {interval})"
+
+
+def loss_sentence(result: StudyResult, variant: VariantResult) -> str:
+    """Return a variant's difference in the loss with interval and verdict; empty if it is primary or not compared."""
+    difference = variant.other_differences.get(LOSS)
+    if difference is None:
+        return ""
+    style = metric_format(result, LOSS)
+    verdict = TOO_SHORT if variant.too_short and difference.verdict == "inside the noise" else difference.verdict
+    interval = style.interval(deciding_interval(difference))
+    return f"{style.change(difference.mean)} in {style.label} (95% interval: {interval}; lower is better): {verdict}"
 
 
 def reason(difference: Difference, *, seeds: int) -> str:
@@ -481,6 +526,14 @@ def added_parameters(variant: VariantResult) -> str:
         return ""
     text = f"{100 * (variant.cost.parameters_ratio - 1):+.2f}"
     return f"{text if text.strip('+-0.') else '0'}%"
+
+
+def not_measured(result: StudyResult) -> str:
+    """Return which costs were not measured and why, in one sentence; empty if all were or no reason is known."""
+    costs = [variant.cost for variant in result.variants if variant.cost is not None]
+    reasons = {what: why for cost in costs for what, why in cost.not_measured.items()}
+    texts = [f"{what} ({shown(why)})" for what, why in reasons.items()]
+    return f"Not measured: {listed(texts)}." if texts else ""
 
 
 def epochs_sentence(variant: VariantResult, reached: EpochsToBaseline, epochs: int) -> str:

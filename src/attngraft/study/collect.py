@@ -12,13 +12,21 @@ from attngraft._version import __version__
 from attngraft.errors import FolderError, TrainingError
 from attngraft.results.halving import halving_notes, halving_outcome
 from attngraft.results.measured import Statistic
+from attngraft.results.outlook import judged
 from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
 from attngraft.results.wording import image_size, model_text, plural
 from attngraft.study.config import StudyConfig
 from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
 from attngraft.study.plan import finished_runs
-from attngraft.study.predictions import RunStatistics, paired, read_statistics, variant_sections
+from attngraft.study.predictions import (
+    RunStatistics,
+    chance_of,
+    paired,
+    read_statistics,
+    relative_change,
+    variant_sections,
+)
 from attngraft.study.suites import suite_notes, suite_results
 from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_all, corrected, spread
@@ -93,10 +101,15 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             else epochs_to_baseline(runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better),
             not_compared=reasons.get(task.primary, ""),
             sections=variant_sections(task, list(records[variant.name].values())),
+            relative_change=None
+            if task.primary not in by_metric
+            else relative_change(
+                *paired(statistics[config.baseline.name], statistics[variant.name]), metric=task.primary
+            ),
         )
         for variant, by_metric, reasons in zip(config.variants, differences, not_compared, strict=True)
     ]
-    return StudyResult(
+    result = StudyResult(
         judged_weights=first.recipe.train.judge,
         judged_split=judged_split,
         light_curves=task.has_light_inference,
@@ -133,7 +146,9 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         ],
         halving=halving,
         suites=suite_results(config, records, task) if config.suites else [],
+        chance=chance_of(first, task),
     )
+    return judged(result)
 
 
 def _changed_settings(variant: Variant, records: Sequence[RunRecord], first: RunRecord) -> dict[str, Any]:

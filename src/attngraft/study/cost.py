@@ -20,6 +20,7 @@ from attngraft.counting import counted
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
 from attngraft.results.study import Cost, Interval
+from attngraft.results.wording import duration
 from attngraft.strict import read
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import Study
@@ -33,7 +34,9 @@ from attngraft.training.setup import cpu_threads
 
 COST_FILE = "cost.json"
 PAIRS = 30
-FEWEST_PAIRS = 5  #: below this number of pairs, an interval would be meaningless, and times are omitted
+FEWEST_PAIRS = (
+    5  #: below this number of pairs, an interval would be meaningless, and times are omitted, with the reason
+)
 
 Costs = dict[str, Cost]  #: by `Variant.key`
 
@@ -58,7 +61,7 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, seconds: float = 1
             memory[key] = profiler.peak_memory()
             gc.collect()
         wait = synchronizer(profiler.device)
-        training, inference = (
+        (training, slow), (inference, slow_inference) = (
             _ratios(works, wait, seconds=seconds * share, limit=limit * share)
             for works, share in (
                 ({key: p.train_step for key, p in profilers.items()}, 0.75),
@@ -66,6 +69,9 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, seconds: float = 1
             )
         )
     base = study.baseline.key
+    reasons = {"training time": slow, "inference time": slow_inference}
+    if None in macs.values():
+        reasons["multiply-adds"] = f"the task {benchmark.task.name} does not describe how to run its model"
     return {
         key: Cost(
             parameters=parameters[key],
@@ -78,6 +84,7 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, seconds: float = 1
             train_seconds_per_step=training[key].candidate_seconds if key in training else None,
             inference_seconds_per_batch=inference[key].candidate_seconds if key in inference else None,
             peak_memory_bytes=memory[key],
+            not_measured={what: why for what, why in reasons.items() if why},
         )
         for key in profilers
     }
@@ -109,10 +116,11 @@ def _macs_of_one_example(profiler: Profiler) -> int | None:
 
 def _ratios(
     works: Mapping[str, Callable[[], None]], wait: Callable[[], object] | None, *, seconds: float, limit: float
-) -> dict[str, PairedRatio]:
-    """Return each function's time ratio to the first (including the first itself, with ratio 1).
+) -> tuple[dict[str, PairedRatio], str]:
+    """Return each function's time ratio to the first (including the first itself, with ratio 1), or why there are none.
 
-    The result is empty if there is only one function, or if `FEWEST_PAIRS` rounds take longer than `limit` seconds.
+    There are none if there is only one function (the reason is empty), or if `FEWEST_PAIRS` rounds take longer than `limit`
+    seconds.
     """
     base, *others = works
     start = time.perf_counter()
@@ -121,13 +129,15 @@ def _ratios(
     if wait is not None:
         wait()
     a_round = time.perf_counter() - start
-    if FEWEST_PAIRS * a_round > limit or not others:
-        return {}
+    if not others:
+        return {}, ""
+    if FEWEST_PAIRS * a_round > limit:
+        return {}, f"a batch takes {duration(a_round / len(works))}, too long for {FEWEST_PAIRS} of every variant"
     pairs = min(PAIRS, max(FEWEST_PAIRS, int(seconds / a_round)))
     found = several(works[base], {key: works[key] for key in others}, pairs=pairs, warmup=1, synchronize=wait)
     step = next(iter(found.values())).baseline_seconds
     same = PairedRatio(ratio=1, low=1, high=1, baseline_seconds=step, candidate_seconds=step, pairs=pairs)
-    return {base: same, **found}
+    return {base: same, **found}, ""
 
 
 def _ratio(number: int | None, base: int | None) -> float | None:

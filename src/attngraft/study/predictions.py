@@ -11,6 +11,7 @@ from attngraft.errors import DataError
 from attngraft.results.measured import MeanScore, Statistic
 from attngraft.results.records import open_records
 from attngraft.results.sections import Section
+from attngraft.results.study import Chance
 from attngraft.tasks.task import Task
 from attngraft.training.run_folder import RunRecord
 
@@ -80,6 +81,44 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
         taken = {name: statistic.take(index) for name, statistic in run.statistics.items()}
         result.append(replace(run, names=first, statistics=taken))
     return result
+
+
+def chance_of(record: RunRecord, task: Task) -> Chance | None:
+    """Return the metrics by chance on a run's examples; None if the task or the run's files do not tell.
+
+    Raises:
+        TrainingError: predictions cannot be read.
+    """
+    with open_records(_path(record)) as table:
+        chance = task.chance(table, record.facts) if table.columns else None
+    if chance is None:
+        return None
+    return replace(chance, values={name: value for name, value in chance.values.items() if np.isfinite(value)})
+
+
+def relative_change(
+    baseline: Mapping[int, RunStatistics], variant: Mapping[int, RunStatistics], *, metric: str
+) -> float | None:
+    """Return `VariantResult.relative_change` from the scores of `metric` or, if it has none, of the first that has.
+
+    Args:
+        baseline, variant: from `paired`.
+    """
+    names = [name for run in baseline.values() for name in run.statistics]
+    for name in dict.fromkeys([metric, "loss", *names]):
+        pairs = [(run.statistics.get(name), variant[seed].statistics.get(name)) for seed, run in baseline.items()]
+        scores = [(b.score, v.score) for b, v in pairs if isinstance(b, MeanScore) and isinstance(v, MeanScore)]
+        if scores and len(scores) == len(pairs):
+            change = np.mean([np.abs(v.astype(float) - b).mean() for b, v in scores])
+            spread = np.mean([_mean_difference(b.astype(float)) for b, _ in scores])
+            return float(change / spread) if np.isfinite(change) and spread > 0 else None
+    return None
+
+
+def _mean_difference(scores: np.ndarray) -> float:
+    """Return the mean absolute difference of two values drawn at random (Gini's), from the sorted values."""
+    count = len(scores)
+    return float(2 * ((2 * np.arange(count) - count + 1) * np.sort(scores)).sum() / count**2)
 
 
 def variant_sections(task: Task, records: Sequence[RunRecord]) -> list[Section]:

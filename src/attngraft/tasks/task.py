@@ -32,6 +32,7 @@ from attngraft.plugins import declared, package_of
 from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
+from attngraft.results.study import Chance
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.codec import Serving as Serving
@@ -324,6 +325,18 @@ class Task(ABC):
             facts: the facts that `load` returned.
         """
         raise NotImplementedError(f"task {self.name}: Task.measure is not implemented; override it")
+
+    def chance(self, table: RecordTable, facts: Mapping[str, Any]) -> Chance | None:
+        """Return the metrics of predictions that do not use the inputs, such as always the most frequent class.
+
+        They are shown beside a study's results, and a study whose baseline is hardly better is too short to tell.
+        By default None: unknown.
+
+        Args:
+            table: the records of a run, for the labels of the examples that a study compares on.
+            facts: the facts that `load` returned, for the labels of the training data.
+        """
+        return None
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the model's positional and keyword arguments for a batch."""

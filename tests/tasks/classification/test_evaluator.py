@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torchmetrics.functional.classification import multiclass_accuracy, multicla
 
 from attngraft.errors import TrainingError
 from attngraft.results.records import RecordCollector, Records, RecordTable
-from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1, measure
+from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1, measure, records
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources import ArrayImages
 from attngraft.tasks.images.splits import LabelledSplit
@@ -181,3 +182,21 @@ def test_the_columns_of_suites_are_enough() -> None:
     columns = {"target": labels, "predicted": np.zeros_like(labels), "confidence": np.ones(12)}
     found = measure(RecordTable(names=labels.astype(str), columns=columns), classes=10)
     assert found.statistics.keys() == {"top1", "balanced_accuracy", "macro_f1"}
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+def test_chance_is_the_model_of_the_class_frequencies(loss: str) -> None:
+    """The same metrics as those of a model with the logarithm of the frequencies as logits."""
+    task = make_task("digits", loss={"name": loss})
+    names, counts = [f"c{i}" for i in range(7)], np.array([30, 5, 40, 10, 5, 9, 1])
+    target = np.random.default_rng(0).choice(7, 200, p=counts / 100)
+    table = RecordTable(names=np.arange(200).astype(str), columns={"target": target})
+    facts = {"classes": names, "counts": {"train": dict(zip(names, counts.tolist(), strict=True))}}
+    found = task.chance(table, facts)
+    shares = torch.from_numpy(counts / 100)
+    logits = (shares.log() if loss == "cross_entropy" else shares.logit()).expand(200, 7)
+    columns = records(logits, torch.from_numpy(target), loss=task.config.loss, stored="logits")
+    expected = measure(replace(table, columns={k: v.numpy() for k, v in columns.items()}), classes=7).values
+    assert found.values == pytest.approx(dict(expected))
+    assert found.values["top1"] == (target == 2).mean()
+    assert "training images" in found.description

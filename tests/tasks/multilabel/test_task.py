@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import average_precision_score, f1_score, label_ranking_average_precision_score
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.results.records import RecordCollector
+from attngraft.results.records import RecordCollector, RecordTable
 from attngraft.results.sections import Section
 from attngraft.tasks.images import opening
 from attngraft.tasks.images.sources import ImageSource, open_source
@@ -204,3 +204,25 @@ def test_single_labels_are_refused() -> None:
 def test_refusals(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _task(**sections)
+
+
+def test_chance_ranks_labels_by_frequency() -> None:
+    task = MultiLabel.from_config({"data": {"source": "labels.csv"}}, seed=0)
+    counts, generator = np.array([50, 10, 90, 100]), np.random.default_rng(0)
+    target = (generator.random((40, 4)) < counts / 100).astype(np.uint8)
+    facts = {
+        "classes": list(TRAITS),
+        "counts": {"train": dict(zip(TRAITS, counts.tolist(), strict=True))},
+        "sizes": {"train": 100},
+    }
+    values = task.chance(RecordTable(names=np.arange(40).astype(str), columns={"target": target}), facts).values
+    assert values["image_ap"] == pytest.approx(
+        np.mean([1.0 if row.all() or not row.any() else _average(row, counts) for row in target])
+    )
+    assert values["map"] == pytest.approx(target.mean())
+    shares = np.array([0.5, 0.1, 0.9, 0.995])
+    assert values["loss"] == pytest.approx(-np.log(np.where(target, shares, 1 - shares)).mean())
+
+
+def _average(row: np.ndarray, scores: np.ndarray) -> float:
+    return float(label_ranking_average_precision_score(row[None], scores[None]))

@@ -197,3 +197,13 @@ def test_data_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["targets"], told["ready"], told["parts"]["val"]["images"]) == (["length"], True, 6)
     lowest, mean, highest = told["parts"]["train"]["ranges"]["length"]
     assert 3 <= lowest < mean < highest <= 12
+
+
+def test_chance_is_the_mean_of_the_training_images() -> None:
+    target = np.random.default_rng(0).normal([3.0, 5.0], [1.0, 2.0], (50, 2))
+    facts = {"targets": ["length", "thickness"], "scale": {"mean": [3.0, 5.0], "deviation": [1.0, 2.0]}}
+    values = make().chance(RecordTable(names=np.arange(50).astype(str), columns={"target": target}), facts).values
+    predicted = np.broadcast_to([3.0, 5.0], target.shape)
+    assert values["rmse"] == pytest.approx(np.sqrt(((predicted - target) ** 2).mean(axis=0)).mean())
+    assert values["r2"] == pytest.approx(r2_score(target, predicted))
+    assert np.isnan(values["spearman"])

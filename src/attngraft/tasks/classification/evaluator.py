@@ -44,6 +44,32 @@ def records(
     }
 
 
+def by_frequency(table: RecordTable, counts: np.ndarray, *, loss: LossConfig) -> RecordTable:
+    """Return the records of a model whose probabilities are the class frequencies, for the targets in `table`.
+
+    Args:
+        table: the records of any model.
+        counts: number of training examples of each class, (classes,).
+        loss: the loss of an example.
+    """
+    target = table.array("target")
+    shares = torch.from_numpy(np.maximum(counts, 0.5) / counts.sum())
+    logits = shares.logit() if loss.name == "bce" else shares.log()
+    classes, index = np.unique(target, return_inverse=True)
+    losses = [
+        example_losses(loss, logits.expand(len(each), -1), each)
+        for each in torch.from_numpy(classes).long().split(LOGITS_LIMIT)
+    ]
+    top = np.argsort(-counts, kind="stable")[:TOP]
+    columns = {
+        "target": target,
+        "predicted": np.full(len(target), top[0]),
+        "top5": np.broadcast_to(top, (len(target), len(top))),
+        "loss": torch.cat(losses).numpy()[index],
+    }
+    return RecordTable(names=table.names, columns=columns)
+
+
 def measure(table: RecordTable, *, classes: int) -> Measured:
     """Return the metrics as shares (0 to 1).
 

@@ -12,7 +12,8 @@ from attngraft.errors import ConfigError
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
-from attngraft.tasks.classification.evaluator import TOP, measure, records, sections
+from attngraft.results.study import Chance
+from attngraft.tasks.classification.evaluator import TOP, by_frequency, measure, records, sections
 from attngraft.tasks.classification.losses import class_weights, training_loss
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.logits import LogitsTask
@@ -62,6 +63,12 @@ class LabelTask(LogitsTask):
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table, classes=len(facts["classes"]))
+
+    def chance(self, table: RecordTable, facts: Mapping[str, Any]) -> Chance:
+        """Return the metrics of the class frequencies in the training data as probabilities of every example."""
+        counts = np.array([facts["counts"]["train"][name] for name in facts["classes"]])
+        measured = measure(by_frequency(table, counts, loss=self.config.loss), classes=len(counts))
+        return Chance(description=f"always the class with the most training {self.noun}s", values=dict(measured.values))
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return recall, precision and F1 by class, the confusion matrix, and calibration."""

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from attngraft.errors import DataError
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
+from attngraft.results.study import Chance
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.mixing import MultiLabelMixing
 from attngraft.tasks.images.task import ImageTask
@@ -80,6 +82,19 @@ class MultiLabel(ImageTask):
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table, threshold=self.config.metrics.threshold)
+
+    def chance(self, table: RecordTable, facts: Mapping[str, Any]) -> Chance:
+        """Return the metrics of the labels' frequencies in the training data as probabilities of every image."""
+        counts = np.array([facts["counts"]["train"][name] for name in facts["classes"]])
+        images = facts["sizes"]["train"]
+        shares = np.clip(counts, 0.5, images - 0.5) / images  # finite logits
+        logits = np.log(shares / (1 - shares))
+        target = table.array("target")
+        columns: dict[str, np.ndarray] = {"target": target, "logits": np.broadcast_to(logits, target.shape)}
+        losses = example_losses(torch.from_numpy(logits).expand(target.shape), torch.from_numpy(target))
+        by_frequency = RecordTable(names=table.names, columns={**columns, "loss": losses.numpy()})
+        values = dict(self.measure(by_frequency, facts).values)
+        return Chance(description="every image's labels ranked by their number of training images", values=values)
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return average precision, recall, precision and F1 by class, and calibration."""

@@ -16,6 +16,7 @@ from attngraft.files import write_atomically
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
+from attngraft.results.study import Chance
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.regression.config import RegressionConfig
@@ -101,6 +102,13 @@ class Regression(ImageTask):
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         return measure(table)
+
+    def chance(self, table: RecordTable, facts: Mapping[str, Any]) -> Chance:
+        """Return the metrics of always predicting the mean of the training numbers."""
+        target = table.array("target")
+        predicted = np.broadcast_to(np.array(facts["scale"]["mean"]), target.shape)
+        values = measure(RecordTable(names=table.names, columns={"predicted": predicted, "target": target})).values
+        return Chance(description="always the mean of the training images", values=dict(values))
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         """Return tables of errors and of predicted against true values for each number."""
