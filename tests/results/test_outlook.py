@@ -81,7 +81,9 @@ def test_few_updates(batch: int, short: bool) -> None:
 
 def test_updates_are_counted_where_the_recipe_counts_them() -> None:
     result = study(steps=40)
-    runs = [replace(run, curve=run.curve | {"step": [40.0] * 12}) for run in result.variants[0].runs]
+    runs = [
+        replace(run, curve=run.curve | {"step": [float(n) for n in range(29, 41)]}) for run in result.variants[0].runs
+    ]
     result = replace(result, variants=[replace(result.variants[0], runs=runs), *result.variants[1:]])
     assert updates(result) == 40
     assert "only 40 updates, fewer than 100; use --set schedule.steps=120," in judged(result).too_short[0]

@@ -207,7 +207,7 @@ def test_refusals(sections: dict[str, Any], message: str) -> None:
 
 
 def test_chance_ranks_labels_by_frequency() -> None:
-    task = MultiLabel.from_config({"data": {"source": "labels.csv"}}, seed=0)
+    task = MultiLabel.from_config({"name": "multilabel", "data": {"source": "digits"}}, seed=0)
     counts, generator = np.array([50, 10, 90, 100]), np.random.default_rng(0)
     target = (generator.random((40, 4)) < counts / 100).astype(np.uint8)
     facts = {
