@@ -56,7 +56,12 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; repeatable.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Same as --set schedule.epochs=N.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--epochs", min=1, help="Train for N epochs; if the recipe's warm-up does not fit, it is shortened."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Same as --set seed=N.")] = None,
     save_every: Annotated[
         int | None,
