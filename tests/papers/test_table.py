@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from attngraft.cli.paper import paper as verb
 from attngraft.errors import UsageError
-from attngraft.papers.compute import compute_table
+from attngraft.papers.compute import Cell, compute_table
 from attngraft.papers.schema import load_paper
-from attngraft.papers.table import list_tables, render_table
+from attngraft.papers.table import format_ours, list_tables, render_table
 
 app = typer.Typer()
 app.command()(verb)
@@ -41,12 +41,16 @@ def test_marks_reasons_and_the_summary():
     assert text.rstrip().endswith("15 cells agree, 1 differ, 0 not computed")
 
 
+def test_our_number_has_two_digits_more_than_the_papers_mean():
+    assert format_ours(Cell(verdict="from runs", printed="60.61 ± 1.11", ours=60.123456)) == "60.1235"
+
+
 def test_rows_that_are_not_built_show_the_paper_and_a_dash():
     text = drawn("cb", "table7")
     row = next(line for line in text.splitlines() if "ViT-Ti" in line)
     assert "34.1  –" in row
     assert "35.5" in row
-    assert "not built yet: the segmentation task" in text
+    assert "not available: the segmentation task" in text
 
 
 def test_a_terminal_without_unicode():

@@ -64,7 +64,8 @@ def test_from_scratch() -> None:
     [
         ("bixt-imagenet", ["800 epochs", "80.10", "81.88", "82.70", "81.00", "81.74", "79.1", "80.8", "81.2"]),
         ("bixt-imagenet-300", ["300 epochs", "79.1", "80.8", "81.2"]),
-        ("bixt-imagenet-120", ["120 epochs", "79.1"]),
+        ("bixt-imagenet-120", ["120 epochs", "72.48", "71.64", "60.61", "58.26"]),
+        ("bixt-small", ["300 epochs", "80.60", "81.20", "81.87"]),
         ("bixt-384", ["30 epochs", "81.85", "82.77", "83.15", "81.0", "81.8", "82.0"]),
     ],
 )
@@ -81,6 +82,9 @@ def test_the_papers_shorter_schedules_and_fine_tuning() -> None:
     assert (longer.schedule.epochs, longer.train) == (300, replace(whole.train, drop_path=0.05))
     assert replace(shorter, schedule=longer.schedule) == longer
     assert shorter.schedule == replace(whole.schedule, epochs=120)
+    small = load_recipe("bixt-small")
+    assert (small.host.name, small.train.drop_path) == ("bixt_sm_h6_l64_p16", 0.1)
+    assert replace(small, host=longer.host, train=longer.train) == longer
     tuned = load_recipe("bixt-384")
     assert (tuned.host.name, tuned.lr, tuned.train.batch_size, tuned.train.drop_path) == (
         "bixt_ti_l64_p16_ft384",

@@ -16,6 +16,7 @@ from attngraft.training.recipe import (
     RECIPES,
     Recipe,
     load_recipe,
+    load_schedule,
     packaged_recipes,
     recipe_from_dict,
     recipe_summary,
@@ -49,7 +50,24 @@ def test_the_papers_recipes_say_what_the_papers_say() -> None:
     assert (deit.task["augment"]["repeats"], cb.task["augment"]["repeats"]) == (3, 1)
     assert cb.task["augment"]["mixup"] == 0.8
     assert hv.optimizer.lr == pytest.approx(5e-4 * 128 / 512)
+    t2t = load_recipe("t2t-imagenet100")
+    assert (t2t.host.name, t2t.lr, t2t.optimizer.weight_decay) == ("t2t_vit_14", hv.lr, 0.05)
+    assert (t2t.schedule.epochs, t2t.schedule.cooldown_epochs, t2t.schedule.warmup) == (210, 10, 10)
+    assert (t2t.schedule.warmup_lr, t2t.schedule.min_lr) == (1e-6, 1e-5)
+    assert (t2t.train.clip_grad, t2t.train.drop_path, t2t.train.ema) == (None, 0.1, 0.99996)
+    assert t2t.task == hv.task
+    assert model_data_config(t2t)["crop_pct"] == 0.9
     assert (hv.schedule.epochs, hv.schedule.warmup, hv.train.clip_grad) == (200, 20, 5.0)
+
+
+def test_deits_other_models_differ_from_deit_in_the_host_and_the_teacher() -> None:
+    deit, distilled, ghost = (load_recipe(name) for name in ("deit", "deit-distilled", "elsa-deit-imagenet"))
+    assert distilled.distill is not None
+    assert (distilled.distill.kind, distilled.distill.hard, distilled.distill.weight) == ("token", True, 1.0)
+    assert distilled.distill.teacher.name == "regnety_160.deit_in1k"
+    assert replace(distilled, distill=None, host=deit.host) == deit
+    assert replace(ghost, host=deit.host) == deit
+    assert {"class_token": False, "global_pool": "avg"}.items() <= ghost.host.args.items()
 
 
 def task_config(recipe: Recipe) -> Any:
@@ -190,6 +208,27 @@ def test_recipes_that_cannot_be_found(tmp_path: Path) -> None:
 
 def test_no_graft_has_one_spelling() -> None:
     assert recipe_from_dict({"graft": "none"}) == recipe_from_dict({"graft": None}) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "changed", "note"),
+    [
+        ("deit", 1, {"warmup_epochs": None, "cooldown_epochs": 0}, "of 5 epochs does not fit into 1 epoch: it takes 0.1"),
+        ("usi", 30, {}, None),
+        ("elsa-swin-imagenet", 30, {"warmup_epochs": None, "cooldown_epochs": 10}, "they take 3 and 10 instead"),
+        ("elsa-swin-imagenet", 8, {"warmup_epochs": None, "cooldown_epochs": 0}, "they take 0.8 and 0 instead"),
+        ("deit", 0, {}, None),
+        ("default", 1, {}, None),
+    ],
+)  # fmt: skip
+def test_a_warmup_that_does_not_fit_is_shortened(
+    name: str, epochs: int, changed: dict[str, Any], note: str | None
+) -> None:
+    schedule = load_schedule(name)
+    changes, said = schedule.over(epochs)
+    assert changes == {"epochs": epochs, "steps": None, "warmup_steps": None, **changed}
+    assert replace(schedule, **changes).epochs == epochs
+    assert said is None if note is None else note in str(said)
 
 
 def test_short_runs_have_a_short_warmup() -> None:

@@ -84,7 +84,8 @@ def compare(
         _training(
             "--epochs",
             metavar="E",
-            help="Epochs of every run; 0 compares the models without training. Default: the recipe's.",
+            help="Epochs of every run; a warm-up that does not fit is shortened. 0 compares the models without training. "
+            "Default: the recipe's.",
         ),
     ] = None,
     time_budget: Annotated[

@@ -56,7 +56,12 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; repeatable.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=1, help="Same as --set schedule.epochs=N.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--epochs", min=1, help="Train for N epochs; if the recipe's warm-up does not fit, it is shortened."
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Same as --set seed=N.")] = None,
     save_every: Annotated[
         int | None,
@@ -100,11 +105,11 @@ def train(
     from attngraft.devices import use_device
     from attngraft.training.loop import train as run
     from attngraft.training.progress import LiveBars, LogLines, Silent
-    from attngraft.training.recipe import load_recipe
+    from attngraft.training.recipe import load_recipe, load_schedule
     from attngraft.training.stopping import Interrupted
 
     use_device(device)
-    given: dict[str, Any] = {"graft": graft, "schedule.epochs": epochs, "seed": seed, "train.save_every": save_every}
+    given: dict[str, Any] = {"graft": graft, "seed": seed, "train.save_every": save_every}
     given["task.data"] = data and {"source": data}  # options of the recipe's data do not apply to other data
     given["train.parameters"] = parameters
     given["train.auto_batch"] = auto_batch or None
@@ -112,10 +117,13 @@ def train(
     given = {field: value for field, value in given.items() if value is not None}
     given |= _host(host, pretrained=pretrained, weights=weights)
     overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]
-    overrides += ["schedule.steps=null", "schedule.warmup_steps=null"] if epochs is not None else []
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    recipe = choose_recipe(task, recipe, data, set_ or [])
-    resolved = load_recipe(recipe or "default", [*overrides, *(set_ or [])])
+    recipe = choose_recipe(task, recipe, data, set_ or []) or "default"
+    changes, note = ({}, None) if epochs is None else load_schedule(recipe).over(epochs)
+    overrides += [f"schedule.{field}={json.dumps(value)}" for field, value in changes.items()]
+    resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
+    if note and resolved.schedule.warmup_epochs is None and is_first_process():
+        typer.echo(f"attngraft: {note}", err=True)
     if not trust_code:
         refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])
     try:

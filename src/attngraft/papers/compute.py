@@ -8,7 +8,7 @@ computed has a reason.
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from statistics import fmean
 from typing import Any, Literal
@@ -144,8 +144,11 @@ def _cells(paper: Paper, table: PaperTable, row: PaperRow, runs: Sequence[Run]) 
             raise ConfigError(f"{paper.id}: unknown counter {name!r}; counters: {', '.join(COUNTERS)}")
         try:
             counts = COUNTERS[name](*_build(table, row))
+            if row.minus is not None:
+                less = COUNTERS[name](*_build(table, replace(row, model=row.minus)))
+                counts = {what: value - less[what] for what, value in counts.items()}
         except HostError as error:
-            missing = f"not built yet: {row.missing}" if row.missing else f"cannot be built: {error}"
+            missing = f"not available: {row.missing}" if row.missing else f"cannot be built: {error}"
     return {
         column.id: _counted(column, row, counts, missing) if column.count else _measured(column, row, runs)
         for column in table.columns

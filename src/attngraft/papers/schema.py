@@ -43,7 +43,8 @@ class PaperRow:
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the model's factory
     input: tuple[int, ...] = (3, 224, 224)  #: size of one example
     graft: str | None = None  #: graft specification
-    missing: str | None = None  #: the feature that must be implemented before this row can be computed
+    minus: str | None = None  #: model whose counts are subtracted, if the paper prints a difference
+    missing: str | None = None  #: the task or model without which this row cannot be computed
     errata: Mapping[str, str] = field(default_factory=dict)  #: column id -> why our number differs
     note: str | None = None  #: our interpretation of the row, if the paper is ambiguous
 

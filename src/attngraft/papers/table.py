@@ -78,7 +78,7 @@ def _widths(column: str, result: TableResult) -> tuple[int, int]:
 
 def format_ours(cell: Cell) -> str:
     """Format our number with two more decimals than the printed number; a dash if missing."""
-    digits = len(cell.printed.partition(".")[2])
+    digits = len(cell.printed.partition(" ")[0].partition(".")[2])  # of "60.61 ± 1.11" those of the mean
     return _NONE if cell.ours is None else f"{cell.ours:.{digits + 2}f}"
 
 

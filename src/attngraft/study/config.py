@@ -90,14 +90,15 @@ class StudyConfig:
             ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
                 it if a variant's host differs from the study's and its initial weights are missing.
         """
-        shared = recipe_to_dict(load_recipe(self.recipe) if self.recipe else Recipe())
+        recipe = self._recipe()
+        shared = recipe_to_dict(recipe)
         if self.host is not None:
             shared["host"] = self.host.over(shared["host"])
         if self.data is not None:
             shared["task"]["data"] = {"source": self.data} if isinstance(self.data, str) else dict(self.data)
         epochs = self.fitted_epochs or self.epochs
         if epochs is not None:
-            shared = merge(shared, {"schedule": {"epochs": epochs, "steps": None, "warmup_steps": None}})
+            shared = merge(shared, {"schedule": recipe.schedule.over(epochs)[0]})
         if shared["train"]["threads"] is None:
             shared["train"]["threads"] = self.fitted_threads
         shared = apply_overrides(shared, self.overrides)
@@ -113,6 +114,18 @@ class StudyConfig:
             return recipe_from_dict({**section, **changes}, source=source)
 
         return recipe_of
+
+    def schedule_note(self) -> str | None:
+        """Return a note if the recipe's warm-up and cool-down were shortened to the study's epochs.
+
+        Raises:
+            ConfigError: see `recipes`.
+        """
+        epochs = self.fitted_epochs or self.epochs
+        return None if epochs is None else self._recipe().schedule.over(epochs)[1]
+
+    def _recipe(self) -> Recipe:
+        return load_recipe(self.recipe) if self.recipe else Recipe()
 
     def host_names(self) -> set[str]:
         """Return the names of all hosts and teachers, with their schemes.

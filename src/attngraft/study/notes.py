@@ -21,13 +21,14 @@ _TRAINED = {
 
 
 def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]:
-    """Return notes on initial weights, scores before training, teachers, and trained parameters.
+    """Return notes on a shortened schedule, initial weights, scores before training, teachers, and trained parameters.
 
     `other_host_notes` covers the initial weights of other hosts.
     """
     every = _all_runs(records)
+    shortened = config.schedule_note() if every[0].recipe.schedule.warmup_epochs is None else None
     own = {variant.name: records[variant.name] for variant in config.variants if variant.host is None}
-    notes = []
+    notes = [shortened] if shortened else []
     origins = sorted({record.start["from"] for record in _all_runs(own) if record.start})
     if origins:
         notes.append(f"The host starts from {' or '.join(origins)}.")

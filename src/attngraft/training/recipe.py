@@ -157,6 +157,26 @@ class ScheduleConfig:
         """Number of warm-up epochs, for schedules that count epochs."""
         return min(5.0, self.epochs / 10) if self.warmup_epochs is None else self.warmup_epochs
 
+    def over(self, epochs: int) -> tuple[dict[str, Any], str | None]:
+        """Return the fields to change for a run of `epochs`, and a note if warm-up and cool-down leave no epochs.
+
+        Warm-up then has its default length, and a cool-down that still does not fit is left out.
+        """
+        changes: dict[str, Any] = {"epochs": epochs, "steps": None, "warmup_steps": None}
+        default, cooldown = min(5.0, epochs / 10), self.cooldown_epochs
+        warmup = default if self.warmup_epochs is None else self.warmup_epochs
+        if epochs <= 0 or warmup + cooldown < epochs:
+            return changes, None
+        left = cooldown if default + cooldown < epochs else 0
+        length = f"{epochs} epoch{'s' * (epochs != 1)}"
+        note = f"The recipe's warm-up of {warmup:g} epochs does not fit into {length}: it takes {default:g} instead."
+        if cooldown:
+            note = (
+                f"The recipe's warm-up of {warmup:g} epochs and cool-down of {cooldown} do not fit into {length}: "
+                f"they take {default:g} and {left} instead."
+            )
+        return {**changes, "warmup_epochs": None, "cooldown_epochs": left}, note
+
 
 @dataclass(frozen=True, kw_only=True)
 class FirstStage:
@@ -404,6 +424,16 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         mapping = apply_overrides(mapping, overrides)
         source += f" with --set {' --set '.join(overrides)}"
     return recipe_from_dict(mapping, source=source)
+
+
+def load_schedule(name_or_path: str | Path) -> ScheduleConfig:
+    """Return the schedule of a packaged recipe or a file.
+
+    Raises:
+        ConfigError: as `load_recipe`.
+    """
+    mapping = _with_bases(name_or_path, ()).get("schedule") or {}
+    return from_mapping(ScheduleConfig, mapping, source=f"recipe {name_or_path}: schedule")
 
 
 def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
