@@ -18,6 +18,7 @@ FOLDER = "analysis"  #: name of the folder of analysis results in a study or run
 ANALYSES = {
     "entropy": "entropy",
     "entropy-maps": "entropy_maps",
+    "entropy-samples": "entropy_samples",
     "distance": "distance",
     "scaling": "scaling",
     "class-token": "class_token",

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -168,7 +169,8 @@ def _backends() -> dict[str, str]:
     from attngraft.dispatch import ENVIRONMENT, registered_ops, triton_obstacle
     from attngraft.mechanisms.registry import graft_types
 
-    graft_types()  # imports the mechanisms, which register their operations
+    import_module("attngraft.mechanisms.bixt")  # registers its operations; the other mechanisms have grafts
+    graft_types()
     probe = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu")
     found = {"triton": triton_obstacle(probe) or "works", f"{ENVIRONMENT} is": os.environ.get(ENVIRONMENT) or "not set"}
     return found | {name: ", ".join(op.backends) for name, op in registered_ops().items()}
