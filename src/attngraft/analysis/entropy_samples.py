@@ -52,9 +52,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
 def _samples(recording: Recording, entropies: Mapping[str, Tensor]) -> Iterator[_Sample]:
     """Yield maps from the smallest to the largest entropy; `entropies` are (H, rows, columns) by site."""
     maps = [
-        (site, head, row, column)
-        for site, each in entropies.items()
-        for head, row, column in np.ndindex(*each.shape)
+        (site, head, row, column) for site, each in entropies.items() for head, row, column in np.ndindex(*each.shape)
     ]
     values = torch.cat([each.flatten() for each in entropies.values()])
     order = values.argsort(stable=True)
@@ -68,8 +66,9 @@ def _samples(recording: Recording, entropies: Mapping[str, Tensor]) -> Iterator[
 def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Content:
     return Content(
         note=f"{_SAMPLES} attention maps of single patches (queries), from all layers and heads, evenly spaced by the rank "
-        "of their entropy, from the smallest to the largest. The number above a map is its entropy -sum a ln a in nats. Prefix "
-        "tokens are excluded, and maps normalized to sum to 1. Each map has its own color scale; light is much attention.",
+        "of their entropy, from the smallest to the largest. The number above a map is its entropy -sum a ln a in nats. "
+        "Prefix tokens are excluded, and maps normalized to sum to 1. Each map has its own color scale; light is much "
+        "attention.",
         panels=[_panel(name, *image) for _, name, images in models for image in images],
         table=table(
             ["model", "image", "layer", "head", "query row", "query column", "entropy", "row", "column", "share"],

@@ -82,8 +82,8 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
             else f"{_CHOSEN} latents, evenly spaced by index, through the layers (--latent chooses others); and all latents "
             "of the last chosen layer on the first image. "
         )
-        + "A map of tokens to latents has the share of each token's attention that the latent receives; the sequential model "
-        "computes it in separate layers. "
+        + "A map of tokens to latents has the share of each token's attention that the latent receives; the sequential "
+        "model computes it in separate layers. "
         "Each picture has its own color scale, so small differences look large for a latent with near-uniform attention; "
         "the table has the shares.",
         panels=panels,
@@ -94,7 +94,9 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
                 for _, name, images in models
                 for number, (image, directions) in enumerate(images)
                 for direction, maps in directions.items()
-                for row in _rows(maps, request, every=number == 0 and not request.latents and maps is _first(directions))
+                for row in _rows(
+                    maps, request, every=number == 0 and not request.latents and maps is _first(directions)
+                )
             ],
         ),
     )
