@@ -125,7 +125,10 @@ def test_windows_are_the_hosts_own(spec: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ("size=4", "blocks.1.attn .space.: the host shifts its windows by 2 here; set shift=host to keep this, or shift=0"),
+        (
+            "size=4",
+            "blocks.1.attn .space.: the host shifts its windows by 2 here; set shift=host to keep this, or shift=0",
+        ),
         ("size=2, shift=host", "host's shift, 2, must be less than the size of a window, 2"),
     ],
 )

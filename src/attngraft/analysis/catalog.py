@@ -21,6 +21,7 @@ ANALYSES = {
     "entropy-samples": "entropy_samples",
     "distance": "distance",
     "scaling": "scaling",
+    "gradients": "gradients",
     "class-token": "class_token",
     "curves": "curves",
     "confusion": "confusion",
