@@ -7,7 +7,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -167,10 +166,10 @@ def _backends() -> dict[str, str]:
     import torch
 
     from attngraft.dispatch import ENVIRONMENT, registered_ops, triton_obstacle
+    from attngraft.mechanisms import bixt  # noqa: F401 - registers its operations
     from attngraft.mechanisms.registry import graft_types
 
-    import_module("attngraft.mechanisms.bixt")  # registers its operations; the other mechanisms have grafts
-    graft_types()
+    graft_types()  # imports the mechanisms with grafts, which register their operations
     probe = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu")
     found = {"triton": triton_obstacle(probe) or "works", f"{ENVIRONMENT} is": os.environ.get(ENVIRONMENT) or "not set"}
     return found | {name: ", ".join(op.backends) for name, op in registered_ops().items()}
