@@ -27,9 +27,27 @@ def test_scales(tmp_path: Path) -> None:
     assert row["ratio"] == pytest.approx(abs(2.3 - 3) / abs(20.7 - 3), rel=1e-5)
     (zero,) = rows_of(result, layer="blocks.0.mlp")
     assert zero["ratio"] is None, "0 / 0 is no number"
+    assert "near 0" in result.left_out["cb_s, blocks.0.mlp: ratio"]
+    assert (row["10%"], row["90%"]) == pytest.approx((2.3 - 3, 20.7 - 3), rel=1e-5)
+    mean = result.panels[1].lines[0]
+    assert (mean.low[1], mean.high[1]) == pytest.approx((2.3 - 3, 20.7 - 3), rel=1e-5)
     assert "graft cb_s" in result.left_out["plain"]
     with pytest.raises(RecordError, match="graft cb_s"):
         scaling.ANALYSIS(make_request(plain))
+
+
+def test_a_ratio_near_zero_is_undefined() -> None:
+    """Negative scales have a ratio; one whose 90% quantile is near 0 has none."""
+    model = vit()
+    attngraft.graft(model, "cb_s(init=1)")
+    for block, low, high in zip(model.blocks, (-2.0, -1.0, -1.0), (-1.0, 0.12, 1.0), strict=True):
+        block.mlp.grafts["cb_s"].scale.data.copy_(torch.linspace(low, high, 24))
+    result = scaling.ANALYSIS(make_request(model, image_set=None))
+    ratios = [row["ratio"] for row in rows_of(result)]
+    assert ratios[0] == pytest.approx(1.9 / 1.1, rel=1e-5)
+    assert ratios[1] is None
+    assert ratios[2] == pytest.approx(1.0, rel=1e-5)
+    assert list(result.left_out) == ["a, blocks.1.mlp: ratio"]
 
 
 def test_gates(tmp_path: Path) -> None:

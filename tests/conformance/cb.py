@@ -73,19 +73,24 @@ def squeeze_excitation(vector: Vector) -> Built:
 
 def attention(vector: Vector) -> Built:
     """Build attention, with `uniform_heads` uniform heads and, with `cb_attn`, context at its end."""
-    config, dim = vector.config, vector.inputs["x"][-1]
-    bias = vector.has("q.bias") or vector.has("qkv.bias")
+    config, shapes = vector.config, vector.state_shapes
     heads, uniform = config["num_heads"], config.get("uniform_heads", 0)
-    width = dim // heads
+    dim, values = shapes["proj.weight"]
+    keys = shapes["q.weight"][0] if "q.weight" in shapes else (shapes["qkv.weight"][0] - values) // 2
+    biases = {
+        "qkv_bias": vector.has("q.bias") or vector.has("qkv.bias"),
+        "proj_bias": vector.has("proj.bias"),
+    }
     inner: nn.Module
     if uniform:
-        inner = package.UniformHeadAttention(dim, heads, qkv_bias=bias, uniform_heads=uniform)
+        width = values // heads
+        inner = package.UniformHeadAttention(dim, heads, attn_head_dim=width, uniform_heads=uniform, **biases)
     else:
-        inner = Attention(dim, heads, fused=True, qkv_bias=bias, proj_bias=vector.has("proj.bias"))
+        inner = Attention(dim, heads, key_dim=keys // heads, value_dim=values // heads, fused=True, **biases)
     module = nn.ModuleDict({"attention": inner})
     if "cb_attn" in config:
         module["context"] = layer(config["cb_attn"], dim)
-    rows = hosts.fused_rows({"q": (heads - uniform) * width, "k": (heads - uniform) * width, "v": dim})
+    rows = hosts.fused_rows({"q": keys, "k": keys, "v": values})
 
     def slot(key: str) -> Slot:
         if key.endswith("cb.scale"):

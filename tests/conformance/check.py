@@ -48,9 +48,11 @@ def _run(vector: Vector, built: Built, dtype: torch.dtype) -> dict[str, Tensor]:
     built.module.to(dtype).eval()
     _fill(vector, built)
     inputs = {
-        name: torch.from_numpy(input_value(name, shape)).to(dtype).requires_grad_()
+        name: built.changes.get(name, torch.Tensor.clone)(torch.from_numpy(input_value(name, shape)).to(dtype))
         for name, shape in vector.inputs.items()
     }
+    for tensor in inputs.values():
+        tensor.requires_grad_()
     outputs = dict(built.outputs(**inputs))
     if vector.gradients:
         _backward(vector, outputs)

@@ -28,8 +28,6 @@ def operation(vector: Vector) -> Built:
     def run(
         v: Tensor, attn: Tensor, ghost_mul: Tensor | None = None, ghost_add: Tensor | None = None
     ) -> dict[str, Tensor]:
-        if ghost_mul is not None and "ghost_mul_transform" in config:
-            ghost_mul = ghost_mul.abs() + 0.1
         out = local_filter(
             v,
             attn,
@@ -44,7 +42,8 @@ def operation(vector: Vector) -> Built:
         )
         return {"out": out}
 
-    return Built(nn.Module(), run)
+    changes = {"ghost_mul": lambda mul: mul.abs() + 0.1} if "ghost_mul_transform" in config else {}
+    return Built(nn.Module(), run, changes=changes)
 
 
 def strict(vector: Vector) -> Built:

@@ -28,11 +28,15 @@ def mechanisms(vector: Vector, prefix: str = "") -> dict[str, nn.Module | None]:
 
 def attention_module(vector: Vector, prefix: str = "") -> Attention:
     """Build attention with the projections, biases, memory slots and mechanisms under `prefix`."""
-    shapes = vector.state_shapes
+    shapes, heads = vector.state_shapes, vector.config["num_heads"]
     fused = f"{prefix}qkv.weight" in shapes
+    dim, values = shapes[f"{prefix}proj.weight"]
+    keys = (shapes[f"{prefix}qkv.weight"][0] - values) // 2 if fused else shapes[f"{prefix}q.weight"][0]
     return Attention(
-        shapes[f"{prefix}proj.weight"][0],
-        vector.config["num_heads"],
+        dim,
+        heads,
+        key_dim=keys // heads,
+        value_dim=values // heads,
         fused=fused,
         qkv_bias=vector.has(f"{prefix}{'qkv' if fused else 'q'}.bias"),
         proj_bias=vector.has(f"{prefix}proj.bias"),

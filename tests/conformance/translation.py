@@ -16,7 +16,9 @@ class Attention(nn.Module):
 
     Args:
         dim: C.
-        num_heads: H, which divides C.
+        num_heads: H.
+        key_dim: dk, width of queries and keys per head; C / H by default.
+        value_dim: dv, width of values per head; C / H by default.
         horizontal: a module (heads (B, H, Nq, dv), x) -> heads, or None.
         vertical: a module (tokens (B, Nq, C), x) -> tokens, or None.
         fused: one projection `qkv` (rows q, k, v; self-attention only), else `q`, `k`, `v`.
@@ -24,7 +26,7 @@ class Attention(nn.Module):
             sqrt(dk) times `memory_keys` and sqrt(slots) times `memory_values` are appended.
 
     Raises:
-        UsageError: H does not divide C.
+        UsageError: H does not divide C, and `key_dim` or `value_dim` is not given.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class Attention(nn.Module):
         dim: int,
         num_heads: int,
         *,
+        key_dim: int | None = None,
+        value_dim: int | None = None,
         horizontal: nn.Module | None = None,
         vertical: nn.Module | None = None,
         fused: bool = False,
@@ -40,20 +44,21 @@ class Attention(nn.Module):
         memory_slots: int = 0,
     ) -> None:
         super().__init__()
-        if dim % num_heads:
-            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads")
-        self.num_heads, self.head_dim, self.memory_slots = num_heads, dim // num_heads, memory_slots
+        if dim % num_heads and (key_dim is None or value_dim is None):
+            raise UsageError(f"the width {dim} is not divisible by {num_heads} heads; pass key_dim and value_dim")
+        self.num_heads, self.memory_slots, self.fused = num_heads, memory_slots, fused
+        self.key_dim = dim // num_heads if key_dim is None else key_dim
+        keys, values = num_heads * self.key_dim, num_heads * (dim // num_heads if value_dim is None else value_dim)
+        self.widths = (keys, keys, values)
         if fused:
-            self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+            self.qkv = nn.Linear(dim, sum(self.widths), bias=qkv_bias)
         else:
-            self.q, self.k, self.v = (nn.Linear(dim, dim, bias=qkv_bias) for _ in range(3))
-        self.fused = fused
+            self.q, self.k, self.v = (nn.Linear(dim, width, bias=qkv_bias) for width in self.widths)
         if memory_slots:
-            slots = torch.empty(1, memory_slots, dim)
-            self.memory_keys = nn.Parameter(nn.init.normal_(slots, std=1 / self.head_dim))
-            self.memory_values = nn.Parameter(nn.init.normal_(torch.empty_like(slots), std=1 / memory_slots))
+            self.memory_keys = nn.Parameter(torch.empty(1, memory_slots, keys).normal_(std=1 / self.key_dim))
+            self.memory_values = nn.Parameter(torch.empty(1, memory_slots, values).normal_(std=1 / memory_slots))
         self.horizontal = horizontal
-        self.proj = nn.Linear(dim, dim, bias=proj_bias)
+        self.proj = nn.Linear(values, dim, bias=proj_bias)
         self.vertical = vertical
 
     def forward(
@@ -90,15 +95,15 @@ class Attention(nn.Module):
         return cast(Tensor, tokens)
 
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, Nq, C), keys and values (B, Nk, C), memory slots appended."""
+        """Return queries (B, Nq, H dk), keys (B, Nk, H dk) and values (B, Nk, H dv), memory slots appended."""
         if self.fused:
-            q, k, v = self.qkv(x).chunk(3, dim=-1)
+            q, k, v = self.qkv(x).split(self.widths, dim=-1)
         else:
             source = x if memory is None else memory
             q, k, v = self.q(x), self.k(source), self.v(source)
         if self.memory_slots:
             slots = (x.shape[0], -1, -1)
-            k = torch.cat([k, self.head_dim**0.5 * self.memory_keys.expand(slots)], dim=1)
+            k = torch.cat([k, self.key_dim**0.5 * self.memory_keys.expand(slots)], dim=1)
             v = torch.cat([v, self.memory_slots**0.5 * self.memory_values.expand(slots)], dim=1)
         return q, k, v
 

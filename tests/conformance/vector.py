@@ -80,6 +80,8 @@ class Built:
     module: nn.Module  #: contains the parameters
     outputs: Callable[..., Mapping[str, Tensor]]  #: called with the inputs by name
     slot: Callable[[str], Slot] = field(default=Slot)  #: from a vector's key to its place in `module`
+    #: input -> change of its values before the run; gradients are with respect to the changed input
+    changes: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
 
 Builder = Callable[[Vector], Built]

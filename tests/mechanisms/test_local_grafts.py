@@ -106,18 +106,45 @@ def test_an_outlooker_grafted_is_the_hosts_own() -> None:
     torch.testing.assert_close(host(images), expected)
 
 
-def test_windows_without_shift_are_the_hosts_own() -> None:
+@pytest.mark.parametrize("spec", ["lsa(size=4)@layers.0.blocks.0", "lsa(size=4, shift=host)@layers.0"])
+def test_windows_are_the_hosts_own(spec: str) -> None:
     seed(0)
     host = timm.create_model("swin_tiny_patch4_window7_224", **SWIN, num_classes=5, window_size=4).eval()
     images = torch.randn(2, 3, 64, 64)
-    expected, own = host(images), host.layers[0].blocks[0].attn
-    attngraft.graft(host, "lsa(size=4)@layers.0.blocks.0")
-    made = host.layers[0].blocks[0].grafts.lsa
-    with torch.no_grad():
-        made.proj_in.load_state_dict(own.qkv.state_dict())
-        made.proj_out.load_state_dict(own.proj.state_dict())
-        made.rb.copy_(own.relative_position_bias_table.flip(0).t())  # query minus key there, key minus query here
+    expected, originals = host(images), [block.attn for block in host.layers[0].blocks]
+    report = attngraft.graft(host, spec)
+    for block, own, _ in zip(host.layers[0].blocks, originals, report.entries, strict=False):
+        made = block.grafts.lsa
+        with torch.no_grad():
+            made.proj_in.load_state_dict(own.qkv.state_dict())
+            made.proj_out.load_state_dict(own.proj.state_dict())
+            made.rb.copy_(own.relative_position_bias_table.flip(0).t())  # query minus key there, key minus query here
     torch.testing.assert_close(host(images), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            "size=4",
+            "blocks.1.attn .space.: the host shifts its windows by 2 here; set shift=host to keep this, or shift=0",
+        ),
+        ("size=2, shift=host", "host's shift, 2, must be less than the size of a window, 2"),
+    ],
+)
+def test_the_hosts_shift_is_not_dropped_silently(options: str, reason: str) -> None:
+    host = timm.create_model("swin_tiny_patch4_window7_224", **SWIN, num_classes=5, window_size=4)
+    with pytest.raises(HostError, match=reason):
+        attngraft.graft(host, f"lsa({options})@layers.0.blocks.1")
+    attngraft.graft(host, "lsa(size=4, shift=0)@layers.0 + lsa(area=neighborhood)@layers.3")
+
+
+def test_a_shift_that_differs_by_axis_is_refused() -> None:
+    kind, sizes = graft_types()["lsa"], {"dim": 8, "heads": 2, "key_width": 4, "value_width": 4}
+    geometry = AttentionGeometry(**sizes, tokens=49, grid=(7, 14), window=(7, 7), shift=(0, 3))
+    assert "by 0 rows and 3 columns" in str(kind.refusal(geometry, "space", kind.Options()))
+    assert "only by one number for both" in str(kind.refusal(geometry, "space", kind.Options(shift="host")))
+    assert kind.refusal(geometry, "space", kind.Options(shift=3)) is None
 
 
 @pytest.mark.parametrize(
@@ -128,7 +155,9 @@ def test_windows_without_shift_are_the_hosts_own() -> None:
         ("elsa(heads=0)", "heads must be 1 or more, not 0"),
         ("lsa(area=neighborhood, size=4)", "size of a neighborhood must be odd"),
         ("lsa(area=neighborhood, shift=1)", "shift is for windows only"),
+        ("lsa(area=neighborhood, shift=host)", "shift is for windows only"),
         ("lsa(shift=7)", "shift must be less than size"),
+        ("lsa(shift=half)", "shift: "),
         ("lsa(network=net8)", "network: 'net8' is not a choice.*allowed: swin, net1"),
         ("involution(kernel=2)", "kernel must be odd"),
         ("dwconv(heads=-1)", "heads must be 1 or more"),

@@ -12,7 +12,7 @@ from PIL import Image
 from timm.data import create_transform, resolve_model_data_config
 from timm.layers import DropPath
 
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.images.inputs import HostInput, ImageBatches
 from attngraft.tasks.task import TaskData
@@ -115,6 +115,17 @@ def test_the_model_takes_what_is_shown(folder: Path) -> None:
     model = build_model(recipe, data.model_args).eval()
     with torch.no_grad():
         assert model(shown(data)).shape == (2, 2)
+
+
+def test_a_stored_model_keeps_the_default_of_its_release(folder: Path) -> None:
+    """`lsa` did not shift windows by default; new models must specify it where the host does."""
+    args = {"img_size": 32, "embed_dim": 8, "depths": (2,), "num_heads": (2,), "window_size": 4}
+    sections = recipe_to_dict(recipe_of(folder, "swin_tiny_patch4_window7_224", args))
+    recipe = recipe_from_dict(sections | {"graft": "lsa(size=4)"})
+    with pytest.raises(HostError, match="shift=host to keep this"):
+        build_model(recipe, {"num_classes": 2})
+    model = build_model(recipe, {"num_classes": 2}, load_weights=False)
+    assert [block.grafts.lsa.shift for block in model.layers[0].blocks] == [0, 0]
 
 
 @pytest.mark.parametrize("graft", [None, "bisa + vertical + cb_s(at=both)"])

@@ -18,8 +18,10 @@ FOLDER = "analysis"  #: name of the folder of analysis results in a study or run
 ANALYSES = {
     "entropy": "entropy",
     "entropy-maps": "entropy_maps",
+    "entropy-samples": "entropy_samples",
     "distance": "distance",
     "scaling": "scaling",
+    "gradients": "gradients",
     "class-token": "class_token",
     "curves": "curves",
     "confusion": "confusion",

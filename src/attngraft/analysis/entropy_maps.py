@@ -1,4 +1,4 @@
-"""Maps of the attention entropy of each patch, layer by layer (CB, Fig. 3b)."""
+"""Maps of the attention entropy of each patch, layer by layer (the entropy of CB, Fig. 3a)."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
         maps = {}
         for site in recording:
             try:
-                by_head = _entropy_on_map(recording, site)
+                by_head = entropy_on_map(recording, site)
             except RecordError as error:
                 left_out[site] = str(error)
             else:
@@ -36,7 +36,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     return images
 
 
-def _entropy_on_map(recording: Recording, site: str) -> Tensor:
+def entropy_on_map(recording: Recording, site: str) -> Tensor:
     """Return the entropy of each row among the spatial tokens of an image, (H, rows, columns).
 
     The windows of an image are merged into one map.
@@ -96,7 +96,7 @@ ANALYSIS = Analysis(
     name="entropy-maps",
     title="Attention entropy on the image",
     summary="entropy of each patch's attention, drawn on single images, layer by layer",
-    source="CB, Fig. 3b",
+    source="CB, Fig. 3a",
     run=by_model(_measure, _present),
     images="shown",
 )

@@ -1,6 +1,7 @@
 """Predictions of models on labeled images, read from their runs or computed."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,29 +79,42 @@ def _saved(model: ModelHandle) -> LabelPredictions:
     )
 
 
-def _predict(request: AnalysisRequest, model: ModelHandle) -> LabelPredictions:
-    images = request.images
+def single_labels(images: ImageSet) -> np.ndarray:
+    """Return the class of each image, (N,).
+
+    Raises:
+        UsageError: images do not have one label each.
+    """
     if images.labels is None or not images.classes:
         raise UsageError(
             f"{images.source}: these images have no labels; use --data with labeled images (class folders, a table, ...)"
         )
     if images.labels.ndim != 1:
         raise UsageError(f"{images.source}: images have several labels; use --data with images of one label each")
-    indices = images.sample(request.limit)
+    return images.labels
+
+
+def class_logits(model: ModelHandle, images: ImageSet, outputs: Any) -> torch.Tensor:
+    """Return the logits of the data's classes, (B, classes), from the outputs of a model.
+
+    Raises:
+        UsageError: the model was not trained for the classes.
+    """
+    head = outputs[0] if isinstance(outputs, tuple | list) and len(outputs) else outputs
+    classes = int(head.shape[-1]) if isinstance(head, torch.Tensor) else 0
+    return mean_logits(outputs, classes=classes)[:, _columns(model, images, classes)]
+
+
+def _predict(request: AnalysisRequest, model: ModelHandle) -> LabelPredictions:
+    images = request.images
+    labels, indices = single_labels(images), images.sample(request.limit)
     predicted: list[np.ndarray] = []
-    columns: list[int] | None = None
     with torch.no_grad():
         for batch in request.batches(model):
-            outputs = model.model(batch)
-            head = outputs[0] if isinstance(outputs, tuple | list) and len(outputs) else outputs
-            classes = int(head.shape[-1]) if isinstance(head, torch.Tensor) else 0
-            if columns is None:
-                columns = _columns(model, images, classes)
-            logits = mean_logits(outputs, classes=classes).cpu()
-            predicted.append(logits[:, columns].argmax(1).numpy())
+            predicted.append(class_logits(model, images, model.model(batch)).argmax(1).cpu().numpy())
     return LabelPredictions(
         names=tuple(images.names[index] for index in indices),
-        target=images.labels[indices].astype(np.int64),
+        target=labels[indices].astype(np.int64),
         predicted=np.concatenate(predicted).astype(np.int64),
         classes=images.classes,
     )

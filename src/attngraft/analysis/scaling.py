@@ -1,8 +1,9 @@
 """Learned scale of CB_S, layer by layer (CB, Fig. 6)."""
 
-import math
 from collections import Counter
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from attngraft.analysis.layers import LayerAxis
@@ -14,11 +15,18 @@ from attngraft.grafting.apply import grafted
 from attngraft.recording.measures import scale_statistics
 from attngraft.targets.handle import ModelHandle
 
+_NEAR_ZERO = 0.1  #: the ratio is undefined if the 90% quantile is at most this share of the largest absolute value
 
-def _measure(
-    request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]
-) -> dict[str, tuple[float | None, float]]:
-    """Return the scale's ratio of quantiles and its mean by site (and instance, if a site has several)."""
+
+class _Scale(NamedTuple):
+    ratio: float | None  #: |10% quantile| / |90% quantile|; None: undefined
+    mean: float
+    low: float  #: 10% quantile
+    high: float  #: 90% quantile
+
+
+def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, str]) -> dict[str, _Scale]:
+    """Return the statistics of the scale by site (and instance, if a site has several)."""
     host = host_of(model)
     scales = []
     for path, _, instance, graft in grafted(host.core):
@@ -32,28 +40,32 @@ def _measure(
     count = Counter(path for path, _, _ in scales)
     found = {}
     for path, instance, scale in scales:
-        ratio, mean = map(float, scale_statistics(scale.float().cpu()))
-        found[path if count[path] == 1 else f"{path}, {instance}"] = ratio if math.isfinite(ratio) else None, mean
+        values, site = scale.float().cpu(), path if count[path] == 1 else f"{path}, {instance}"
+        ratio, mean = map(float, scale_statistics(values))
+        low, high = values.quantile(torch.tensor([0.1, 0.9])).tolist()
+        defined = abs(high) > _NEAR_ZERO * float(values.abs().max())
+        if not defined:
+            left_out[f"{site}: ratio"] = f"undefined, because the 90% quantile of the scale, {high:.3g}, is near 0"
+        found[site] = _Scale(ratio if defined else None, mean, low, high)
     return found
 
 
-def _present(request: AnalysisRequest, models: Measured[dict[str, tuple[float | None, float]]]) -> Content:
+def _present(request: AnalysisRequest, models: Measured[dict[str, _Scale]]) -> Content:
     axis = LayerAxis.of(list(scales) for _, _, scales in models)
+    ratios, means = [], []
+    for index, name, scales in models:
+        bands = {site: (each.low, each.high) for site, each in scales.items()}
+        ratios.append(axis.line(name, index, {site: each.ratio for site, each in scales.items()}))
+        means.append(axis.line(name, index, {site: each.mean for site, each in scales.items()}, band=bands))
     return Content(
-        note="Left: |10% quantile| / |90% quantile| of a layer's scale over the channels (none where the 90% quantile is "
-        "0). Right: its mean. Scales are initialized to 0; in the paper both grow with depth.",
-        panels=[
-            axis.curves(
-                title,
-                [
-                    axis.line(name, index, {site: each[which] for site, each in scales.items()})
-                    for index, name, scales in models
-                ],
-            )
-            for which, title in enumerate(("ratio of quantiles", "mean of the scale"))
-        ],
+        note="Left: |10% quantile| / |90% quantile| of a layer's scale over the channels. It is undefined, and not drawn, "
+        f"where the 90% quantile is near 0 (at most {_NEAR_ZERO:g} of the largest absolute value). Right: the mean of the "
+        "scale, which may be negative, with a band from the 10% to the 90% quantile. In the paper both grow with depth; "
+        "it does not say how scales are initialized. The default is 0, where the ratio is undefined; cb_s(init=1) starts "
+        "from 1.",
+        panels=[axis.curves("ratio of quantiles", ratios), axis.curves("mean of the scale", means)],
         table=table(
-            ["model", "layer", "ratio", "mean"],
+            ["model", "layer", "ratio", "mean", "10%", "90%"],
             [(name, site, *each) for _, name, scales in models for site, each in scales.items()],
         ),
     )

@@ -99,6 +99,8 @@ class AttentionGeometry(Geometry):
     key_width: int  #: width of q and k per head
     value_width: int  #: dv, width of v per head
     window: tuple[int, int] | None = None  #: (rows, columns) of a window; None where attention is global
+    #: (rows, columns) by which the windows are shifted, at sites with the hook point `space`
+    shift: tuple[int, int] = (0, 0)
     cross: bool = False  #: keys and values come from tokens other than the queries
     keys_grid: tuple[int, int] | None = None  #: if `cross`, (rows, columns) of the map of the key tokens; None: no map
     talking: bool = False  #: the host mixes heads after the softmax, which fixes their number

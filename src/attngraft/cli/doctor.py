@@ -166,9 +166,10 @@ def _backends() -> dict[str, str]:
     import torch
 
     from attngraft.dispatch import ENVIRONMENT, registered_ops, triton_obstacle
+    from attngraft.mechanisms import bixt  # noqa: F401 - registers its operations
     from attngraft.mechanisms.registry import graft_types
 
-    graft_types()  # imports the mechanisms, which register their operations
+    graft_types()  # imports the mechanisms with grafts, which register their operations
     probe = torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu")
     found = {"triton": triton_obstacle(probe) or "works", f"{ENVIRONMENT} is": os.environ.get(ENVIRONMENT) or "not set"}
     return found | {name: ", ".join(op.backends) for name, op in registered_ops().items()}

@@ -13,7 +13,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attngraft.attention import GraftType
@@ -67,6 +67,10 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
         return graft_type.Options(**values)
     except ValueError as error:
         raise OptionError(str(error), next((name for name in values if str(error).startswith(name)), None)) from None
+
+
+#: graft -> options without a default, which had one in earlier releases
+_FORMER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"lsa": {"shift": 0}}
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,20 @@ def parse(spec: Specification) -> GraftSpec:
         terms = [_terms_of_mapping(entry, f"entry {number}") for number, entry in enumerate(spec, start=1)]
         return GraftSpec(tuple(term for found in terms for term in found))
     raise GraftSpecError(f"a graft specification must be text or a list of mappings, not {type(spec).__name__}")
+
+
+def with_former_defaults(spec: Specification) -> GraftSpec:
+    """Parse the specification of a stored model, which may have been written when an option had another default.
+
+    Raises:
+        GraftSpecError: see `parse`.
+    """
+    terms = []
+    for term in parse(spec).terms:
+        former = _FORMER_DEFAULTS.get(term.name, {})
+        unset = {name: value for name, value in former.items() if getattr(term.options, name) is None}
+        terms.append(replace(term, options=replace(term.options, **unset)))
+    return GraftSpec(tuple(terms))
 
 
 def _terms_of_mapping(entry: Any, label: str) -> tuple[Term, ...]:

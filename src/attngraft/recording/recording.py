@@ -113,7 +113,7 @@ class Recording(Mapping[str, Mapping[str, Tensor]]):
         |---|---|---|
         | `mean` | (H, Nq, Nk) | the map |
         | `entropy` | (H, Nq) | entropy of each row, in nats (CB Fig. 5a: the class token's rows) |
-        | `patch_entropy` | (H, N) | entropy of each row among spatial tokens, normalized to sum to 1 (CB Fig. 3b) |
+        | `patch_entropy` | (H, N) | entropy of each row among spatial tokens, normalized to sum to 1 (CB Fig. 3a) |
         | `distance` | (H, N) | attention distance of each spatial token, as a fraction of the map's sides (CB Fig. 5b) |
         | `ceiling` | (H, Nq) | maximum of `entropy`, ln Nk |
         | `patch_ceiling` | (H, N) | maximum of `patch_entropy` |

@@ -9,6 +9,7 @@ from torch import nn
 
 from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
+from attngraft.grafting.spec import with_former_defaults
 from attngraft.models.create import start_host
 from attngraft.models.host_input import host_input
 from attngraft.models.schemes import Started
@@ -136,7 +137,7 @@ def build_model(
     """Return the grafted host with untrained parameters frozen.
 
     Host and grafts are initialized from separate random streams, so the host's initial weights (including a new head's) do
-    not depend on the graft. `load_weights=False` skips pretrained weights and a weights file.
+    not depend on the graft. `load_weights=False` is for models that are then filled from a checkpoint.
 
     Raises:
         UsageError: unknown host, missing weights file, or invalid graft specification.
@@ -161,7 +162,7 @@ def build_initial_model(
     model, file, start = _started_host(recipe, model_args, load_weights=load_weights)
     with seeded("graft", recipe.seed):
         if recipe.graft is not None:
-            apply_graft(model, recipe.graft)
+            apply_graft(model, recipe.graft if load_weights else with_former_defaults(recipe.graft))
     if recipe.distill is not None and recipe.distill.kind == "token":
         _train_both_heads(model, recipe)
     if model_args.get(ARGUMENT):

@@ -99,6 +99,7 @@ def _sites(block: Any, path: str, shapes: ShapeProbe) -> Sites:
         children=(*CHILDREN, "softmax", "cpb_mlp", "meta_mlp"),
         dim=module.qkv.in_features,
         **windowed((rows, columns), tuple(module.window_size)),
+        shift=tuple(block.shift_size),
         query_key_parameters=own_parameters(module, *positions),
         score_rows=own_parameters(module, *score_rows),
         score_columns=own_parameters(module, *score_columns),

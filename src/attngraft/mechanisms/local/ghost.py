@@ -6,8 +6,7 @@ Here a is the map of H heads after softmax, c indexes the `parts` H ghost heads,
 its own share of the head's values. The matrices depend only on the position of the key relative to the query, in rows and
 columns.
 
-Source: ELSA, Eq. 8 and Table 11. The text has c mod H; the published code uses contiguous blocks for neighborhoods, which is
-equivalent up to the order of channels. For whole grids, the paper has `parts` = 2 and does not specify lam and gamma.
+Source: ELSA, Eq. 8 and Table 11. For whole grids, the paper has `parts` = 2 and does not specify lam and gamma.
 """
 
 import torch
@@ -30,6 +29,9 @@ class GhostHead(Recordable, nn.Module):
         lam, gamma: exponent of `mul` and factor of `add`; 0 omits the matrix. `mul` starts with entries of both signs, so
             lam must be an integer.
         identity: start with mul 1 and add 0, which repeats each map `parts` times.
+
+    Ghost head c is computed from head c // parts, as in the published code for neighborhoods; Eq. 8 has c mod H. The two
+    differ only in the order of the channels.
 
     `mul` and `add` are (parts H, (2 rows - 1) (2 columns - 1)), indexed by key minus query. As in the published code, they
     are initialized from a normal of std 1 and a truncated normal of std 0.02.

@@ -1,7 +1,7 @@
 """The grafts of local attention: replacements of a block's attention, and the ghost head on attention maps."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -108,6 +108,30 @@ class SpaceType(GraftType[Any]):
         return None
 
 
+class LocalType(SpaceType):
+    """The graft type `lsa`."""
+
+    def build(self, geometry: Geometry, hook_point: HookPoint, options: Any) -> Graft:
+        shift = attention_geometry(geometry).shift[0] if options.shift == "host" else options.shift or 0
+        return super().build(geometry, hook_point, replace(options, shift=shift))
+
+    def refusal(self, geometry: Geometry, hook_point: HookPoint, options: Any) -> str | None:
+        rows, columns = attention_geometry(geometry).shift
+        shown = f"{rows}" if rows == columns else f"{rows} rows and {columns} columns"
+        if options.area == "window" and options.shift is None and (rows or columns):
+            return (
+                f"the host shifts its windows by {shown} here; set shift=host to keep this, or shift=0 for windows that are "
+                "not shifted"
+            )
+        if options.shift == "host" and rows != columns:
+            return f"the host shifts its windows by {shown}, and lsa only by one number for both; set shift="
+        if options.shift == "host" and rows >= options.size:
+            return (
+                f"the host's shift, {rows}, must be less than the size of a window, {options.size}; set size= or shift="
+            )
+        return super().refusal(geometry, hook_point, options)
+
+
 @dataclass(frozen=True)
 class ElsaOptions:
     """Options of `elsa`; the defaults are those of ELSA-Swin-S."""
@@ -128,12 +152,13 @@ class ElsaOptions:
 
 @dataclass(frozen=True)
 class LocalOptions:
-    """Options of `lsa`; the defaults are Swin's attention, without shift."""
+    """Options of `lsa`; the defaults are Swin's attention."""
 
     network: Network = "swin"  #: network of Table 1, which selects the terms of Eq. 4
     area: Literal["window", "neighborhood"] = "window"  #: the pixels that attend to each other
     size: int = 7  #: height and width of the area
-    shift: int = 0  #: shift of the windows
+    #: shift of the windows, or `host` for the host's; 0 by default, and required where the host shifts its windows
+    shift: int | Literal["host"] | None = None
     norm: Norm = "softmax"  #: norm of the scores
     heads: int | None = None  #: number of heads; by default the host's
 
@@ -143,7 +168,7 @@ class LocalOptions:
             check_odd("size of a neighborhood", self.size)
             if self.shift:
                 raise ValueError("shift is for windows only; use area=window or shift=0")
-        if self.size < 1 or not 0 <= self.shift < self.size:
+        if self.size < 1 or (isinstance(self.shift, int) and not 0 <= self.shift < self.size):
             raise ValueError(f"shift must be less than size, not {self.shift} and {self.size}")
 
 
@@ -288,7 +313,7 @@ TYPES = [
                 strict=options.strict,
             ),
         ),
-        SpaceType(
+        LocalType(
             "lsa",
             "local self-attention of the paper's family (Eq. 4): terms, windows or neighborhoods, norm",
             "Eq. 4, Tables 1 to 3",

@@ -46,6 +46,9 @@ class HadamardAttention(Recordable, nn.Module):
     (`attn.rq`, `attn.rk`, `attn.rb` in the strict form), `ghost_head` (2, 1, dim_v, k, k) with multiplier and addend or
     (1, dim_v, k, k) with one of them, and `post_proj`.
 
+    For channel c, the ghost head reads the filters of head c // (dim_v / H), as the published code does; Eq. 8 has c mod H.
+    The two differ only in the order of the channels.
+
     Records `local_filters` (B, H, K, Y, X), after softmax, and `ghost_mul` and `ghost_add` (dim_v, k, k) as they are
     applied.
 

@@ -89,8 +89,8 @@ def local_filter(
 
         out_i[c] = sum_o (mul[c, o]^lam * softmax over o(filters_i[h(c)])[o] + gamma * add[c, o]) v_(s i + d o)[c]
 
-    Here s is the stride, d the dilation, and h(c) the head whose contiguous block of channels contains c. Values outside of
-    the map are zero; the softmax includes their offsets.
+    Here s is the stride, d the dilation, and h(c) = c // (C / H), as in the published code; Eq. 8 has c mod H, which differs
+    only in the order of the channels. Values outside of the map are zero; the softmax includes their offsets.
 
     Args:
         values: (B, C, Y, X).
