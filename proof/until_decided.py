@@ -183,8 +183,13 @@ def measure(setting: Setting, *, studies: int, random_state: int = 0) -> Counts:
 
 
 def _seeds_that_find(share: float, curve: Sequence[float]) -> float:
-    """Return the interpolated number of seeds of a fixed design that finds this share of the effects."""
-    return float(np.interp(share, np.maximum.accumulate(curve), np.arange(2, 2 + len(curve))))
+    """Return the smallest, interpolated number of seeds of a fixed design that finds this share of the effects."""
+    rising = np.maximum.accumulate(curve)
+    enough = int(np.argmax(rising >= min(share, rising[-1])))
+    if enough == 0:
+        return 2.0
+    low, high = rising[enough - 1], rising[enough]
+    return float(1 + enough + (min(share, high) - low) / (high - low))
 
 
 def result_of(null: Sequence[Counts], planted: Sequence[Counts]) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class SequentialTest:
         runs += (count - seeds) * (len(self.undecided) + 1)
         tested = {name: found[name] for name in self.undecided}
         p_values = {name: None if each is None else each.p_value() for name, each in tested.items()}
-        order = sorted(self.undecided, key=lambda name: 1.0 if p_values[name] is None else p_values[name])
+        order = sorted(self.undecided, key=lambda name: 1.0 if (p := p_values[name]) is None else p)
         decided: dict[str, RoundVariant] = {}
         for name in order:  # Holm: the tests after the first one that is not significant are not significant either
             decided[name] = self._test(tested[name], p_values[name], name)
@@ -154,11 +154,13 @@ class SequentialTest:
     def _chance(self, found: Components) -> float:
         """Return the probability of a decision in the last round if the true difference is the present estimate."""
         count, most = found.seed_count, self._rounds[-1]
+        if found.seed_means == 0:
+            return 0.0  # identical in all seeds
         if count == most:
             return 1.0  # there is no further round
         level = levels(self._rounds, ALPHA / self._untested)[-1]
         half = float(half_length(found.seed_means, found.examples, most, found.example_count, p=level))
-        step = max((found.seed_means * (1 / count - 1 / most)) ** 0.5, 1e-12)  # deviation of the change until then
+        step = (found.seed_means * (1 / count - 1 / most)) ** 0.5  # deviation of the change until then
 
         def below(bound: float) -> float:
             return float(special.stdtr(count - 1, (bound - found.mean) / step))

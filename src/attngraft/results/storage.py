@@ -192,8 +192,8 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
             yield f"{kind}_{name}_mean", spread.mean if spread else None
             yield f"{kind}_{name}_deviation", spread.deviation if spread else None
     if result.until is not None:
-        last = result.until.last(variant.name)
-        yield "decision", None if last is None else last[1].decision
+        tested = result.until.last(variant.name)
+        yield "decision", None if tested is None else tested[1].decision
     yield from _difference_cells(variant.difference)
     cost = variant.cost
     for name in ("parameters", "macs", "train_seconds_per_step", "inference_seconds_per_batch", "peak_memory_bytes"):
