@@ -9,8 +9,9 @@ Studies of a baseline and four variants are simulated (`proof.simulation`) and t
 - planted effects: the mean number of runs, and that of the fixed design (the same seeds for all variants, Holm's correction)
   that finds as many of the differences. Its number of seeds is interpolated.
 
-Required: a false winner in at most 5% of the null studies of each kind, false calls in at most 5% (one-sided binomial test),
-and with planted effects at most 0.7 of the fixed design's runs, over all kinds together. The exit status is 1 otherwise.
+Required: a false winner in at most 5% of the null studies of each kind; false calls in at most 5% of the studies of each kind
+with equal variants (one-sided binomial tests, Holm's correction); and with planted effects, at most 0.7 of the fixed design's
+runs for each kind. The exit status is 1 otherwise. Takes about five minutes on one core.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from proof.simulation import Setting, simulate_scores
 
 COMMAND = "python -m proof.until_decided"
 FIRST = 3  #: seeds of the first round
+NULL_STUDIES = 5  #: times as many studies of the null kinds
 LARGEST_RATIO = 0.7  #: of the runs of a fixed design of equal power
 
 
@@ -79,6 +81,9 @@ PLANTED = (
     kind("two effects, two equal", [0.8, 0.83, 0.82, 0.8, 0.8], images=2000),
     kind("one effect, three equal", [0.8, 0.83, 0.8, 0.8, 0.8], images=2000),
 )
+
+#: names of the kinds with variants that equal the baseline
+WITH_EQUAL = {each.name for each in (*NULL, *PLANTED) if each.accuracy[0] in each.accuracy[1:]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,16 +199,21 @@ def _seeds_that_find(share: float, curve: Sequence[float]) -> float:
 
 def result_of(null: Sequence[Counts], planted: Sequence[Counts]) -> dict[str, Any]:
     """Return the measured numbers as plain data, with the requirements."""
-    p_values = [float(stats.binomtest(each.false_calls, each.studies, ALPHA, "greater").pvalue) for each in null]
-    ratio = float(np.mean([each.ratio for each in planted if each.ratio is not None]))
-    rows = zip(null, p_values, holm(p_values), strict=True)
-    winners = max(each.false_winners / each.studies for each in null)
-    return {
-        "passed": bool(winners <= ALPHA and min(p_values) * len(p_values) >= 0.05 and ratio <= LARGEST_RATIO),
-        "null": [asdict(each) | {"p": p, "p_holm": p_holm} for each, p, p_holm in rows],
-        "planted": [asdict(each) for each in planted],
-        "mean_ratio": ratio,
-    }
+    tested = [each for each in (*null, *planted) if each.name in WITH_EQUAL]
+    p_values = [float(stats.binomtest(each.false_calls, each.studies, ALPHA, "greater").pvalue) for each in tested]
+    corrected = dict(zip([each.name for each in tested], zip(p_values, holm(p_values), strict=True), strict=True))
+    rows = [
+        asdict(each) | {"p": corrected[each.name][0], "p_holm": corrected[each.name][1]}
+        if each in tested
+        else asdict(each)
+        for each in (*null, *planted)
+    ]
+    passed = [
+        *(each.false_winners <= ALPHA * each.studies for each in null),
+        *(p is not None and p >= 0.05 for _, p in corrected.values()),
+        *(each.ratio is not None and each.ratio <= LARGEST_RATIO for each in planted),
+    ]
+    return {"passed": all(passed), "null": rows[: len(null)], "planted": rows[len(null) :]}
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
@@ -218,7 +228,7 @@ def main(arguments: Iterable[str] | None = None) -> int:
             text += f"; finds {each.found:.1%}, as {each.fixed_seeds:.1f} fixed seeds; ratio of runs {each.ratio:.2f}"
         console.print(f"{each.name}: {text}")
     result = result_of(counts[: len(NULL)], counts[len(NULL) :])
-    console.print(f"{'pass' if result['passed'] else 'FAIL'}: mean ratio of runs {result['mean_ratio']:.2f}")
+    console.print("pass" if result["passed"] else "FAIL")
     if given.out:
         head = {
             "title": "Rounds of seeds until every variant is decided: false calls, and runs compared with a fixed design",
@@ -244,7 +254,7 @@ class _Measure:
     studies: int
 
     def __call__(self, setting: Setting) -> Counts:
-        return measure(setting, studies=self.studies)
+        return measure(setting, studies=self.studies * (NULL_STUDIES if setting in NULL else 1))
 
 
 def _arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -253,7 +263,9 @@ def _arguments(words: Sequence[str]) -> argparse.Namespace:
         description=(__doc__ or "").partition("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--studies", type=int, default=400, help="simulated studies of each kind")
+    parser.add_argument(
+        "--studies", type=int, default=400, help="simulated studies of each kind; 5 times as many null studies"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, help="write everything as JSON (benchmarks/until_decided.json)")
     return parser.parse_args(words)

@@ -25,7 +25,8 @@ def test_it_passed() -> None:
     assert (settings["first_seeds"], settings["most_seeds"]) == (FIRST, MOST_SEEDS)
     assert settings["kinds"] == [json.loads(json.dumps(asdict(kind))) for kind in (*NULL, *PLANTED)]
     assert all(each["false_winners"] <= ALPHA * each["studies"] for each in committed["null"])
-    assert committed["mean_ratio"] <= LARGEST_RATIO
+    assert all(each["p_holm"] >= 0.05 for each in [*committed["null"], *committed["planted"]] if "p_holm" in each)
+    assert all(each["ratio"] <= LARGEST_RATIO for each in committed["planted"])
 
 
 def test_prefixes_have_the_components_of_their_arrays() -> None:
@@ -44,4 +45,6 @@ def test_a_few_studies() -> None:
     assert planted.found > 0.5
     assert planted.runs < 5 * MOST_SEEDS
     assert len(planted.fixed_found) == MOST_SEEDS - 1
-    assert result_of([null], [planted])["null"][0]["false_calls"] == null.false_calls
+    result = result_of([null], [planted])
+    assert result["null"][0]["false_calls"] == null.false_calls
+    assert "p_holm" not in result["planted"][0]  # no variant equals the baseline

@@ -95,7 +95,7 @@ def test_spending_and_intervals_agree_with_the_decisions(whole: tuple[StudyConfi
     _, result, _ = whole
     until = until_of(result)
     assert [each.spent for each in until.rounds] == pytest.approx(
-        [ALPHA * (each.seeds / MOST_SEEDS) ** 3 for each in until.rounds]
+        [ALPHA * each.seeds / MOST_SEEDS for each in until.rounds]
     )
     for variant in result.variants[1:]:
         last, difference = until.last(variant.name), variant.difference
@@ -113,7 +113,7 @@ def test_spending_and_intervals_agree_with_the_decisions(whole: tuple[StudyConfi
 
 def test_what_a_reader_is_told(whole: tuple[StudyConfig, StudyResult, Noisy]) -> None:
     config, result, _ = whole
-    assert any("Seeds were added in rounds, at most 15" in note for note in result.notes)
+    assert any("Seeds were added in rounds, at most 20" in note for note in result.notes)
     assert until_text(result, "cb_s").startswith("decided after ")
     assert rounds_table(result) is not None
     page = report_html(result)
@@ -204,13 +204,13 @@ def test_the_plan_tells_the_worst_cost(tmp_path: Path) -> None:
     plan = until_plan(prepared)
     assert "at most" in plan
     assert "starts with 3 seeds (12 runs) and adds one seed at a time" in plan
-    assert "up to 15" in plan
+    assert "up to 20" in plan
     fixed = prepare(rounds(tmp_path, until="off"), tools=tools(FakeTrainer()))
     assert (until_plan(fixed), len(fixed.runs)) == ("", 12)
 
 
 def test_seeds_of_later_rounds_follow_the_given_ones(tmp_path: Path) -> None:
-    assert rounds(tmp_path, seeds="7,5").all_seeds == (7, 5, *range(8, 21))
+    assert rounds(tmp_path, seeds="7,5").all_seeds == (7, 5, *range(8, 26))
     assert rounds(tmp_path, until=None).all_seeds == (0, 1, 2)
 
 
@@ -229,8 +229,8 @@ def test_it_is_written_to_the_study_file(tmp_path: Path) -> None:
         ({"margin": -0.5}, "margin: must be above zero"),
         ({"margin": 0}, "margin: must be above zero"),
         ({"until": "done"}, "until: expected decided, or off"),
-        ({"seeds": 1}, "starts with 2 to 14 seeds"),
-        ({"seeds": 15}, "starts with 2 to 14 seeds"),
+        ({"seeds": 1}, "starts with 2 to 19 seeds"),
+        ({"seeds": 20}, "starts with 2 to 19 seeds"),
         ({"halving": 3}, "--halving stops runs early; use one of them"),
         ({"time_budget": "10m"}, "set --epochs, and limit the time with --budget"),
         ({"epochs": 0}, "remove until"),

@@ -166,7 +166,7 @@ def compare(
             "--until",
             metavar="decided",
             help="Add one seed at a time to undecided variants, until each is better, worse, within the margin, or unlikely "
-            "to be decided; at most 15 seeds. --seeds is the first round. off disables it.",
+            "to be decided; at most 20 seeds. --seeds is the first round. off disables it.",
         ),
     ] = None,
     budget: Annotated[
