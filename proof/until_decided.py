@@ -9,7 +9,7 @@ Studies of a baseline and four variants are simulated (`proof.simulation`) and t
 - planted effects: the mean number of runs, and that of the fixed design (the same seeds for all variants, Holm's correction)
   that finds as many of the differences. Its number of seeds is interpolated.
 
-Required: a false winner in at most 5% of the null studies of each kind; false calls in at most 5% of the studies of each kind
+Required: a false winner in at most 5% of the null studies of each kind; false calls in at most 5% of those of every kind
 with equal variants (one-sided binomial tests, Holm's correction); with planted effects, at most 0.7 of the fixed design's
 runs for each kind. The exit status is 1 otherwise. Takes about five minutes on one core.
 """
