@@ -34,8 +34,12 @@ class Outcome:
 
 
 def coverage_tests(name: str, count: Count) -> list[Outcome]:
-    """Return tests of both intervals against coverage below 95%."""
-    cells = (("bootstrap", count.bootstrap, count.studies), ("t", count.t, count.with_t))
+    """Return tests of all intervals against coverage below 95%."""
+    cells = (
+        ("95%", count.interval, count.with_interval),
+        ("bootstrap", count.bootstrap, count.studies),
+        ("t", count.t, count.with_t),
+    )
     return [
         Outcome(
             name=f"{name}: {kind} interval",

@@ -109,14 +109,18 @@ def test_reasons_are_true_of_the_numbers():
         if found is None:
             continue
         said = wording.reason(found, seeds=3)
-        assert ("above" in said) == (found.bootstrap.low > 0 and found.t.low > 0)
-        assert ("below" in said) == (found.bootstrap.high < 0 and found.t.high < 0)
+        assert ("above" in said) == (found.interval.low > 0)
+        assert ("below" in said) == (found.interval.high < 0)
         if found.verdict == "inside the noise":
             assert "contain" in said
     one = studies.one_seed().variants[1].difference
     assert "one seed" in wording.reason(one, seeds=1)
     assert "Only one seed is finished" in wording.reason(one, seeds=3)
-    assert "exactly the same" in wording.reason(replace(one, p_source="paired t over seeds"), seeds=3)
+    assert "exactly the same" in wording.reason(replace(one, p_source="crossed over seeds and examples"), seeds=3)
+    old = replace(studies.usual().variants[1].difference, interval=None, examples=None)
+    assert "older version" in wording.reason(old, seeds=3)
+    assert wording.deciding_interval(old) == old.bootstrap
+    assert "bootstrap" in wording.difference_sentence(old, wording.metric_format(studies.usual()))
 
 
 def test_epochs_that_were_not_enough():

@@ -207,19 +207,6 @@ def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
     return Interval(point=mean, low=mean - half, high=mean + half)
 
 
-def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Return the p-value of the two-sided paired t-test over seeds (1 if all differences are 0).
-
-    Returns None in the same cases as `t_interval`.
-    """
-    values = np.asarray(by_seed, dtype=float)
-    if len(values) < 2:
-        return None
-    if _all_equal(values):
-        return 1.0 if not values.any() else None
-    return float(stats.ttest_1samp(values, 0.0).pvalue)
-
-
 def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:
     """Apply the exact (binomial) McNemar test to two runs of one seed, with scores (N,) of 0 or 1.
 

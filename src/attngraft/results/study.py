@@ -72,7 +72,7 @@ class Difference:
     )  #: below 0.05 if `interval` excludes zero; None without an interval; one seed: of McNemar's test
     p_holm: float | None  #: after Holm's correction over the study's variants
     #: results of older versions: "paired t over seeds"
-    p_source: Literal["seeds and examples", "exact McNemar", "paired t over seeds"]
+    p_source: Literal["crossed over seeds and examples", "exact McNemar", "paired t over seeds"]
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
@@ -332,7 +332,7 @@ class StudyResult:
                     wording.shown(variant.name),
                     wording.spread_text(spread.mean, spread.deviation, style) if spread else wording.ABSENT,
                     style.change(difference.mean) if difference else "",
-                    style.interval(difference.bootstrap) if difference else "",
+                    style.interval(wording.deciding_interval(difference)) if difference else "",
                     "baseline" if variant.is_baseline else difference.verdict if difference else "not compared",
                     wording.si(cost.parameters) if cost else "not measured",
                 )

@@ -115,7 +115,7 @@ def _difference(
         t=t_interval(by_seed),
         p_value=p_value,
         p_holm=p_value,
-        p_source="seeds and examples" if len(by_seed) > 1 else "exact McNemar",
+        p_source="crossed over seeds and examples" if len(by_seed) > 1 else "exact McNemar",
         mcnemar=tests,
         verdict=_verdict(interval, higher_is_better),
         why=_why_identical(estimated) if identical else _why(interval, bootstrap, estimated, tests),
