@@ -190,7 +190,7 @@ def test_the_budget_ends_before_a_round_that_does_not_fit(tmp_path: Path) -> Non
     result = compare(config, tools=tools(Noisy(GAINS), epoch_seconds=0.5))
     assert [each.seeds for each in until_of(result).rounds] == [3]
     assert not incomplete(result)
-    assert any("did not fit into the budget of 40 s" in note for note in result.notes)
+    assert any("The rounds were ended by the budget of 40 s" in note for note in result.notes)
     assert compare(config, tools=tools(again := Noisy(GAINS))).until == result.until
     assert again.calls == []
     more = compare(rounds(tmp_path, budget="50s"), tools=tools(Noisy(GAINS)), costs=False)

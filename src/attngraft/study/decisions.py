@@ -16,7 +16,7 @@ from attngraft.results.measured import MeanScore
 from attngraft.results.sequential import ALPHA, SequentialTest, adjusted_p, rounds_from
 from attngraft.results.statistics import affordable_resamples, crossed_bootstraps_of
 from attngraft.results.study import Difference, RoundVariant, UntilResult
-from attngraft.results.wording import plural
+from attngraft.results.wording import listed, plural
 from attngraft.study.config import StudyConfig, Until
 from attngraft.study.executors.base import FAILURE_FILE
 from attngraft.study.plan import run_folder
@@ -111,17 +111,16 @@ class Outcomes:
         last = self.result.last(name)
         if last is None:
             why = "the first round is not finished"
-            return dataclasses.replace(difference, verdict="inside the noise", interval=None, p_holm=None, why=why)
+            return dataclasses.replace(difference, verdict="inside the noise", p_holm=None, why=why)
         count, test = last
-        called = test.decision in ("better", "worse")
+        decision = "given up" if test.decision == "unlikely to be decided" else test.decision
         return dataclasses.replace(
             difference,
             verdict=test.decision if test.decision == "better" or test.decision == "worse" else "inside the noise",
             interval=test.interval,
             p_holm=self._corrected(count, test),
-            why=f"{test.decision} after {plural(count, 'seed')}: {_interval_text(test)}"
-            if called
-            else _why(count, test),
+            why=f"{decision} after {plural(count, 'seed')}: {_interval_text(test)}",
+            detectable=None,  # for a fixed number of seeds
         )
 
     def _corrected(self, count: int, test: RoundVariant) -> float | None:
@@ -141,26 +140,22 @@ class Outcomes:
 def _interval_text(test: RoundVariant) -> str:
     if test.interval is None:
         return "the noise between seeds cannot be estimated"
-    where = "above" if test.interval.low > 0 else "below" if test.interval.high < 0 else ""
-    return f"its interval at the level {test.level:.2g}, corrected for rounds and variants, " + (
-        f"lies {where} zero" if where else "contains zero"
-    )
-
-
-def _why(count: int, test: RoundVariant) -> str:
-    decision = test.decision if test.decision != "unlikely to be decided" else "given up"
-    return f"{decision} after {plural(count, 'seed')}: {_interval_text(test)}"
+    where = "lies above" if test.interval.low > 0 else "lies below" if test.interval.high < 0 else "contains"
+    return f"its interval at the level {test.level:.2g}, corrected for rounds and variants, {where} zero"
 
 
 def until_outcomes(config: StudyConfig, until: Until, task: Task, statistics: Statistics) -> Outcomes:
     """Return the decisions of a study, from its finished runs."""
-    test, excluded = decide(config, until, task, statistics, _failed_runs(config))
-    baseline = config.baseline.name
-    if any((baseline, seed) in _failed_runs(config) for seed in config.all_seeds):
+    failed, baseline = _failed_runs(config), config.baseline.name
+    test, excluded = decide(config, until, task, statistics, failed)
+    if any(name == baseline for name, _ in failed):
         excluded.append(baseline)
-    margin = _margin(until, task)
     result = UntilResult(
-        rounds=test.done, most_seeds=len(config.all_seeds), margin=margin, budget=until.budget, failed=excluded
+        rounds=test.done,
+        most_seeds=len(config.all_seeds),
+        margin=_margin(until, task),
+        budget=until.budget,
+        failed=excluded,
     )
     seeds: dict[str, Sequence[int]] = {}
     for variant in config.variants:
@@ -190,16 +185,17 @@ def until_notes(result: UntilResult) -> list[str]:
         "seeds, and differences are over the seeds that they share with the baseline. Differences in other metrics are not "
         "corrected for rounds."
     ]
-    left = [
-        test.variant for test in (result.rounds[-1].variants if result.rounds else []) if test.decision == "undecided"
-    ]
-    if left and not result.failed and result.budget is not None and result.rounds[-1].seeds < result.most_seeds:
-        notes.append(
-            f"The next round did not fit into the budget of {format_duration(result.budget)}; rerun the same command with "
-            "a larger --budget to continue."
-        )
+    last = result.rounds[-1] if result.rounds else None
+    if last is not None and last.seeds < result.most_seeds and not result.failed:
+        left = [test.variant for test in last.variants if test.decision == "undecided"]
+        end = "interrupted" if result.budget is None else f"ended by the budget of {format_duration(result.budget)}"
+        more = "" if result.budget is None else ", with a larger --budget,"
+        if left:
+            notes.append(
+                f"Undecided: {listed(left)}. The rounds were {end}; rerun the same command{more} to continue them."
+            )
     if result.failed:
         notes.append(
-            f"A run of {', '.join(result.failed)} failed, and later rounds left it out; rerun the same command to retry."
+            f"A run of {listed(result.failed)} failed, and later rounds left it out; rerun the same command to retry."
         )
     return notes
