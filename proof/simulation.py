@@ -1,6 +1,6 @@
 """Predictions of simulated studies with an exactly known true difference.
 
-Score of arm a (0 baseline, 1 variant), seed s, image i:
+Score of arm a (0 baseline, 1, ... variants), seed s, image i:
 
     1 if mu_a + d_i + g_ai + u_s + w_as + e_si + r_asi > 0, else 0
 
@@ -24,7 +24,7 @@ class Setting:
     """One kind of study. `image` to `shared` are shares of the variance."""
 
     name: str
-    accuracy: tuple[float, float]  #: baseline's, variant's
+    accuracy: tuple[float, ...]  #: baseline's, then each variant's
     images: int
     image: float
     taste: float
@@ -38,7 +38,7 @@ class Setting:
 
     @property
     def difference(self) -> float:
-        """True difference over all seeds and images, which the bootstrap interval should contain."""
+        """True difference of the first variant over all seeds and images, which the bootstrap interval should contain."""
         return self.accuracy[1] - self.accuracy[0]
 
 
@@ -91,20 +91,8 @@ class Study:
 
 
 def simulate(setting: Setting, *, seeds: int, generator: np.random.Generator) -> Study:
-    """Simulate a study of `seeds` paired seeds."""
-
-    def normal(share: float, *shape: int) -> np.ndarray:
-        return generator.normal(0, share**0.5, shape)
-
-    mean = stats.norm.ppf(np.array(setting.accuracy))[:, None]
-    of_image = mean + normal(setting.image, 1, setting.images) + normal(setting.taste, 2, setting.images)
-    of_seed = (
-        normal(setting.seed, 1, seeds, 1)
-        + normal(setting.run, 2, seeds, 1)
-        + normal(setting.shared, 1, seeds, setting.images)
-        + normal(setting.rest, 2, seeds, setting.images)
-    )
-    scores = (of_image[:, None, :] + of_seed > 0).astype(float)
+    """Simulate a study of `seeds` paired seeds with one variant."""
+    scores, of_image = simulate_scores(setting, seeds=seeds, generator=generator)
     chance = stats.norm.cdf(of_image / (setting.seed + setting.run + setting.shared + setting.rest) ** 0.5)
     return Study(
         baseline=scores[0],
@@ -112,6 +100,24 @@ def simulate(setting: Setting, *, seeds: int, generator: np.random.Generator) ->
         difference=setting.difference,
         on_these_images=float(chance[1].mean() - chance[0].mean()),
     )
+
+
+def simulate_scores(setting: Setting, *, seeds: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the scores of all arms, (arms, seeds, images), and their latent means, (arms, images)."""
+    arms = len(setting.accuracy)
+
+    def normal(share: float, *shape: int) -> np.ndarray:
+        return generator.normal(0, share**0.5, shape)
+
+    mean = stats.norm.ppf(np.array(setting.accuracy))[:, None]
+    of_image = mean + normal(setting.image, 1, setting.images) + normal(setting.taste, arms, setting.images)
+    of_seed = (
+        normal(setting.seed, 1, seeds, 1)
+        + normal(setting.run, arms, seeds, 1)
+        + normal(setting.shared, 1, seeds, setting.images)
+        + normal(setting.rest, arms, seeds, setting.images)
+    )
+    return (of_image[:, None, :] + of_seed > 0).astype(float), of_image
 
 
 def equal_models(

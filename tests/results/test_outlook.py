@@ -193,7 +193,7 @@ def test_identical_predictions_are_checked_for_length_first() -> None:
     assert wording.headline(judged(replace(result, variants=[base, same]))) == "This study is too short to tell."
     bare = replace(same, cost=replace(cb.cost, parameters_ratio=1.0))
     headline = wording.headline(judged(replace(result, variants=[base, bare])))
-    assert headline == "No difference could be seen: the graft has exactly the baseline's scores."
+    assert headline == "No difference could be seen in 5,000 examples: the graft has exactly the baseline's scores."
 
 
 def test_models_without_training_and_a_lone_baseline_are_not_too_short() -> None:

@@ -164,6 +164,27 @@ def compare(
             "epoch 2; off disables it and resumes the stopped variants.",
         ),
     ] = None,
+    until: Annotated[
+        str | None,
+        _many_runs(
+            "--until",
+            metavar="decided",
+            help="Add one seed at a time to undecided variants, until each is better, worse, within the margin, or unlikely "
+            "to be decided; at most 20 seeds. --seeds is the first round. off disables it.",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        _many_runs("--budget", metavar="TIME", help="With --until: start no round that ends after this time: 90s, 2h."),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        _many_runs(
+            "--margin",
+            metavar="X",
+            help="With --until: also decide a variant whose difference lies within ±X points (or units of the metric).",
+        ),
+    ] = None,
     cache: Annotated[str, _many_runs("--cache", metavar="auto|off|SIZE", help=CACHE, show_default=False)] = "auto",
     auto_batch: Annotated[bool, _training("--auto-batch", help=AUTO_BATCH)] = False,
     track: Annotated[list[str] | None, _training("--track", metavar="NAME", help=TRACK)] = None,
@@ -224,6 +245,8 @@ def compare(
 
         attngraft compare --study flowers.yaml --set train.threads=1 --jobs 8 --halving 3
 
+        attngraft compare --study flowers.yaml --until decided --margin 0.5 --budget 2h
+
         attngraft compare --host vit_tiny_patch16_224 --graft "{graft: cb_s, set: {schedule.warmup_epochs: 10}}"
         --data ./flowers --out warmup
 
@@ -268,6 +291,9 @@ def compare(
         "epochs": epochs,
         "time_budget": time_budget,
         "halving": halving,
+        "until": until,
+        "budget": budget,
+        "margin": margin,
         "suites": suite,
         "out": out,
     }
@@ -323,6 +349,8 @@ def _config(options: dict[str, Any], host: dict[str, Any], study: Path | None, *
         options |= {} if recipe is None else {"recipe": recipe}
     if {"epochs", "time_budget"} & options.keys():
         base.pop("fitted_epochs", None)
+    if options.get("until") == "off":
+        base = {key: value for key, value in base.items() if key not in ("budget", "margin")}
     host = {key: value for key, value in host.items() if value not in (None, {}, False)}
     if host:
         old = {"name": base["host"]} if isinstance(base.get("host"), str) else base.get("host", {})
@@ -390,12 +418,13 @@ def _executor(
 def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust_code: bool, cache: str) -> None:
     from attngraft.study import prepare
     from attngraft.study.progress import describe_plan
+    from attngraft.study.until import until_plan
 
     prepared = prepare(config, executor=executor, trust_code=trust_code, cache=cache)
     if not as_json:
         for run in prepared.runs:
             typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
-        typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds))
+        typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds, extra=until_plan(prepared)))
         return
     runs = [
         {
@@ -416,6 +445,7 @@ def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust
 
 def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:
     from attngraft.report.metrics import NOT_CORRECTED, other_metrics_table
+    from attngraft.report.rounds import rounds_table
     from attngraft.report.tables import study_table
     from attngraft.results.outlook import next_steps
     from attngraft.results.storage import result_to_dict
@@ -426,6 +456,9 @@ def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) ->
         return
     console = output_console(100, highlight=True)
     console.print(study_table(result))
+    if (rounds := rounds_table(result)) is not None:
+        console.print("Rounds and spending", style="bold")
+        console.print(rounds)
     if (table := other_metrics_table(result)) is not None:
         console.print("Other metrics: differences to the baseline", style="bold")
         console.print(table)

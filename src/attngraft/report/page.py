@@ -17,6 +17,7 @@ from attngraft.report.examples import example_view
 from attngraft.report.figures import curve_unit, study_figures
 from attngraft.report.metrics import NOT_CORRECTED as METRICS_NOT_CORRECTED
 from attngraft.report.metrics import metric_views
+from attngraft.report.rounds import margin_text, round_views
 from attngraft.report.sections import section_views
 from attngraft.report.suites import NOT_CORRECTED, suite_views
 from attngraft.report.templating import render, script
@@ -80,6 +81,10 @@ def report_html(
         other_metrics=metric_views(result),
         metrics_not_corrected=METRICS_NOT_CORRECTED,
         halving=halving_rows(result),
+        rounds=round_views(result),
+        margin=margin_text(result),
+        most_runs=len(rows) * (0 if result.until is None else result.until.most_seeds),
+        duration=wording.duration,
         sections=section_views(result),
         analyses=analysis_views(analyses),
         suites=suite_views(result),
@@ -129,6 +134,7 @@ class VariantRow:
     verdict: str  #: from `wording.verdict_text`
     sign: str
     stopped: str  #: epoch at which successive halving stopped the variant, or empty
+    decided: str  #: number of seeds after which the variant was decided, with `--until decided`, or empty
     details: str  #: specification, host and changed recipe fields; empty if equal to the name
     loss: str  #: difference in the loss, its interval and verdict; empty if the loss is primary or there is none
 
@@ -148,6 +154,7 @@ def _row(variant: VariantResult, look: VariantStyle, result: StudyResult, style:
         verdict=verdict,
         sign=VERDICT_SIGNS.get(verdict, ""),
         stopped=stopped,
+        decided=wording.until_text(result, variant.name),
         details=wording.variant_details(variant),
         loss=wording.loss_sentence(result, variant),
     )

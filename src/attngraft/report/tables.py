@@ -8,7 +8,7 @@ from attngraft.results import wording
 from attngraft.results.power import power_sentences
 from attngraft.results.storage import cost_ratios
 from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
-from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
+from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text, until_text
 
 VERDICT_STYLES = {
     "better": "bold green",
@@ -73,6 +73,8 @@ def _name(variant: VariantResult, result: StudyResult) -> Text:
         name.append(f"\n{stopped}", style="dim")
     elif not variant.runs:
         name.append("\nno finished run", style="red")
+    elif result.until is not None:
+        name.append(f"\n{until_text(result, variant.name)}".rstrip(), style="dim")
     elif len(variant.runs) < len(result.seeds):
         name.append(f"\n{len(variant.runs)} of {wording.plural(len(result.seeds), 'seed')}", style="red")
     if wording.recipe_text(variant.recipe) not in variant.name:

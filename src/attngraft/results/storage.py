@@ -41,7 +41,7 @@ def save_result(result: StudyResult, folder: Path) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json, omitting empty `suites` and the empty `recipe` of variants."""
+    """Return the contents of results.json, omitting empty `suites` and `until`, and the empty `recipe` of variants."""
     plain = dataclasses.asdict(result)
     del plain["folder"]
     for variant in plain["variants"]:
@@ -49,6 +49,8 @@ def result_to_dict(result: StudyResult) -> dict[str, Any]:
             del variant["recipe"]
     if not result.suites:
         del plain["suites"]
+    if result.until is None:
+        del plain["until"]
     return plain
 
 
@@ -189,6 +191,9 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
             spread = spreads.get(name)
             yield f"{kind}_{name}_mean", spread.mean if spread else None
             yield f"{kind}_{name}_deviation", spread.deviation if spread else None
+    if result.until is not None:
+        tested = result.until.last(variant.name)
+        yield "decision", None if tested is None else tested[1].decision
     yield from _difference_cells(variant.difference)
     cost = variant.cost
     for name in ("parameters", "macs", "train_seconds_per_step", "inference_seconds_per_batch", "peak_memory_bytes"):

@@ -189,6 +189,51 @@ class HalvingResult:
     stopped: dict[str, int] = field(default_factory=dict)  #: stopped variant -> epoch of its last rung
 
 
+#: "unlikely to be decided": given up, because a decision within the maximum number of seeds is unlikely
+Decision = Literal["better", "worse", "within the margin", "unlikely to be decided", "undecided"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundVariant:
+    """Test of a variant after a round of seeds."""
+
+    variant: str
+    tests: int  #: number of variants that Holm's correction counts in this test
+    level: float  #: level of the test, corrected for rounds and variants
+    interval: Interval | None  #: with confidence 1 - `level`; None if the noise between seeds cannot be estimated
+    p_value: float | None  #: not corrected: at most `level` if the interval excludes zero
+    decision: Decision
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """A round of seeds, after which all undecided variants were tested."""
+
+    seeds: int  #: number of seeds of each undecided variant and of the baseline
+    runs: int  #: number of finished runs, of all rounds so far
+    spent: float  #: probability of a false call that was spent so far
+    variants: list[RoundVariant]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntilResult:
+    """Rounds of a study with `--until decided`."""
+
+    rounds: list[Round]
+    most_seeds: int  #: maximum number of seeds
+    margin: float | None = None  #: in the unit of the stored metric (accuracy: fraction of 1)
+    budget: float | None = None  #: seconds of training
+    failed: list[str] = field(default_factory=list)  #: variants with a failed run, which later rounds leave out
+
+    def last(self, name: str) -> tuple[int, RoundVariant] | None:
+        """Return the number of seeds and the test of the last round that tested the variant."""
+        for each in reversed(self.rounds):
+            for test in each.variants:
+                if test.variant == name:
+                    return each.seeds, test
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConditionVariant:
     """Result of a variant under a condition."""
@@ -245,6 +290,7 @@ class StudyResult:
     notes: list[str] = field(default_factory=list)  #: warnings for the reader (one seed, missing runs, ...)
     metrics: dict[str, Metric] = field(default_factory=dict)  #: labels and units; default label: the name
     halving: HalvingResult | None = None  #: None: halving was not used
+    until: UntilResult | None = None  #: None: the number of seeds was fixed
     steps: int | None = None  #: number of updates of a run, if the recipe counts updates instead of epochs
     judged_weights: Literal["last", "best"] = "last"  #: epoch whose weights are compared
     judged_split: Literal["val", "test"] = "val"  #: split on which variants are compared

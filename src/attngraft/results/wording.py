@@ -356,6 +356,15 @@ def stopped_text(result: StudyResult, name: str) -> str:
     return f"stopped after epoch {stopped[name]}" if name in stopped else ""
 
 
+def until_text(result: StudyResult, name: str) -> str:
+    """Return `decided after 5 seeds` for a variant of a study with `--until decided`, otherwise an empty string."""
+    last = None if result.until is None else result.until.last(name)
+    if last is None:
+        return ""
+    what = {"undecided": "undecided", "unlikely to be decided": "given up"}.get(last[1].decision, "decided")
+    return f"{what} after {plural(last[0], 'seed')}"
+
+
 # --- differences and verdicts -----------------------------------------------------------------------------------------
 
 

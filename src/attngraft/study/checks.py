@@ -68,14 +68,19 @@ def refuse_unsupported(config: StudyConfig) -> None:
 
 
 def refuse_counted_updates(study: Study) -> None:
-    """Reject halving and time budgets, which count epochs, for recipes that count updates.
+    """Reject halving and budgets, whose time estimates count epochs, for recipes that count updates.
 
     Raises:
-        UsageError: the study has halving or a time budget, and its recipe counts updates.
+        UsageError: the study has halving or a budget, and its recipe counts updates.
     """
     if not any(run.recipe.counts_updates for run in study.runs):
         return
-    option = "--halving" if study.halving is not None else "--time-budget" if study.time_budget is not None else ""
+    options = {
+        "--halving": study.halving,
+        "--time-budget": study.time_budget,
+        "--budget": None if study.until is None else study.until.budget,
+    }
+    option = next((name for name, value in options.items() if value is not None), "")
     if option:
         raise UsageError(
             f"{option} counts epochs, but the recipe counts updates; use --set schedule.steps=null --set "
@@ -251,7 +256,7 @@ def refuse_other_variants(config: StudyConfig) -> None:
         FolderError: a run has a different graft, host or recipe field; the message names the run and the difference.
     """
     for variant in config.variants:
-        for seed in config.seeds:
+        for seed in config.all_seeds:
             folder = run_folder(config.out, variant, seed)
             record = existing_run(folder)
             if record is None:

@@ -17,6 +17,7 @@ from attngraft.results.statistics import RESAMPLES, epochs_to_baseline
 from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread, StudyResult, VariantResult
 from attngraft.results.wording import image_size, model_text, plural
 from attngraft.study.config import StudyConfig
+from attngraft.study.decisions import Outcomes, until_notes, until_outcomes
 from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
 from attngraft.study.plan import finished_runs
 from attngraft.study.predictions import (
@@ -75,6 +76,11 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         name: {seed: read_statistics(run, task) for seed, run in of_variant.items()}
         for name, of_variant in records.items()
     }
+    until = None if config.until is None else until_outcomes(config, config.until, task, statistics)
+    if until is not None:  # runs that no decision is based on
+        statistics = until.of_decisions(statistics)
+        records = until.of_decisions(records)
+        runs = {name: [run for run in each if run.seed in records[name]] for name, each in runs.items()}
     differences, not_compared = _differences(config, task, statistics, stopped=len(stopped))
     judged_split: Literal["val", "test"] = "val" if first.judged is None else first.judged.split
     counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
@@ -94,7 +100,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             last=_spreads([run.last for run in runs[variant.name]]),
             best=_spreads([run.best for run in runs[variant.name]]),
             cost=(costs or {}).get(variant.key),
-            difference=by_metric.get(task.primary),
+            difference=_decided(by_metric.get(task.primary), variant, until),
             other_differences={name: each for name, each in by_metric.items() if name != task.primary},
             epochs_to_baseline=None
             if counted or not first.recipe.schedule.trains or task.primary in reasons
@@ -125,12 +131,13 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         data=dict(first.facts),
         recipe={name: value for name, value in recipe.items() if name not in ("graft", "seed")},
         environment=dict(first.environment),
-        seeds=list(config.seeds),
+        seeds=list(config.seeds if until is None else until.seeds[config.baseline.name]),
         epochs=first.recipe.schedule.epochs if first.recipe.schedule.steps is None else first.epochs_done,
         steps=first.recipe.schedule.steps,
         variants=variants,
         notes=[
             *([] if halving is None else halving_notes(halving, judged_split=judged_split)),
+            *([] if until is None else until_notes(until.result)),
             *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
             *judged_notes(records, task.primary),
@@ -145,10 +152,15 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *notes,
         ],
         halving=halving,
+        until=None if until is None else until.result,
         suites=suite_results(config, records, task) if config.suites else [],
         chance=chance_of(first, task),
     )
     return judged(result)
+
+
+def _decided(difference: Difference | None, variant: Variant, until: Outcomes | None) -> Difference | None:
+    return difference if difference is None or until is None else until.difference(variant.name, difference)
 
 
 def _changed_settings(variant: Variant, records: Sequence[RunRecord], first: RunRecord) -> dict[str, Any]:

@@ -16,11 +16,15 @@
     time_budget: 10m                        # instead of epochs; with both, epochs is the maximum
     suites: [robustness, calibration]       # optional: also evaluate finished runs under suites (attngraft list suites)
     halving: 3                              # optional, for many grafts: the best third continues at each rung
+    until: decided                          # optional: add seeds to undecided variants; `seeds` is the first round
+    margin: 0.5                             # with until: differences within ±0.5 points do not matter
+    budget: 2h                              # with until: training time after which no round starts
     out: runs/flowers
 
 Omitted fields are taken from the recipe.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +34,7 @@ from typing import Any
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.evaluation.suites.catalog import parse_suites
+from attngraft.results.sequential import MOST_SEEDS
 from attngraft.strict import read
 from attngraft.study.variants import ENTRY, StudyHost, Variant, read_variants
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
@@ -54,6 +59,14 @@ class Halving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Until:
+    """Add seeds in rounds until every variant is decided; see `attngraft.results.sequential`."""
+
+    margin: float | None = None  #: in points of metrics that are shares (accuracy), in units of other metrics
+    budget: float | None = None  #: seconds of training after which no round starts; None: no limit
+
+
+@dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     """Parsed and checked configuration of a study; see `read_study_file` and `study_from_dict`."""
 
@@ -63,7 +76,7 @@ class StudyConfig:
     data: str | Mapping[str, Any] | None = None  #: None: the recipe's
     recipe: str | None = None  #: None: the defaults of the recipe dataclasses
     overrides: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2)  #: with `until`, the seeds of the first round
     epochs: int | None = None  #: None: the recipe's
     time_budget: float | None = None  #: seconds for the whole study, with `epochs` as the maximum
     fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
@@ -73,12 +86,21 @@ class StudyConfig:
     graft_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     suites: tuple[str, ...] = ()  #: suites to evaluate finished runs under
     halving: Halving | None = None  #: asynchronous successive halving; None: all runs train to the end
+    until: Until | None = None  #: add seeds in rounds; None: all variants have the same seeds
     title: str = ""
     command: str = ""  #: the command line, for the report
 
     @property
     def baseline(self) -> Variant:
         return self.variants[0]
+
+    @property
+    def all_seeds(self) -> tuple[int, ...]:
+        """`seeds`, and with `until` those that later rounds may add, in this order."""
+        if self.until is None:
+            return self.seeds
+        following = max(self.seeds) + 1
+        return (*self.seeds, *range(following, following + MOST_SEEDS - len(self.seeds)))
 
     def recipes(self) -> Callable[[Variant, int], Recipe]:
         """Return a function that maps a variant and a seed to the recipe of that run.
@@ -159,6 +181,9 @@ class StudyConfig:
             "epochs": self.epochs,
             "time_budget": None if self.time_budget is None else f"{self.time_budget:g}s",
             "halving": None if self.halving is None else str(self.halving),
+            "until": None if self.until is None else "decided",
+            "margin": None if self.until is None else self.until.margin,
+            "budget": None if self.until is None or self.until.budget is None else f"{self.until.budget:g}s",
             "suites": list(self.suites),
             "fitted_epochs": self.fitted_epochs,
             "fitted_threads": self.fitted_threads,
@@ -187,6 +212,9 @@ class _StudyFile:
     fitted_threads: int | None = None
     graft_sets: dict[str, list[str]] = field(default_factory=dict)
     halving: int | str | None = None
+    until: str | None = None
+    margin: float | None = None
+    budget: str | None = None
     suites: list[str] = field(default_factory=list)
     command: str | None = None
 
@@ -220,7 +248,9 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         raise UsageError(f"{source}: missing output folder; use --out FOLDER, or set `out:` in the study file")
     if file.epochs is not None and file.epochs < 0:
         raise ConfigError(f"{source}.epochs: must not be negative; got {file.epochs}")
-    if file.epochs == 0 and (given := [name for name in ("time_budget", "halving") if getattr(file, name) is not None]):
+    if file.epochs == 0 and (
+        given := [name for name in ("time_budget", "halving", "until") if getattr(file, name) not in (None, "off")]
+    ):
         raise UsageError(
             f"{source}.epochs: 0 trains nothing; remove {' and '.join(given)}, or train for 1 epoch or more"
         )
@@ -233,6 +263,8 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
     parse_suites(file.suites)
     halving = None if file.halving is None else parse_halving(file.halving)
     variants = read_variants(file.grafts, where=f"{source}.grafts")
+    seeds = parse_seeds(file.seeds)
+    until = _until(file, variants, seeds, halving=halving is not None)
     for variant in variants if halving is not None else ():
         if variant.sets("schedule.epochs"):
             raise UsageError(
@@ -246,17 +278,51 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         data=file.data,
         recipe=file.recipe,
         overrides=tuple(file.set),
-        seeds=parse_seeds(file.seeds),
+        seeds=seeds,
         epochs=file.epochs,
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
         fitted_threads=file.fitted_threads,
         graft_sets=file.graft_sets,
         halving=halving,
+        until=until,
         suites=tuple(file.suites),
         title=file.title or "",
         command=file.command or "",
     )
+
+
+def _until(file: _StudyFile, variants: Sequence[Variant], seeds: Sequence[int], *, halving: bool) -> Until | None:
+    """Return the checked values of `until`, `margin` and `budget`."""
+    if file.until == "off":
+        return None
+    if file.until is None:
+        given = [f"--{name}" for name in ("margin", "budget") if getattr(file, name) is not None]
+        if given:
+            verb = "requires" if len(given) == 1 else "require"
+            raise UsageError(f"{' and '.join(given)} {verb} --until decided; add it, or remove {' and '.join(given)}")
+        return None
+    if file.until != "decided":
+        raise UsageError(f"until: expected decided, or off for a fixed number of seeds; got {file.until!r}")
+    if len(variants) < 2:
+        raise UsageError("--until decided compares variants with the baseline; add a variant with --graft SPEC")
+    if not 2 <= len(seeds) < MOST_SEEDS:
+        raise UsageError(
+            f"--until decided starts with 2 to {MOST_SEEDS - 1} seeds and adds more, up to {MOST_SEEDS}; use --seeds 3"
+        )
+    if halving:
+        raise UsageError(
+            "--until decided compares runs trained to the end, and --halving stops runs early; use one of them "
+            "(--halving off, or --until off)"
+        )
+    if file.time_budget is not None:
+        raise UsageError(
+            "--time-budget fits the epochs to a known number of runs, which --until decided does not have; set --epochs, "
+            "and limit the time with --budget"
+        )
+    if file.margin is not None and not 0 < file.margin < math.inf:
+        raise UsageError(f"margin: must be above zero, in points of a metric in percent; got {file.margin:g}")
+    return Until(margin=file.margin, budget=None if file.budget is None else parse_duration(file.budget))
 
 
 def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:

@@ -26,7 +26,9 @@ _Key = tuple[str, int]  # variant and seed
 
 
 def refuse_other_units(study: Study, benchmark: BenchmarkBatch) -> None:
-    """Check that halving would rank values of the primary metric in the same units (`Measured.comparable`).
+    """Check that all variants measure the primary metric in the same units (`Measured.comparable`).
+
+    Halving ranks the variants by it, and `--until decided` compares them after every round.
 
     Only variants with other task settings or another input than the baseline are evaluated, on one batch.
 
@@ -44,9 +46,10 @@ def refuse_other_units(study: Study, benchmark: BenchmarkBatch) -> None:
         units = Profiler(recipe, own).units()
         if units != expected:
             which = f" ({units}, not {expected})" if units and expected else ""
+            option, compares = ("--halving", "ranks") if study.until is None else ("--until decided", "compares")
             raise UsageError(
-                f"halving ranks variants by {own.task.primary}, and the variant {variant.name} measures it in other units "
-                f"than the baseline{which}; use --halving off, another --metric, or remove the variant"
+                f"{option} {compares} variants by {own.task.primary}, and the variant {variant.name} measures it in other "
+                f"units than the baseline{which}; use {option.split()[0]} off, another --metric, or remove the variant"
             )
 
 

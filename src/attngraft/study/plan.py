@@ -122,7 +122,7 @@ def resolve_runs(config: StudyConfig) -> Study:
         TrainingError: a run folder is damaged.
     """
     recipe_of, runs = config.recipes(), []
-    for seed in config.seeds:
+    for seed in config.all_seeds:
         for variant in config.variants:
             folder = run_folder(config.out, variant, seed)
             record = existing_run(folder)
@@ -169,6 +169,6 @@ def finished_runs(config: StudyConfig) -> Records:
     """
     records: Records = {}
     for variant in config.variants:
-        found = {seed: existing_run(run_folder(config.out, variant, seed)) for seed in config.seeds}
+        found = {seed: existing_run(run_folder(config.out, variant, seed)) for seed in config.all_seeds}
         records[variant.name] = {seed: run for seed, run in found.items() if run and run.finished and run.epochs}
     return records

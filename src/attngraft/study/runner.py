@@ -21,7 +21,7 @@ from pathlib import Path
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.counting import counts_shown
 from attngraft.devices import accelerator_device
-from attngraft.errors import AttngraftError, TrainingError, UsageError
+from attngraft.errors import AttngraftError, FolderError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
@@ -58,6 +58,7 @@ from attngraft.study.throughput import (
     trained_share,
 )
 from attngraft.study.tracking import track_result
+from attngraft.study.until import UntilQueue, check_budget, is_over, until_plan
 from attngraft.training.failures import is_out_of_memory
 from attngraft.training.lock import locked
 from attngraft.training.loop import train
@@ -240,7 +241,7 @@ def _prepare(
     if not fit:
         refuse_other_recipes(study)
     benchmark, seconds, placed = None, None, ""
-    if fit or any(run.state != "finished" for run in study.runs):
+    if fit or (any(run.state != "finished" for run in study.runs) and not is_over(study)):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
         check_suites(study, benchmark)
@@ -251,7 +252,7 @@ def _prepare(
         if not counted:
             progress.on_stage("timing a few steps of every variant")
         try:
-            if study.halving is not None and benchmark is not None:
+            if (study.halving is not None or study.until is not None) and benchmark is not None:
                 refuse_other_units(study, benchmark)
             if trains and _chooses_threads(study):
                 threads = tools.choose_threads(study, benchmark, executor.concurrency)
@@ -269,6 +270,7 @@ def _prepare(
             executor = executor.chosen(study.baseline_recipe, runs=left, seconds=alone)
         concurrency = executor.concurrency(study.baseline_recipe)
         placed = _describe_placement(study, concurrency)
+        check_budget(study, estimate, concurrency=concurrency)
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
             refuse_other_recipes(study)
@@ -277,7 +279,7 @@ def _prepare(
     counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
     kept = "" if cache is None or benchmark is None else cache.note(benchmark.data.decoded_bytes)
-    extra = "; ".join(filter(None, (halving_plan(study), placed, kept)))
+    extra = "; ".join(filter(None, (halving_plan(study), until_plan(study), placed, kept)))
     progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=extra)
     return dataclasses.replace(study, benchmark=benchmark, seconds=seconds), executor
 
@@ -290,6 +292,11 @@ def _with_fitted_values(config: StudyConfig) -> StudyConfig:
     before = study_from_dict(read_study_file(path), source=str(path))
     if config.fitted_threads is None:
         config = dataclasses.replace(config, fitted_threads=before.fitted_threads)
+    if config.until is not None and before.until is not None and config.seeds != before.seeds:
+        raise FolderError(
+            f"{config.out}: the rounds of this study started with seeds {', '.join(map(str, before.seeds))}, and starting "
+            "with others would repeat tests that were already made; use the same --seeds, or another --out"
+        )
     same_budget = (before.time_budget, before.epochs) == (config.time_budget, config.epochs)
     if config.fitted_epochs is None and config.time_budget is not None and same_budget:
         config = dataclasses.replace(config, fitted_epochs=before.fitted_epochs)
@@ -325,7 +332,9 @@ def write_study(config: StudyConfig) -> None:
 
 
 def incomplete(result: StudyResult) -> bool:
-    """Return whether any run is missing from the study's result, ignoring variants stopped by halving."""
+    """Return whether any run is missing from the study's result, ignoring variants that were stopped early or decided."""
+    if result.until is not None:
+        return bool(result.until.failed) or not result.until.rounds
     stopped = {} if result.halving is None else result.halving.stopped
     return any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped)
 
@@ -356,13 +365,16 @@ class RunQueue:
         return any(run.seed == seed for run in [*self._waiting, *self._active])
 
 
+Queue = RunQueue | HalvingQueue | UntilQueue
+
+
 def train_runs(study: Study, *, executor: Executor, train_run: TrainRun, progress: StudyProgress) -> list[str]:
     """Train all remaining runs, and return notes on runs that failed and on processes that died.
 
     Raises:
         Interrupted: Ctrl-C or SIGTERM was received; all runs are saved.
     """
-    queue = RunQueue(study) if study.halving is None else HalvingQueue(study, study.halving)
+    queue = _queue(study, concurrency=executor.concurrency(study.baseline_recipe))
     first = queue.next()
     if first is None:
         return []
@@ -376,12 +388,16 @@ def train_runs(study: Study, *, executor: Executor, train_run: TrainRun, progres
         ) from stop
 
 
+def _queue(study: Study, *, concurrency: int) -> Queue:
+    if study.halving is not None:
+        return HalvingQueue(study, study.halving)
+    return RunQueue(study) if study.until is None else UntilQueue(study, study.until, concurrency=concurrency)
+
+
 class _Scheduler:
     """Submit the tasks of a queue to a pool of workers, and resume runs whose process died."""
 
-    def __init__(
-        self, config: StudyConfig, queue: RunQueue | HalvingQueue, pool: Pool, progress: StudyProgress, *, retries: int
-    ) -> None:
+    def __init__(self, config: StudyConfig, queue: Queue, pool: Pool, progress: StudyProgress, *, retries: int) -> None:
         self._queue, self._pool, self._progress, self._retries = queue, pool, progress, retries
         self._active: dict[str, tuple[RunTask, Progress]] = {}  # by label
         self._deaths: dict[str, list[str]] = {}  # label of an active run -> how each of its processes ended
@@ -439,9 +455,9 @@ class _Scheduler:
 class _InterimResults:
     """Write interim results after each finished seed, using at most about 1/20 of the study's time."""
 
-    def __init__(self, config: StudyConfig, queue: RunQueue | HalvingQueue, notes: list[str]) -> None:
+    def __init__(self, config: StudyConfig, queue: Queue, notes: list[str]) -> None:
         self._config, self._queue, self._notes = config, queue, notes
-        self._open = {seed for seed in config.seeds if queue.seed_is_open(seed)}
+        self._open = {seed for seed in config.all_seeds if queue.seed_is_open(seed)}
         self._not_before = 0.0
 
     def update(self) -> None:
