@@ -49,10 +49,10 @@ def refuse_unsupported(config: StudyConfig) -> None:
             the metric.
     """
     choices = parse_suites(config.suites)
-    needs = ["halving"] if config.halving is not None else []
+    needs = [name for name in ("folds", "halving") if getattr(config, name) is not None]
     recipe_of = config.recipes()
     for variant in config.variants:
-        recipe = recipe_of(variant, config.seeds[0])
+        recipe = recipe_of(variant, config.seeds[0], config.fold_numbers[0])
         check_trackers(recipe.train.track)
         kind = load_task(recipe.task["name"])
         require_suites(kind, choices)

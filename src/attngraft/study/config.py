@@ -11,6 +11,7 @@
     recipe: deit                            # a packaged recipe or a file; `set` changes its fields for all variants
     set: [optimizer.lr=5e-4]
     seeds: 3                                # seeds 0, 1, 2; or a list of seeds
+    folds: 5                                # optional cross-validation: every variant and seed is trained once per fold
     epochs: 30
     time_budget: 10m                        # instead of epochs; with both, epochs is the maximum
     suites: [robustness, calibration]       # optional: also evaluate finished runs under suites (attngraft list suites)
@@ -63,6 +64,7 @@ class StudyConfig:
     recipe: str | None = None  #: None: the defaults of the recipe dataclasses
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
+    folds: int | None = None  #: folds of cross-validation: one run per variant, seed and fold; None: one run per seed
     epochs: int | None = None  #: None: the recipe's
     time_budget: float | None = None  #: seconds for the whole study, with `epochs` as the maximum
     fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
@@ -77,11 +79,16 @@ class StudyConfig:
     def baseline(self) -> Variant:
         return self.variants[0]
 
-    def recipes(self) -> Callable[[Variant, int], Recipe]:
-        """Return a function that maps a variant and a seed to the recipe of that run.
+    @property
+    def fold_numbers(self) -> tuple[int | None, ...]:
+        """The folds of each seed, from 0; only None without cross-validation."""
+        return (None,) if self.folds is None else tuple(range(self.folds))
+
+    def recipes(self) -> Callable[[Variant, int, int | None], Recipe]:
+        """Return a function that maps a variant, a seed and a fold (see `fold_numbers`) to the recipe of that run.
 
         The study's recipe is read once. It is changed by the study's host, data and epochs, then by the study's overrides,
-        then by the variant's overrides, host, graft and seed.
+        then by the variant's overrides, host, graft, seed and fold.
 
         Raises:
             ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
@@ -99,12 +106,14 @@ class StudyConfig:
             shared["train"]["threads"] = self.fitted_threads
         shared = apply_overrides(shared, self.overrides)
 
-        def recipe_of(variant: Variant, seed: int) -> Recipe:
+        def recipe_of(variant: Variant, seed: int, fold: int | None) -> Recipe:
             changes: dict[str, Any] = {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
             if variant.host is not None:
                 changes["host"] = variant.host.beside(shared["host"])
             source = f"{variant.where or variant.name}.set"
             section = apply_overrides(shared, variant.overrides, source=f"{source}:")
+            if self.folds is not None:
+                section = merge(section, {"task": {"data": {"folds": self.folds, "fold": fold}}})
             if not variant.overrides:
                 source = self.recipe or "the study's recipe"
             return recipe_from_dict({**section, **changes}, source=source)
@@ -118,17 +127,17 @@ class StudyConfig:
             ConfigError: see `recipes`.
         """
         recipe_of = self.recipes()
-        return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
+        return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0], self.fold_numbers[0]).host_names}
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
-        """Return the resolved recipe of one run.
+        """Return the resolved recipe of one run, with folds that of the first one.
 
         For several runs, use `plan.resolve_runs`, which reads the recipe only once.
 
         Raises:
             ConfigError: see `recipes`.
         """
-        return self.recipes()(variant, seed)
+        return self.recipes()(variant, seed, self.fold_numbers[0])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, in the format of `study_from_dict`."""
@@ -140,6 +149,7 @@ class StudyConfig:
             "recipe": self.recipe,
             "set": list(self.overrides),
             "seeds": list(self.seeds),
+            "folds": self.folds,
             "epochs": self.epochs,
             "time_budget": None if self.time_budget is None else f"{self.time_budget:g}s",
             "halving": None if self.halving is None else str(self.halving),
@@ -164,6 +174,7 @@ class _StudyFile:
     recipe: str | None = None
     set: list[str] = field(default_factory=list)
     seeds: Any = 3
+    folds: int | None = None
     epochs: int | None = None
     time_budget: str | None = None
     fitted_epochs: int | None = None
@@ -213,6 +224,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         if name in _RESERVED:
             raise UsageError(f"--set {override}: {name} is set by the study; use {_RESERVED[name]} instead")
     parse_suites(file.suites)
+    _check_folds(file, source)
     halving = None if file.halving is None else parse_halving(file.halving)
     variants = read_variants(file.grafts, where=f"{source}.grafts")
     for variant in variants if halving is not None else ():
@@ -229,6 +241,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         recipe=file.recipe,
         overrides=tuple(file.set),
         seeds=parse_seeds(file.seeds),
+        folds=file.folds,
         epochs=file.epochs,
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
@@ -238,6 +251,19 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         title=file.title or "",
         command=file.command or "",
     )
+
+
+def _check_folds(file: _StudyFile, source: str) -> None:
+    if file.folds is None:
+        return
+    if file.folds < 2:
+        raise UsageError(f"{source}.folds: must be at least 2, got {file.folds}; omit it to train on one split")
+    if file.halving not in (None, "off"):
+        raise UsageError("--halving compares runs on one split; remove it, or omit --folds")
+    if file.suites:
+        raise UsageError(
+            "--suite evaluates runs on one split; remove it, or omit --folds (attngraft eval evaluates the run of a fold)"
+        )
 
 
 def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:
