@@ -34,12 +34,16 @@ class RunSummary:
     """A run: one variant trained with one seed."""
 
     seed: int
-    folder: str  #: relative to the study's folder
+    folder: str  #: relative to the study's folder; with folds, the folder of all folds
     last: dict[str, float]  #: compared metrics: of `judged_weights` on `judged_split`, as set in `StudyResult`
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
     curve: Curve
     seconds: float
+
+    def includes(self, folder: str) -> bool:
+        """Return whether a run's folder, relative to the study's folder, is this run's or that of one of its folds."""
+        return folder == self.folder or folder.rpartition("/")[0] == self.folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +227,7 @@ class StudyResult:
     metrics: dict[str, Metric] = field(default_factory=dict)  #: labels and units; default label: the name
     halving: HalvingResult | None = None  #: None: halving was not used
     steps: int | None = None  #: number of updates of a run, if the recipe counts updates instead of epochs
+    folds: int | None = None  #: folds of cross-validation; `seeds` then have one run per fold. None: one run per seed
     judged_weights: Literal["last", "best"] = "last"  #: epoch whose weights are compared
     judged_split: Literal["val", "test"] = "val"  #: split on which variants are compared
     light_curves: bool = False  #: whether curves use cheaper inference than the compared metrics

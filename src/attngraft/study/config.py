@@ -127,7 +127,11 @@ class StudyConfig:
             ConfigError: see `recipes`.
         """
         recipe_of = self.recipes()
-        return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0], self.fold_numbers[0]).host_names}
+        return {
+            name
+            for variant in self.variants
+            for name in recipe_of(variant, self.seeds[0], self.fold_numbers[0]).host_names
+        }
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
         """Return the resolved recipe of one run, with folds that of the first one.

@@ -180,7 +180,8 @@ class LiveStudy(StudyProgress):
             table.add_column(f"seed {seed}")
         rows: dict[str, dict[int, Text]] = {}
         for run in self._runs:
-            rows.setdefault(run.variant.name, {})[run.seed] = self._cells[run.label]
+            cells, cell = rows.setdefault(run.variant.name, {}), self._cells[run.label]
+            cells[run.seed] = cell if run.seed not in cells else Text("  ").join([cells[run.seed], cell])
         shown = self._visible(list(rows))
         for name in shown:
             table.add_row(Text(name), *(rows[name].get(seed, Text("")) for seed in seeds))
@@ -257,8 +258,9 @@ def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: s
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})
+    folds = "" if runs[0].fold is None else f", {len({run.fold for run in runs})} folds"
     text = f"{plural(len(runs), 'run')} of {runs[0].recipe.schedule.length} "
-    text += f"({plural(variants, 'variant')}, {plural(seeds, 'seed')})"
+    text += f"({plural(variants, 'variant')}, {plural(seeds, 'seed')}{folds})"
     finished = sum(run.state == "finished" for run in runs)
     started = sum(run.state == "unfinished" for run in runs)
     states = [f"{finished} finished before"] if finished else []
