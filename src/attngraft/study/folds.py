@@ -66,21 +66,16 @@ def _mean(rows: Sequence[Metrics], weights: Sequence[int]) -> Metrics:
 
 
 def _facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """Return facts that hold for all folds: those of the first one, with all notes and the number of examples."""
+    """Return the facts of the first fold, with the notes, the training sets and the validation examples of all folds."""
     first = runs[0].facts
     notes = dict.fromkeys(note for run in runs for note in run.facts.get("notes", ()))
     digests = [str((run.facts.get("check") or {}).get("train_digest")) for run in runs]
     joined = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:16]
-    facts = {name: value for name, value in first.items() if name not in ("split_digest", "counts", "scale")}
-    sizes = {"train": first.get("sizes", {}).get("train"), "val": sum(map(_examples, runs))}
-    facts |= {"notes": list(notes), "sizes": sizes, "check": {**(first.get("check") or {}), "train_digest": joined}}
-    if counts := _total_counts([run.facts.get("counts") for run in runs]):
-        facts["counts"] = counts
+    facts = {name: value for name, value in first.items() if name != "split_digest"}
+    facts |= {"notes": list(notes), "check": {**(first.get("check") or {}), "train_digest": joined}}
+    facts["sizes"] = {**first.get("sizes", {}), "val": sum(map(_examples, runs))}
+    counts = [run.facts.get("counts", {}).get("val") for run in runs]
+    if all(counts):
+        total = {label: sum(of_fold[label] for of_fold in counts) for label in counts[0]}
+        facts["counts"] = {**first["counts"], "val": total}
     return facts
-
-
-def _total_counts(counts: Sequence[Any]) -> dict[str, dict[str, int]]:
-    """Return the number of validation examples of each class in all folds together."""
-    if not all(isinstance(each, dict) and "val" in each for each in counts):
-        return {}
-    return {"val": {label: sum(each["val"][label] for each in counts) for label in counts[0]["val"]}}

@@ -201,8 +201,8 @@ def run_notes(
         missing = [seed for seed in config.seeds if seed not in records[variant.name]]
         if missing and variant.name not in stopped:
             seeds = ", ".join(map(str, missing))
-            run = "no finished run" if config.folds is None else f"not all {config.folds} folds are finished"
-            notes.append(f"{variant.name}: {run} of seed {seeds}; its numbers are of the other seeds.")
+            what = "no finished run" if config.folds is None else f"unfinished folds (of {config.folds})"
+            notes.append(f"{variant.name}: {what} of seed {seeds}; its numbers are of the other seeds.")
     for name in ("device_name", "threads", "packages"):
         if len({json.dumps(run.environment.get(name), sort_keys=True) for run in every}) > 1:
             notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")

@@ -1,6 +1,6 @@
 """Folds of cross-validation: a partition of all examples, stratified, with groups kept whole."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from sklearn.model_selection import KFold, StratifiedKFold
@@ -68,9 +68,9 @@ def draw_folds(
     return fold_of
 
 
-def _numbered(splits: object, examples: int) -> np.ndarray:
+def _numbered(splits: Iterable[tuple[np.ndarray, np.ndarray]], examples: int) -> np.ndarray:
     fold_of = np.empty(examples, dtype=np.int64)
-    for fold, (_, held_out) in enumerate(splits):  # type: ignore[call-overload, var-annotated]
+    for fold, (_, held_out) in enumerate(splits):
         fold_of[held_out] = fold
     return fold_of
 

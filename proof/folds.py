@@ -1,0 +1,228 @@
+"""Check the interval of a study with cross-validation, where the folds' training sets overlap.
+
+    python -m proof.folds --out benchmarks/folds.json
+
+Simulated studies compare two classifiers: ridge regression on random features of the one or of the other half of the inputs.
+The halves are equally informative, so neither classifier is better over all data sets, although one may be better for the
+training sets of a study. The features are the seed's, in all folds; each run (seed and fold) also weights its training
+examples at random, as the order of batches does. Every example is judged once per seed, by the run that was not trained on
+it, and `attngraft.results.crossed.crossed_interval` is computed from the table of seeds and examples.
+
+The interval is meant for the training sets at hand (Bayle, Bayle, Janson and Mackey 2020, "Cross-validation confidence
+intervals for test error"): its target is the difference of these runs' expected accuracies over new seeds and new examples,
+which is computed from further seeds on many new examples. Its coverage of this target is required to be 95% (one-sided
+binomial tests with Holm's correction). For comparison: how often zero, the difference over all data sets, is outside of the
+interval; the same with another partition for every seed, with one split of 20% instead of folds, and, with one seed, for
+the corrected t-test over folds (Nadeau and Bengio 2003), which cannot know the variation between seeds.
+
+The exit status is 1 if the interval is too narrow. Takes about five minutes on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from scipy import stats
+
+from attngraft.bench.result import current_setting
+from attngraft.files import write_atomically
+from attngraft.results.crossed import crossed_interval
+from attngraft.results.statistics import holm
+from attngraft.tasks.images.sources.folds import draw_folds
+
+COMMAND = "python -m proof.folds"
+SEEDS, EXAMPLES = (2, 3, 5), (100, 300)
+FOLDS = 5
+INPUTS = 4  #: inputs of each half
+#: kind of noise -> random features (few: a seed's features matter much), and spread of a run's weights of examples
+KINDS = {"noisy seeds": (4, 0.5), "noisy runs": (12, 2.0), "little noise": (12, 0.2)}
+NEW_SEEDS, NEW_EXAMPLES = 24, 4000  #: for the target of the interval
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Inputs of both halves (2, N, INPUTS) and labels (N,) of 0 or 1."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+
+    @classmethod
+    def draw(cls, examples: int, truth: np.ndarray, generator: np.random.Generator) -> Data:
+        inputs = generator.normal(size=(2, examples, INPUTS))
+        signal = (np.tanh(inputs) @ truth).sum(axis=0) + generator.normal(0, 1, examples)
+        return cls(inputs=inputs, labels=(signal > 0).astype(np.int64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The runs of one seed: features (2, INPUTS + 1, H), the same in all folds, and coefficients (2, K, H + 1)."""
+
+    features: np.ndarray
+    coefficients: np.ndarray
+
+    @classmethod
+    def train(cls, data: Data, fold_of: np.ndarray, folds: int, kind: str, generator: np.random.Generator) -> Runs:
+        """Train both classifiers, for each fold on the examples of the other folds."""
+        size, spread = KINDS[kind]
+        features = generator.normal(size=(2, INPUTS + 1, size))
+        hidden = _hidden(data.inputs, features)  # (2, N, H + 1)
+        trains = fold_of != np.arange(folds)[:, None]
+        weights = trains * generator.gamma(1 / spread, spread, size=(2, folds, len(fold_of)))
+        target = 2.0 * data.labels - 1
+        gram = np.einsum("akn,anh,ang->akhg", weights, hidden, hidden, optimize=True)
+        moments = np.einsum("akn,anh,n->akh", weights, hidden, target, optimize=True)
+        gram += np.eye(size + 1)
+        return cls(features=features, coefficients=np.linalg.solve(gram, moments[..., None])[..., 0])
+
+    def right(self, data: Data) -> np.ndarray:
+        """Return whether each run is right, (2, K, N)."""
+        outputs = np.einsum("anh,akh->akn", _hidden(data.inputs, self.features), self.coefficients, optimize=True)
+        return np.asarray((outputs > 0) == (data.labels > 0))
+
+
+def _hidden(inputs: np.ndarray, features: np.ndarray) -> np.ndarray:
+    """Return the features of inputs and a constant, (2, N, H + 1)."""
+    hidden = np.maximum(inputs @ features[:, :-1] + features[:, -1:], 0)
+    return np.concatenate([hidden, np.ones((2, inputs.shape[1], 1))], axis=2)
+
+
+def judged(runs: Runs, data: Data, fold_of: np.ndarray) -> np.ndarray:
+    """Return the difference of the two scores of each example, (N,), by the runs that were not trained on it."""
+    right = runs.right(data)[:, fold_of, np.arange(len(fold_of))].astype(float)
+    return np.asarray(right[1] - right[0])
+
+
+def corrected_t_excludes_zero(by_fold: np.ndarray) -> bool:
+    """Return whether the corrected t-test over the folds of one seed is significant (Nadeau and Bengio 2003)."""
+    folds = len(by_fold)
+    variance = (1 / folds + 1 / (folds - 1)) * by_fold.var(ddof=1)  # tested on 1 / (K - 1) of what is trained on
+    return bool(abs(by_fold.mean()) > stats.t.isf(0.025, folds - 1) * variance**0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One kind of study, and in how many of its studies each event happened."""
+
+    kind: str
+    seeds: int
+    examples: int
+    studies: int
+    covered: int  #: the interval contains the difference of these training sets
+    excludes_zero: int  #: the interval excludes zero, the difference over all data sets
+    excludes_zero_with_new_partitions: int  #: the same, with another partition for every seed
+    corrected_t_excludes_zero: int  #: of the first seed alone
+    half_length: float  #: mean
+    half_length_of_one_split: float  #: mean of the interval of one fold alone
+
+
+def measure(kind: str, *, seeds: int, examples: int, studies: int) -> Point:
+    """Simulate studies of one kind."""
+    generator = np.random.default_rng([list(KINDS).index(kind), seeds, examples])
+    counts = dict.fromkeys(("covered", "zero", "new", "t"), 0)
+    lengths, of_split = [], []
+
+    def partition(data: Data, number: int) -> np.ndarray:
+        return draw_folds(data.labels, FOLDS, seed=number, classes=("0", "1"), where="simulation")
+
+    for _ in range(studies):
+        truth = generator.normal(size=INPUTS)
+        data = Data.draw(examples, truth, generator)
+        while np.bincount(data.labels, minlength=2).min() < FOLDS:
+            data = Data.draw(examples, truth, generator)
+        fold_of = partition(data, 0)
+
+        def train(folds: np.ndarray, data: Data = data) -> Runs:
+            return Runs.train(data, folds, FOLDS, kind, generator)
+
+        table = np.stack([judged(train(fold_of), data, fold_of) for _ in range(seeds)])
+        others = [partition(data, number) for number in range(1, seeds)]
+        varied = np.stack([table[0], *(judged(train(other), data, other) for other in others)])
+        new = Data.draw(NEW_EXAMPLES, truth, generator)
+        accuracies = np.mean([train(fold_of).right(new).mean(axis=2) for _ in range(NEW_SEEDS)], axis=0)  # (2, K)
+        target = float(np.bincount(fold_of) @ (accuracies[1] - accuracies[0]) / examples)
+        found, with_new, split = (crossed_interval(each) for each in (table, varied, table[:, fold_of == 0]))
+        counts["t"] += corrected_t_excludes_zero(np.array([table[0, fold_of == fold].mean() for fold in range(FOLDS)]))
+        counts["new"] += with_new is not None and not with_new.low <= 0 <= with_new.high
+        if found is None:  # nothing is called
+            counts["covered"] += 1
+            continue
+        counts["covered"] += found.low <= target <= found.high
+        counts["zero"] += not found.low <= 0 <= found.high
+        lengths.append((found.high - found.low) / 2)
+        of_split += [] if split is None else [(split.high - split.low) / 2]
+    return Point(
+        kind=kind,
+        seeds=seeds,
+        examples=examples,
+        studies=studies,
+        covered=counts["covered"],
+        excludes_zero=counts["zero"],
+        excludes_zero_with_new_partitions=counts["new"],
+        corrected_t_excludes_zero=counts["t"],
+        half_length=float(np.mean(lengths)),
+        half_length_of_one_split=float(np.mean(of_split)),
+    )
+
+
+def summary(points: Sequence[Point]) -> dict[str, Any]:
+    """Return shares over all points, by seeds, and whether the coverage is 95%."""
+    tests = [float(stats.binomtest(point.covered, point.studies, 0.95, alternative="less").pvalue) for point in points]
+    every = sum(point.studies for point in points)
+    together = float(stats.binomtest(sum(point.covered for point in points), every, 0.95, alternative="less").pvalue)
+    smallest = min(p for p in holm(tests) if p is not None)
+    by_seeds = {}
+    for seeds in SEEDS:
+        here = [point for point in points if point.seeds == seeds]
+        studies = sum(point.studies for point in here)
+        by_seeds[str(seeds)] = {
+            name: sum(getattr(point, name) for point in here) / studies
+            for name in ("covered", "excludes_zero", "excludes_zero_with_new_partitions", "corrected_t_excludes_zero")
+        } | {"length_to_one_split": float(np.mean([p.half_length / p.half_length_of_one_split for p in here]))}
+    return {
+        "passed": min(smallest, together) > 0.05,
+        "smallest_p": smallest,
+        "p_of_all": together,
+        "least_coverage": min(point.covered / point.studies for point in points),
+        "by_seeds": by_seeds,
+    }
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--studies", type=int, default=250, help="studies of each kind")
+    parser.add_argument("--out", type=Path, help="write everything as JSON (benchmarks/folds.json)")
+    given, console, setting = parser.parse_args(words), Console(highlight=False, soft_wrap=True), current_setting()
+    points = []
+    for kind in KINDS:
+        for seeds in SEEDS:
+            for examples in EXAMPLES:
+                point = measure(kind, seeds=seeds, examples=examples, studies=given.studies)
+                points.append(point)
+                console.print(f"{kind}, {seeds} seeds, {examples} examples: {dataclasses.asdict(point)}")
+    result = summary(points)
+    console.print_json(data=result)
+    if given.out:
+        head = {
+            "title": "Coverage of the interval with cross-validation",
+            "command": shlex.join([*COMMAND.split(), *words]),
+            "environment": setting.environment,
+            "settings": {"folds": FOLDS, "kinds": KINDS, "new_seeds": NEW_SEEDS, "new_examples": NEW_EXAMPLES},
+        }
+        body = {"points": [dataclasses.asdict(point) for point in points]}
+        write_atomically(given.out, json.dumps(head | result | body, indent=1) + "\n")
+    return 0 if result["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
