@@ -181,7 +181,7 @@ def summary(points: Sequence[Point]) -> dict[str, Any]:
     together = float(stats.binomtest(sum(point.covered for point in points), every, 0.95, alternative="less").pvalue)
     smallest = min(p for p in holm(tests) if p is not None)
     by_seeds = {}
-    for seeds in SEEDS:
+    for seeds in sorted({point.seeds for point in points}):
         here = [point for point in points if point.seeds == seeds]
         studies = sum(point.studies for point in here)
         by_seeds[str(seeds)] = {

@@ -107,7 +107,7 @@ def test_the_run_of_a_fold_is_a_run(trained: Path, tmp_path: Path) -> None:
     folder = trained / "runs" / "cb_s" / "seed1" / "fold2"
     assert RunFolder(folder).study == trained.resolve()
     assert read_run(folder).recipe.task["data"]["fold"] == 2
-    assert export_run(folder, tmp_path / "model", check=False).folder.is_dir()
+    assert export_run(folder, tmp_path / "model").folder.is_dir()
     assert "cb_s/seed1/fold2" in (tmp_path / "model" / "attngraft.json").read_text(encoding="utf-8")
     with pytest.raises(FolderError, match=r"seed1 is a seed with folds; give one of its runs: .*fold0"):
         read_run(folder.parent)
@@ -177,6 +177,6 @@ def test_other_folds_in_the_folder_are_refused(trained: Path, data: Path, tmp_pa
     assert sorted(trained.rglob("*")) == before
     out = tmp_path / "out"
     tools = Tools(train=FakeTrainer(), write_report=TOOLS.write_report)
-    compare(folded(out, data, folds=None), costs=False, tools=tools)
+    compare(folded(out, "digits", folds=None), costs=False, tools=tools)
     with pytest.raises(FolderError, match="contains a run without folds, but the study has 3 folds"):
-        report_only(folded(out, data), tools=tools)
+        report_only(folded(out, "digits"), tools=tools)

@@ -178,16 +178,24 @@ class LiveStudy(StudyProgress):
         table.add_column("variant", overflow="fold")
         for seed in seeds:
             table.add_column(f"seed {seed}")
-        rows: dict[str, dict[int, Text]] = {}
+        rows: dict[str, dict[int, list[PlannedRun]]] = {}
         for run in self._runs:
-            cells, cell = rows.setdefault(run.variant.name, {}), self._cells[run.label]
-            cells[run.seed] = cell if run.seed not in cells else Text("  ").join([cells[run.seed], cell])
+            rows.setdefault(run.variant.name, {}).setdefault(run.seed, []).append(run)
         shown = self._visible(list(rows))
         for name in shown:
-            table.add_row(Text(name), *(rows[name].get(seed, Text("")) for seed in seeds))
+            table.add_row(Text(name), *(self._cell(rows[name].get(seed, [])) for seed in seeds))
         if hidden := len(rows) - len(shown):
             below.insert(0, Text(f"and {plural(hidden, 'variant')} more", style="dim"))
         return Group(table, *below)
+
+    def _cell(self, runs: Sequence[PlannedRun]) -> Text:
+        """Return the state of a run, or the number of finished folds."""
+        cells = [self._cells[run.label] for run in runs]
+        if not runs or runs[0].fold is None:
+            return cells[0] if cells else Text("")
+        done, failed = (sum(str(cell.style) == style for cell in cells) for style in ("green", "bold red"))
+        text = f"{done}/{len(runs)} folds" + (f", {failed} failed" if failed else "")
+        return Text(text, style="bold red" if failed else "green" if done == len(runs) else "cyan" if done else "dim")
 
     def _visible(self, names: Sequence[str]) -> list[str]:
         """Return the variants that fit on the terminal, active ones first, in the order of the study."""
