@@ -49,6 +49,15 @@ KINDS = {"noisy seeds": (4, 0.5), "noisy runs": (12, 2.0), "little noise": (12, 
 NEW_SEEDS, NEW_EXAMPLES = 24, 4000  #: for the target of the interval
 
 
+_COUNTED = (
+    "covered",
+    "excludes_zero",
+    "excludes_zero_with_new_partitions",
+    "excludes_zero_with_one_split",
+    "corrected_t_excludes_zero",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Inputs of both halves (2, N, INPUTS) and labels (N,) of 0 or 1."""
@@ -120,6 +129,7 @@ class Point:
     covered: int  #: the interval contains the difference of these training sets
     excludes_zero: int  #: the interval excludes zero, the difference over all data sets
     excludes_zero_with_new_partitions: int  #: the same, with another partition for every seed
+    excludes_zero_with_one_split: int  #: the same, with the runs and examples of the first fold alone
     corrected_t_excludes_zero: int  #: of the first seed alone
     half_length: float  #: mean
     half_length_of_one_split: float  #: mean of the interval of one fold alone
@@ -128,7 +138,7 @@ class Point:
 def measure(kind: str, *, seeds: int, examples: int, studies: int) -> Point:
     """Simulate studies of one kind."""
     generator = np.random.default_rng([list(KINDS).index(kind), seeds, examples])
-    counts = dict.fromkeys(("covered", "zero", "new", "t"), 0)
+    counts = dict.fromkeys(("covered", "zero", "new", "split", "t"), 0)
     lengths, of_split = [], []
 
     def partition(data: Data, number: int) -> np.ndarray:
@@ -152,12 +162,12 @@ def measure(kind: str, *, seeds: int, examples: int, studies: int) -> Point:
         target = float(np.bincount(fold_of) @ (accuracies[1] - accuracies[0]) / examples)
         found, with_new, split = (crossed_interval(each) for each in (table, varied, table[:, fold_of == 0]))
         counts["t"] += corrected_t_excludes_zero(np.array([table[0, fold_of == fold].mean() for fold in range(FOLDS)]))
-        counts["new"] += with_new is not None and not with_new.low <= 0 <= with_new.high
+        for name, interval in (("zero", found), ("new", with_new), ("split", split)):
+            counts[name] += interval is not None and not interval.low <= 0 <= interval.high
         if found is None:  # nothing is called
             counts["covered"] += 1
             continue
         counts["covered"] += found.low <= target <= found.high
-        counts["zero"] += not found.low <= 0 <= found.high
         lengths.append((found.high - found.low) / 2)
         of_split += [] if split is None else [(split.high - split.low) / 2]
     return Point(
@@ -168,6 +178,7 @@ def measure(kind: str, *, seeds: int, examples: int, studies: int) -> Point:
         covered=counts["covered"],
         excludes_zero=counts["zero"],
         excludes_zero_with_new_partitions=counts["new"],
+        excludes_zero_with_one_split=counts["split"],
         corrected_t_excludes_zero=counts["t"],
         half_length=float(np.mean(lengths)),
         half_length_of_one_split=float(np.mean(of_split)),
@@ -184,10 +195,9 @@ def summary(points: Sequence[Point]) -> dict[str, Any]:
     for seeds in sorted({point.seeds for point in points}):
         here = [point for point in points if point.seeds == seeds]
         studies = sum(point.studies for point in here)
-        by_seeds[str(seeds)] = {
-            name: sum(getattr(point, name) for point in here) / studies
-            for name in ("covered", "excludes_zero", "excludes_zero_with_new_partitions", "corrected_t_excludes_zero")
-        } | {"length_to_one_split": float(np.mean([p.half_length / p.half_length_of_one_split for p in here]))}
+        by_seeds[str(seeds)] = {name: sum(getattr(point, name) for point in here) / studies for name in _COUNTED} | {
+            "length_to_one_split": float(np.mean([p.half_length / p.half_length_of_one_split for p in here]))
+        }
     return {
         "passed": min(smallest, together) > 0.05,
         "smallest_p": smallest,

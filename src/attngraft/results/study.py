@@ -34,7 +34,7 @@ class RunSummary:
     """A run: one variant trained with one seed."""
 
     seed: int
-    folder: str  #: relative to the study's folder; with folds, the folder of all folds
+    folder: str  #: relative to the study's folder
     last: dict[str, float]  #: compared metrics: of `judged_weights` on `judged_split`, as set in `StudyResult`
     best: dict[str, float]  #: metrics at the epoch with the best primary metric
     best_epoch: int
