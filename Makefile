@@ -56,6 +56,7 @@ product: $(VENV)/installed-dev
 
 proof: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m proof.null_study --jobs $(JOBS)
+	$(ONE_THREAD) $(BIN)/python -m proof.verdict_grid
 
 $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 	$(PYTHON) -m venv $(VENV)-oldest

@@ -1,10 +1,13 @@
-"""Time of the bootstrap of metrics that are no means: 2,000 resamples of 1,000 images with 150 classes.
+"""Time of the bootstrap of metrics that are no means, and of the statistics of a large study.
 
     python bench/resampling.py --out benchmarks/resampling.json
 
-The interval of the difference between a baseline and a variant of one seed: mIoU from three margins per class and image, and
-mean average precision of labels with 2 to 50% positives. Bar: 10 s per variant, in CPU seconds, which other processes
-affect little.
+The interval of the difference between a baseline and a variant of one seed, from 2,000 resamples of 1,000 images with 150
+classes: mIoU from three margins per class and image, and mean average precision of labels with 2 to 50% positives. Bar: 10 s
+per variant, in CPU seconds, which other processes affect little.
+
+All statistics of one metric (intervals, tests, detectable differences) of 20 variants, 10 seeds and 10,000 examples, for
+scores of 0 or 1. Bars: 30 CPU seconds, and memory growth of 1 GiB.
 
 A study draws fewer resamples where 2,000 would take over a minute (`affordable_resamples`). The last lines compare its
 estimate with the time taken, for statistics of all kinds and sizes, on a few resamples: a ratio of 1 is exact, and above 1
@@ -25,18 +28,23 @@ from attngraft.bench.result import Measurement, current_setting, measurement
 from attngraft.results.measured import (
     ClosedForm,
     MeanAveragePrecision,
+    MeanScore,
     SpearmanCorrelation,
     Statistic,
     macro_f1,
 )
 from attngraft.results.statistics import affordable_resamples, crossed_bootstrap_of
+from attngraft.study.verdict import compare_all
 from attngraft.timing import Duration, duration
+from attngraft.timing.memory import growth
 
 Make = Callable[[np.random.Generator, int, int], Statistic]  #: (generator, images, classes) -> statistic
 
 IMAGES, CLASSES, RESAMPLES = 1000, 150, 2000
 BAR = 10.0
 FEW = 100  #: resamples for the check of the estimate
+VARIANTS, SEEDS, EXAMPLES = 20, 10, 10_000  #: the large study
+STUDY_BAR, MEMORY_BAR = 30.0, 2**30
 WITHIN = 3.0  #: bar of taken over estimated time
 
 
@@ -128,6 +136,46 @@ def estimated(name: str, make: Make, images: int, classes: int, samples: int) ->
     )
 
 
+def study_statistics() -> tuple[Measurement, Measurement]:
+    """Return time and memory of all statistics of one metric of a large study, measured once."""
+    draw = np.random.default_rng(0)
+    hard = draw.random(EXAMPLES)
+
+    def arm() -> dict[int, MeanScore]:
+        return {
+            seed: MeanScore((hard + draw.normal(0, 0.1, EXAMPLES) < 0.8).astype(float), binary=True)
+            for seed in range(SEEDS)
+        }
+
+    baseline, variants = arm(), [arm() for _ in range(VARIANTS)]
+    pairs = [(baseline, variant) for variant in variants]
+    memory, seconds = growth(lambda: compare_all(pairs, higher_is_better=True, point=0.01), clock=time.process_time)
+    name = f"statistics of {VARIANTS} variants, {SEEDS} seeds, {EXAMPLES:,} examples"
+    share = (memory or 0) / MEMORY_BAR
+    return (
+        Measurement(
+            name=name,
+            unit="seconds",
+            value=seconds,
+            low=seconds,
+            high=seconds,
+            bar=STUDY_BAR,
+            passed=seconds <= STUDY_BAR,
+            samples=1,
+        ),
+        Measurement(
+            name=f"{name}: memory growth over 1 GiB",
+            unit="ratio",
+            value=share,
+            low=share,
+            high=share,
+            bar=1.0,
+            passed=share <= 1,
+            samples=1,
+        ),
+    )
+
+
 def main() -> int:
     arguments = options("Time of the bootstrap of metrics that are no means.", pairs=5).parse_args()
     setting = current_setting()
@@ -136,6 +184,7 @@ def main() -> int:
         "Bootstrap of metrics that are no means",
         settings={"images": IMAGES, "classes": CLASSES, "resamples": RESAMPLES, "samples": samples},
         measurements=(
+            *study_statistics(),
             *(timed(name, make, samples) for name, make in TIMED.items()),
             *(estimated(name, *each, samples) for name, each in ESTIMATED.items()),
         ),

@@ -21,8 +21,10 @@ class Count:
     """Counts over studies."""
 
     studies: int = 0
+    with_interval: int = 0  #: studies with an interval: there is none if all seeds have exactly the same difference
+    interval: int = 0  #: studies whose interval, which decides the verdict, contains the true difference
     bootstrap: int = 0  #: studies whose bootstrap interval contains the true difference
-    with_t: int = 0  #: studies with a t-interval: there is none if all seeds have exactly the same difference
+    with_t: int = 0  #: studies with a t-interval
     t: int = 0  #: studies whose t-interval contains the true difference
     verdicts: int = 0  #: studies with a verdict of better or worse, which is wrong if both are equal
 
@@ -31,6 +33,8 @@ class Count:
         runs = ({seed: MeanScore(score, binary=True) for seed, score in enumerate(arm)} for arm in (baseline, variant))
         found = compare_statistics(*runs, higher_is_better=True)
         self.studies += 1
+        self.with_interval += found.interval is not None
+        self.interval += found.interval is not None and _holds(found.interval, truth)
         self.bootstrap += _holds(found.bootstrap, truth)
         self.with_t += found.t is not None
         self.t += found.t is not None and _holds(found.t, on_these_images)
@@ -43,7 +47,8 @@ class Count:
     def __str__(self) -> str:
         bootstrap, verdicts = self.bootstrap / self.studies, self.verdicts / self.studies
         t = f"{self.t / self.with_t:.1%}" if self.with_t else "none"
-        return f"bootstrap {bootstrap:.1%}, t {t}, called better or worse {verdicts:.1%}"
+        interval = f"{self.interval / self.with_interval:.1%}" if self.with_interval else "none"
+        return f"interval {interval}, bootstrap {bootstrap:.1%}, t {t}, called better or worse {verdicts:.1%}"
 
 
 def _holds(interval: Interval, truth: float) -> bool:

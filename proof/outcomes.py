@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from attngraft.results.statistics import CONFIDENCE, holm
+from attngraft.results.crossed import CONFIDENCE
+from attngraft.results.statistics import holm
 from proof.coverage import Count
 
 LEVELS = (0.01, 0.05, 0.1, 0.2, 0.5)  #: levels at which McNemar's p is tested
@@ -33,8 +34,12 @@ class Outcome:
 
 
 def coverage_tests(name: str, count: Count) -> list[Outcome]:
-    """Return tests of both intervals against coverage below 95%."""
-    cells = (("bootstrap", count.bootstrap, count.studies), ("t", count.t, count.with_t))
+    """Return tests of all intervals against coverage below 95%."""
+    cells = (
+        ("95%", count.interval, count.with_interval),
+        ("bootstrap", count.bootstrap, count.studies),
+        ("t", count.t, count.with_t),
+    )
     return [
         Outcome(
             name=f"{name}: {kind} interval",

@@ -248,7 +248,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "recording": {"SMALL": "vit_tiny_patch16_224"},
     "local_filter": {"PIXELS": 14, "IMAGES": 1, "SECONDS": 0.01},
     "elsa_models": {"SMALL": 64, "LARGE": (128,)},
-    "resampling": {"IMAGES": 60, "CLASSES": 5, "RESAMPLES": 20, "FEW": 5, "WITHIN": 1e6},
+    "resampling": {"IMAGES": 60, "CLASSES": 5, "RESAMPLES": 20, "FEW": 5, "WITHIN": 1e6, "VARIANTS": 2, "EXAMPLES": 50},
 }
 
 

@@ -26,14 +26,14 @@ class TestCount:
         count.add(equal, equal, truth=0.0, on_these_images=0.0)
         count.add(equal, better, truth=0.0, on_these_images=0.0)
         count.add(equal, better, truth=0.4, on_these_images=float(1 - equal.mean()))
-        assert count == Count(studies=3, bootstrap=2, with_t=3, t=2, verdicts=2)
-        assert str(count) == "bootstrap 66.7%, t 66.7%, called better or worse 66.7%"
+        assert count == Count(studies=3, with_interval=3, interval=2, bootstrap=2, with_t=3, t=2, verdicts=2)
+        assert str(count) == "interval 66.7%, bootstrap 66.7%, t 66.7%, called better or worse 66.7%"
 
     def test_seeds_that_agree_by_chance_have_no_t_interval(self) -> None:
         baseline, variant = np.zeros((3, 50)), np.eye(3, 50)
         count = Count()
         count.add(baseline, variant, truth=0.02, on_these_images=0.02)
-        assert (count.studies, count.with_t, count.t, count.verdicts) == (1, 0, 0, 0)
+        assert (count.studies, count.with_interval, count.t, count.verdicts) == (1, 0, 0, 0)
 
     def test_disjoint_draws_use_every_run_once(self) -> None:
         baseline, variant = scores(10, 0.7, 1), scores(10, 0.7, 2)
@@ -49,10 +49,11 @@ class TestCount:
 
 class TestOutcomes:
     def test_low_coverage_fails_and_due_coverage_passes(self) -> None:
-        low = Count(studies=1000, bootstrap=920, with_t=1000, t=950)
-        bootstrap, t = corrected(coverage_tests("x", low))
+        low = Count(studies=1000, with_interval=1000, interval=950, bootstrap=920, with_t=1000, t=950)
+        interval, bootstrap, t = corrected(coverage_tests("x", low))
         assert not bootstrap.passed
         assert t.passed
+        assert interval.passed
         assert bootstrap.p == pytest.approx(stats.binom.cdf(920, 1000, 0.95))
 
     def test_small_p_values_fail(self) -> None:
@@ -61,8 +62,8 @@ class TestOutcomes:
         assert not all(test.passed for test in corrected(uniform_tests(generator.random(5000) ** 1.2)))
 
     def test_correction_is_over_all(self) -> None:
-        tests = coverage_tests("x", Count(studies=100, bootstrap=89, with_t=100, t=95))
-        alone, among = corrected(tests)[0], corrected(tests * 10)[0]
+        tests = coverage_tests("x", Count(studies=100, with_interval=100, interval=95, bootstrap=89, with_t=100, t=95))
+        alone, among = corrected(tests)[1], corrected(tests * 10)[1]
         assert alone.p == among.p == pytest.approx(stats.binom.cdf(89, 100, 0.95))
         assert (alone.passed, among.passed) == (False, True)
 

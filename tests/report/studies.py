@@ -142,8 +142,9 @@ def with_other_metrics() -> StudyResult:
         if top1 is not None:
             others["macro_f1"] = top1
             if variant.name != "cb":
-                t = None if top1.t is None else _negated(top1.t)
+                t, interval = (None if each is None else _negated(each) for each in (top1.t, top1.interval))
                 loss = replace(top1, mean=-FLIP * top1.mean, bootstrap=_negated(top1.bootstrap), t=t, mcnemar=[])
+                loss = replace(loss, interval=interval, seeds_for_point=None, examples_for_point=None)
                 others["loss"] = replace(loss, resamples=640)
         variants.append(replace(variant, other_differences=others))
     notes = ["The bootstrap intervals of loss are from 640 resamples, not 2,000, which would take over a minute."]
@@ -175,6 +176,9 @@ def translation() -> StudyResult:
                 mean=-FLIP * difference.mean,
                 bootstrap=_negated(difference.bootstrap),
                 t=_negated(difference.t) if difference.t else None,
+                interval=_negated(difference.interval) if difference.interval else None,
+                seeds_for_point=None,
+                examples_for_point=None,
                 mcnemar=[],
             )
         reached = variant.epochs_to_baseline
@@ -376,22 +380,28 @@ def _difference(runs: list[RunSummary], base: list[RunSummary], comparisons: int
         half = float(np.hypot(0.0035, reach))
     bootstrap = Interval(point=mean, low=mean - half, high=mean + half)
     verdict: Verdict = "inside the noise"
-    why = f"the crossed bootstrap's 95% interval, {bootstrap.low:+.2f} to {bootstrap.high:+.2f}, contains zero"
-    if t is None:
+    interval = None if t is None else Interval(point=mean, low=mean - 0.95 * half, high=mean + 0.95 * half)
+    why = f"the 95% interval over {n} seeds and 5000 examples, {mean - half:+.2f} to {mean + half:+.2f}, contains zero"
+    if interval is None:
         why = "with one seed the noise between seeds is unknown, so nothing is called better or worse"
-    elif bootstrap.low > 0 or bootstrap.high < 0:
+    elif interval.low > 0 or interval.high < 0:
         verdict = "better" if mean > 0 else "worse"
-        why = "both the crossed bootstrap's 95% interval and the t-interval over seeds exclude zero"
+        why = f"the 95% interval over {n} seeds and 5000 examples lies {'above' if mean > 0 else 'below'} zero"
     return Difference(
         mean=mean,
         bootstrap=bootstrap,
         t=t,
         p_value=p,
         p_holm=min(1.0, p * comparisons),
-        p_source="paired t over seeds" if n > 1 else "exact McNemar",
+        p_source="crossed over seeds and examples" if n > 1 else "exact McNemar",
         mcnemar=tests,
         verdict=verdict,
         why=why,
+        interval=interval,
+        examples=5000,
+        detectable=None if interval is None else 3.2 * half / 2,
+        seeds_for_point=None if interval is None else 2 * n,
+        examples_for_point=None if interval is None else 21_345,
     )
 
 

@@ -14,6 +14,7 @@ from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import LIGHT, THEMES
 from attngraft.report.differences import difference_range
 from attngraft.report.figures import FILES, band, curve_bands, difference_bands, plot_files, study_figures
+from attngraft.results import wording
 from attngraft.results.study import Interval
 from attngraft.results.wording import minus
 from tests.report import studies
@@ -147,20 +148,21 @@ def test_a_variant_without_runs_has_no_band():
 # --- the range of differences ----------------------------------------------------------------------------------------
 
 
-def test_the_range_holds_zero_the_points_and_the_bootstrap_intervals():
+def test_the_range_holds_zero_the_points_and_the_intervals():
     for make in studies.ALL.values():
         study = make()
         low, high = difference_range(study)
         assert low < 0 < high
         for variant in study.variants:
             if variant.difference is not None:
-                assert low < variant.difference.bootstrap.low <= variant.difference.bootstrap.high < high
+                interval = wording.deciding_interval(variant.difference)
+                assert low < interval.low <= interval.high < high
 
 
-def test_a_boundless_t_interval_does_not_squeeze_the_rest():
+def test_a_boundless_interval_does_not_squeeze_the_rest():
     study = studies.usual()
     found = study.variants[1]
-    wide = replace(found.difference, t=Interval(point=found.difference.mean, low=-9.0, high=9.0))
+    wide = replace(found.difference, interval=Interval(point=0.0, low=-9.0, high=9.0))
     low, high = difference_range(replace(study, variants=[study.variants[0], replace(found, difference=wide)]))
     assert high - low < 0.1
 
@@ -168,6 +170,6 @@ def test_a_boundless_t_interval_does_not_squeeze_the_rest():
 def test_no_difference_at_all_still_has_a_range():
     study = studies.usual()
     nothing = Interval(point=0.0, low=0.0, high=0.0)
-    zero = replace(study.variants[1].difference, mean=0.0, bootstrap=nothing, t=nothing)
+    zero = replace(study.variants[1].difference, mean=0.0, bootstrap=nothing, t=nothing, interval=nothing)
     low, high = difference_range(replace(study, variants=[replace(study.variants[1], difference=zero)]))
     assert low < 0 < high

@@ -32,7 +32,7 @@ def test_every_compared_metric_of_every_variant_is_on_the_page() -> None:
     assert section.count("loss (lower is better)") == 3
     for row in metric_views(study):
         found, style = row["difference"], row["style"]
-        values = [style.change(found.mean), style.interval(found.bootstrap), style.interval(found.t)]
+        values = [style.change(found.mean), style.interval(found.interval)]
         assert " ".join(map(wording.minus, values)) in section
     assert html.index('id="differences"') < html.index('id="metrics"') < html.index('id="curves"')
     assert 'href="#metrics"' in html

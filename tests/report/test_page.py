@@ -109,9 +109,24 @@ def test_all_numbers_are_there(rendered):
             found = variant.difference
             said += [wording.minus(style.change(found.mean)), wording.minus(style.interval(found.bootstrap))]
             said += [wording.p_value(found.p_holm), wording.p_value(found.p_value), found.verdict]
-            said += [wording.minus(style.interval(found.t))]
+            said += [wording.minus(style.interval(each)) for each in (found.interval, found.t)]
             said += [str(test.only_variant) for test in found.mcnemar]
     assert [each for each in said if each not in text] == []
+
+
+def test_other_intervals_and_tests_are_behind_a_fold():
+    study = studies.usual()
+    html = report_html(study)
+    section = html.partition('<section id="differences">')[2].partition("</section>")[0]
+    shown, _, folded = section.partition("<details>")
+    found = study.variants[1].difference
+    style = wording.metric_format(study)
+    bootstrap, t, interval = (
+        wording.minus(style.interval(each)) for each in (found.bootstrap, found.t, found.interval)
+    )
+    assert interval in shown and bootstrap not in shown and t not in shown
+    assert bootstrap in folded and t in folded and "Exact McNemar tests" in folded
+    assert wording.minus(wording.power_sentences(study)) in shown
 
 
 def test_how_often_intervals_hold_the_truth_is_said(rendered):

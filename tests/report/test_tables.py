@@ -27,11 +27,9 @@ def test_the_terminal_table_fits_and_cuts_nothing(study, width):
             spread = variant.last[study.metric]
             assert wording.spread_text(spread.mean, spread.deviation, style) in text
         if variant.difference is not None:
-            assert style.change(variant.difference.bootstrap.low) in text
-            assert style.change(variant.difference.bootstrap.high) in text
+            interval = wording.deciding_interval(variant.difference)
+            assert style.bounds(interval) in text
             assert wording.p_value(variant.difference.p_holm) in text
-        if variant.difference is not None and variant.difference.t is not None:
-            assert style.change(variant.difference.t.low) in text
         if variant.cost is not None and not variant.is_baseline:
             assert wording.ratio(variant.cost.parameters_ratio, exact=True) in text
 
@@ -44,7 +42,15 @@ def test_the_verdicts_stand_in_the_table():
 
 
 def test_one_seed_is_said():
-    assert "noise between seeds is unknown" in table_text(studies.one_seed()).replace("\n", " ")
+    text = table_text(studies.one_seed())
+    assert "noise between seeds is unknown" in text.replace("\n", " ")
+    assert "] examples only" in text
+    assert "80% of cases" not in text
+
+
+def test_what_could_have_been_found_stands_below_the_outcome():
+    text = " ".join(table_text(studies.usual(), width=80).split())
+    assert wording.power_sentences(studies.usual()) in text
 
 
 def test_lower_is_better_is_said():

@@ -115,16 +115,19 @@ def test_every_difference_is_exactly_zero(study: tuple[Path, StudyResult]) -> No
         assert found is not None
         assert found.t is not None
         assert (found.mean, found.p_value, found.p_holm, found.verdict) == (0, 1, 1, "inside the noise")
-        for interval in (found.bootstrap, found.t):
+        assert found.interval is not None
+        for interval in (found.interval, found.bootstrap, found.t):
             assert (interval.point, interval.low, interval.high) == (0, 0, 0)
         assert [(test.only_variant, test.only_baseline, test.p_value) for test in found.mcnemar] == [(0, 0, 1)] * 2
-        assert found.why.startswith("no difference at all: in all 2 seeds")
+        assert found.why.startswith(f"no difference could be seen in {found.examples} examples: in all 2 seeds")
+        assert (found.detectable, found.seeds_for_point, found.examples_for_point) == (None, None, None)
     stored = json.loads((study[0] / "results.json").read_text())
     assert [variant["difference"]["mean"] for variant in stored["variants"][1:]] == [0, 0]
 
 
 def test_the_report_says_so(study: tuple[Path, StudyResult]) -> None:
     page = report_html(study[1])
-    assert "Both grafts make no difference at all." in page
-    assert page.count("No difference at all: all examples have the same score in all seeds.") == 2
+    examples = study[1].variants[1].difference.examples
+    assert f"No difference could be seen in {examples} examples: both grafts have exactly the baseline" in page
+    assert page.count(f"No difference could be seen in {examples} examples: all examples have the same score") == 2
     assert not re.search(r"\bnan\b", page, flags=re.IGNORECASE)

@@ -40,9 +40,15 @@ def test_clear_gain_and_clear_loss() -> None:
     )
     assert (gain.verdict, loss.verdict) == ("better", "worse")
     assert gain.mean == pytest.approx(-loss.mean) == pytest.approx(0.2, abs=0.06)
-    assert "lie above zero" in gain.why
-    assert "lie below zero" in loss.why
-    assert gain.p_source == "paired t over seeds"
+    assert gain.why.startswith("the 95% interval over 3 seeds and 400 examples, +")
+    assert gain.why.endswith(", lies above zero")
+    assert loss.why.endswith(", lies below zero")
+    assert gain.p_source == "crossed over seeds and examples"
+    assert gain.interval is not None
+    assert gain.p_value is not None
+    assert gain.interval.low > 0
+    assert gain.p_value < 0.05
+    assert gain.examples == N
     assert [test.seed for test in gain.mcnemar] == [0, 1, 2]
 
 
@@ -62,7 +68,8 @@ def test_one_seed_never_gives_a_verdict() -> None:
     found = compare_scores(runs(0.5, 1), runs(0.9, 1, stream=1), binary=True)
     assert found.verdict == "inside the noise"
     assert found.bootstrap.low > 0
-    assert (found.t, found.p_source) == (None, "exact McNemar")
+    assert (found.t, found.interval, found.p_source) == (None, None, "exact McNemar")
+    assert (found.detectable, found.seeds_for_point, found.examples_for_point) == (None, None, None)
     assert found.p_value == found.mcnemar[0].p_value < 1e-6
     assert "noise between seeds is unknown" in found.why
     assert "McNemar" in found.why
@@ -72,14 +79,16 @@ def test_identical_predictions() -> None:
     found = compare_scores(runs(0.7, 3), runs(0.7, 3), binary=True)
     assert (found.mean, found.bootstrap.low, found.bootstrap.high, found.p_value) == (0, 0, 0, 1)
     assert found.verdict == "inside the noise"
-    assert found.why.startswith("no difference at all: in all 3 seeds")
+    assert found.why.startswith("no difference could be seen in 400 examples: in all 3 seeds")
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high, found.detectable) == (0, 0, None)
 
 
 def test_seeds_that_agree_exactly_give_no_certainty() -> None:
     baseline = {seed: np.zeros(N) for seed in range(2)}
     variant = {seed: np.r_[np.ones(100), np.zeros(N - 100)] for seed in range(2)}
     found = compare_scores(baseline, variant, binary=True)
-    assert (found.t, found.p_value, found.verdict) == (None, None, "inside the noise")
+    assert (found.t, found.interval, found.p_value, found.verdict) == (None, None, None, "inside the noise")
     assert "exactly +0.25" in found.why
 
 
@@ -144,17 +153,18 @@ def gains_and_losses(*, gained: int, lost: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def test_seeds_that_differ_allow_no_verdict_whatever_the_bootstrap_says() -> None:
-    """Skewed: the bootstrap's lower side ends at the two low seeds, the t-interval is symmetric and reaches further."""
+    """Skewed: the bootstrap's lower side ends at the two low seeds, the interval is symmetric and reaches further."""
     gains = (1.6, 1.6, 3.1)  # of every example alike
     scores = {seed: np.full(N, gain) for seed, gain in enumerate(gains)}
     found = compare_scores({seed: np.zeros(N) for seed in scores}, scores, binary=False)
-    assert found.t is not None
-    assert found.t.low < 0 < found.t.high
     assert found.bootstrap.low > 0
+    assert found.t is not None
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == pytest.approx(
+        (found.t.low, found.t.high)
+    )  # no noise of examples
     assert found.verdict == "inside the noise"
-    assert found.why.startswith("the t-interval over 3 seeds, -")
-    assert "contains zero, though the crossed bootstrap's 95% interval, +" in found.why
-    assert found.why.endswith(", does not")
+    assert found.why.endswith(", contains zero")
 
 
 def test_examples_that_differ_much_allow_no_verdict_whatever_the_t_interval_says() -> None:
@@ -164,8 +174,26 @@ def test_examples_that_differ_much_allow_no_verdict_whatever_the_t_interval_says
     found = compare_scores(baselines, variants, binary=True)
     assert found.t is not None
     assert found.t.low > 0
-    assert found.bootstrap.low < 0 < found.bootstrap.high
+    assert found.interval is not None
+    assert found.interval.low < 0 < found.interval.high
     assert found.verdict == "inside the noise"
-    assert found.why.startswith("the crossed bootstrap's 95% interval, -")
-    assert "contains zero, though the t-interval over 3 seeds, +" in found.why
-    assert found.why.endswith(", does not")
+
+
+def test_one_example_gives_no_verdict() -> None:
+    scores = {seed: MeanScore(np.array([value])) for seed, value in enumerate((1.0, 1.1, 0.9))}
+    found = compare_statistics({seed: MeanScore(np.zeros(1)) for seed in scores}, scores, higher_is_better=True)
+    assert found is not None
+    assert (found.interval, found.verdict) == (None, "inside the noise")
+    assert found.why.startswith("with one example the noise between examples is unknown")
+
+
+def test_what_it_takes_to_find_a_point() -> None:
+    first, second = ({seed: MeanScore(s) for seed, s in runs(0.7, 3, stream=i).items()} for i in range(2))
+    found = compare_statistics(first, second, higher_is_better=True, point=0.01)
+    assert found is not None
+    assert found.detectable is not None
+    assert found.detectable > 0.01
+    assert found.seeds_for_point is not None
+    assert found.seeds_for_point > 3
+    assert found.examples_for_point is not None
+    assert found.examples_for_point > N

@@ -48,9 +48,9 @@ class StudyOfRun:
         texts = []
         if difference:
             texts = [f"{self.style.change(difference.mean)} {self.style.points}".rstrip()]
-            texts.append(f"bootstrap {self.style.interval(difference.bootstrap)}")
-            if difference.t is not None:
-                texts.append(f"t {self.style.interval(difference.t)}")
+            note = wording.interval_note(difference)
+            interval = self.style.interval(wording.deciding_interval(difference))
+            texts.append(f"{interval} ({note})" if note else interval)
         ratios = cost_ratios(variant.cost)
         return {
             "name": variant.name,

@@ -15,7 +15,7 @@ NAME_WIDTH = 22  #: maximum number of characters of a variant's name on a plot
 
 
 def difference_drawing(result: StudyResult) -> Drawing | None:
-    """Return a forest plot: differences, bootstrap intervals (thick), t-intervals (thin) and verdicts."""
+    """Return a forest plot: differences, 95% intervals and verdicts."""
     style = metric_format(result)
     rows = [
         (variant.name, variant.difference, look)
@@ -31,9 +31,7 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
         beside = axes.get_yaxis_transform()
         for row, (_, difference, look) in enumerate(rows):
             color = look.color(theme)
-            if difference.t is not None:
-                _draw_interval(axes, difference.t, row, color=color, caps=True)
-            _draw_interval(axes, difference.bootstrap, row, color=color, caps=False)
+            _draw_interval(axes, wording.deciding_interval(difference), row, color=color)
             axes.plot([difference.mean], [row], marker="o", markersize=7.5, color=color, mec=theme.surface, mew=1.3)
             change, verdict = minus(style.change(difference.mean)), difference.verdict
             axes.text(1.02, row, change, transform=beside, va="center", color=theme.ink)
@@ -50,7 +48,8 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
             axes.axhspan(row - 0.5, row + 0.5, alpha=0, linewidth=0, gid=f"row-{row}")  # to point at
         unit = f" ({style.points})" if style.points else ""
         set_titles(axes, theme, f"difference to the baseline, {style.label}{unit}")
-        key = "bar: bootstrap 95%" + (" · line: t 95%" if any(difference.t for _, difference, _ in rows) else "")
+        notes = {wording.interval_note(difference) for _, difference, _ in rows} - {""}
+        key = "bar: 95% interval" + (f" ({', '.join(sorted(notes))})" if len(notes) == 1 else "")
         left, right = ("worse", "better") if result.higher_is_better else ("better", "worse")
         for x, text, align in ((0, f"← {left}", "left"), (0.5, key, "center"), (1, f"{right} →", "right")):
             axes.annotate(
@@ -144,29 +143,28 @@ def _draw_rows(
         axes.text(-0.015, row, text, transform=beside, ha="right", va="center", color=theme.ink)
 
 
-def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str, caps: bool) -> None:
-    """Draw an interval as a pale bar, or as a thin line with caps (arrowheads where it leaves the axes)."""
+def _draw_interval(axes: Axes, interval: Interval, row: int, *, color: str) -> None:
+    """Draw an interval as a pale bar, with an arrowhead at each end that leaves the axes."""
     low, high = axes.get_xlim()
     left, right = max(interval.low, low), min(interval.high, high)
-    if not caps:
-        axes.plot([left, right], [row, row], color=color, linewidth=9, alpha=0.32, solid_capstyle="butt")
-        return
-    axes.plot([left, right], [row, row], color=color, linewidth=1.3)
+    axes.plot([left, right], [row, row], color=color, linewidth=9, alpha=0.32, solid_capstyle="butt")
     for end, bound, arrow in ((left, interval.low, "<"), (right, interval.high, ">")):
-        axes.plot([end], [row], color=color, marker="|" if end == bound else arrow, markersize=7, clip_on=False)
+        if end != bound:
+            axes.plot([end], [row], color=color, marker=arrow, markersize=7, clip_on=False)
 
 
 def difference_range(result: StudyResult) -> tuple[float, float]:
     """Return an axis range that includes zero, all differences and their intervals.
 
-    T-intervals are cut off at three times the largest absolute value of the rest, because with two seeds they can be so
-    wide that nothing else would be visible.
+    Intervals are cut off at three times the largest absolute value of the differences and bootstrap intervals, because with
+    two seeds they can be so wide that nothing else would be visible.
     """
     differences = [variant.difference for variant in result.variants if variant.difference is not None]
     inner = [bound for d in differences for bound in (d.mean, d.bootstrap.low, d.bootstrap.high)]
-    outer = [bound for d in differences if d.t is not None for bound in (d.t.low, d.t.high)]
+    shown_intervals = [wording.deciding_interval(d) for d in differences]
+    outer = [bound for interval in shown_intervals for bound in (interval.low, interval.high)]
     reach = max((abs(bound) for bound in inner), default=0.0) or 1.0
-    bounds = [0.0, *inner, *(max(-3 * reach, min(3 * reach, bound)) for bound in outer)]
+    bounds = [0.0, *(d.mean for d in differences), *(max(-3 * reach, min(3 * reach, bound)) for bound in outer)]
     pad = 0.06 * ((max(bounds) - min(bounds)) or reach)
     return min(bounds) - pad, max(bounds) + pad
 
@@ -177,8 +175,7 @@ class IntervalBar:
 
     zero: float
     point: float
-    bootstrap: tuple[float, float]
-    t: tuple[float, float] | None
+    interval: tuple[float, float]
     alt: str
 
 
@@ -188,13 +185,10 @@ def interval_bar(difference: Difference, result: StudyResult, style: MetricForma
     def position(value: float) -> float:
         return round(100 * (min(max(value, low), high) - low) / (high - low), 2)
 
-    def ends(interval: Interval) -> tuple[float, float]:
-        return position(interval.low), position(interval.high)
-
+    interval = wording.deciding_interval(difference)
     return IntervalBar(
         zero=position(0.0),
         point=position(difference.mean),
-        bootstrap=ends(difference.bootstrap),
-        t=ends(difference.t) if difference.t else None,
+        interval=(position(interval.low), position(interval.high)),
         alt=minus(wording.difference_sentence(difference, style)),
     )

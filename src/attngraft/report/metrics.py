@@ -13,7 +13,7 @@ from attngraft.results.study import StudyResult
 from attngraft.results.wording import metric_format, shown
 
 NOT_CORRECTED = (
-    "Better and worse are defined as for the primary metric: both 95% intervals exclude zero. There is no correction for "
+    "Better and worse are defined as for the primary metric: the 95% interval excludes zero. There is no correction for "
     "the number of metrics: among many, some differ by chance. The outcome is based on the primary metric alone."
 )
 _COLUMNS = 4  #: maximum number of metrics on the terminal
@@ -41,6 +41,7 @@ def metric_views(result: StudyResult) -> list[dict[str, Any]]:
                     "label": f"{style.label} ({unit})" if unit else style.label,
                     "style": style,
                     "difference": difference,
+                    "interval": wording.deciding_interval(difference),
                     "verdict": difference.verdict,
                     "sign": VERDICT_SIGNS[difference.verdict],
                 }

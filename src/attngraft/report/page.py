@@ -84,6 +84,8 @@ def report_html(
         plural=wording.plural,
         sentence=wording.difference_sentence,
         reason=wording.reason,
+        deciding_interval=wording.deciding_interval,
+        power=wording.power_sentences(result),
         notes=[
             note for note in result.notes if not (one_seed and note.startswith("One seed:"))
         ],  # the template already warns about a single seed

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     ConditionT = TypeVar("ConditionT", ConditionResult, GroupResult)
 
 NOT_CORRECTED = (
-    "A variant is called better or worse under a condition if both 95% intervals of its difference, the crossed bootstrap "
-    "over seeds and examples and the t-interval over seeds, exclude zero. There is no correction for the number of "
-    "conditions: among many, some differ by chance."
+    "A variant is called better or worse under a condition if the 95% interval of its difference, over seeds and examples, "
+    "excludes zero. There is no correction for the number of conditions: among many, some differ by chance."
 )
 #: metrics defined by suites rather than by tasks
 METRICS = {
@@ -82,11 +81,11 @@ def _cell(each: ConditionVariant, style: MetricFormat) -> dict[str, str]:
     difference = each.difference
     if difference is None:
         return {"value": value, "verdict": "", "reason": shown(each.reason)}
-    t = f", t {style.interval(difference.t)}" if difference.t else ""
+    note = wording.interval_note(difference)
     return {
         "value": value,
         "change": minus(style.change(difference.mean)),
-        "intervals": minus(f"bootstrap {style.interval(difference.bootstrap)}{t}"),
+        "interval": minus(style.interval(wording.deciding_interval(difference)) + (f", {note}" if note else "")),
         "verdict": difference.verdict,
         "sign": VERDICT_SIGNS[difference.verdict],
         "reason": "",
@@ -94,7 +93,7 @@ def _cell(each: ConditionVariant, style: MetricFormat) -> dict[str, str]:
 
 
 def suite_comparison(result: StudyResult, suite: SuiteResult) -> Table:
-    """Return a terminal table of conditions by variants: means over seeds, differences, intervals."""
+    """Return a terminal table of conditions by variants: means over seeds, differences with intervals."""
     style = suite_format(result, suite)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("condition", max_width=28, overflow="fold")

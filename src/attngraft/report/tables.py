@@ -21,6 +21,8 @@ def study_table(result: StudyResult) -> Table:
     style = metric_format(result)
     direction = "" if result.higher_is_better else " Lower is better."
     caption = Text(f"{wording.headline(result)}{direction}\n", style="not dim bold")
+    if could := wording.power_sentences(result):
+        caption.append(f"{could}\n", style="not bold")
     rest = f"Mean ± deviation over {len(result.seeds)} seeds. " if len(result.seeds) > 1 else ""
     if any(variant.difference for variant in result.variants):
         rest += "p: after Holm's correction over the variants. Level at epoch: when each seed first"
@@ -29,7 +31,7 @@ def study_table(result: StudyResult) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, caption=caption, caption_justify="left")
     table.add_column("variant", max_width=24, overflow="fold")
     table.add_column(f"{wording.shorten(style.column, 16)}\n{wording.judged_column(result)}", justify="right")
-    table.add_column("difference to baseline\n95% intervals")
+    table.add_column("difference to baseline\n95% interval")
     table.add_column("cost\nof baseline", no_wrap=True)
     for index, variant in enumerate(result.variants):
         if index:
@@ -45,11 +47,10 @@ def study_table(result: StudyResult) -> Table:
 
 
 def difference_lines(difference: Difference, style: MetricFormat) -> Text:
-    """Return the difference and verdict, followed by one line for each interval."""
+    """Return the difference and verdict, followed by a line with the interval."""
     text = Text(f"{style.change(difference.mean)} ")
     text.append(difference.verdict, style=VERDICT_STYLES[difference.verdict])
-    text.append(f"\n{style.bounds(difference.bootstrap)} bootstrap")
-    text.append(f"\n{style.bounds(difference.t)} t" if difference.t else "\nno t-interval")
+    text.append(f"\n{style.bounds(wording.deciding_interval(difference))} {wording.interval_note(difference)}".rstrip())
     return text
 
 

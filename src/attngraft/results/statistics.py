@@ -4,7 +4,7 @@ Notation: `differences` (S, N) is the variant's score minus the baseline's for S
 share initialization, batches and examples, so all comparisons are paired by seed and by example.
 
 A mean difference has two sources of random variation: the seeds and the validation examples. The crossed bootstrap covers
-both; the t-interval covers the seeds for fixed examples.
+both; the t-interval covers the seeds for fixed examples. The interval that decides verdicts is in `results.crossed`.
 """
 
 import copy
@@ -16,10 +16,10 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
+from attngraft.results.crossed import CONFIDENCE, Components, components_of_metric
 from attngraft.results.measured import Statistic, mean_of_defined
 from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
-CONFIDENCE = 0.95
 RESAMPLES, FEWEST = 2000, 200
 _KEPT = 2**26  #: maximum number of counts kept in memory for the next comparison
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
@@ -92,7 +92,7 @@ def crossed_bootstrap_of(
     Raises:
         ValueError: the metric of all examples is undefined for a seed.
     """
-    return crossed_bootstraps_of(baseline, [variant], resamples=resamples, random_state=random_state)[0]
+    return crossed_bootstraps_of(baseline, [variant], resamples=resamples, random_state=random_state)[0][0]
 
 
 def crossed_bootstraps_of(
@@ -101,8 +101,8 @@ def crossed_bootstraps_of(
     *,
     resamples: int = RESAMPLES,
     random_state: int = 0,
-) -> list[Interval]:
-    """Return `crossed_bootstrap_of` for each variant, resampling the baseline once."""
+) -> list[tuple[Interval, Components]]:
+    """Return `crossed_bootstrap_of` and the variance components for each variant, resampling the baseline once."""
     seeds, examples = len(baseline), baseline[0].examples
     by_seed = paired_differences(baseline, variants, np.ones((1, examples)))[:, 0]
     if not np.isfinite(by_seed).all():
@@ -118,7 +118,13 @@ def crossed_bootstraps_of(
     drawn = np.concatenate([paired_differences(baseline, variants, each) for each in columns], axis=1)
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(axis=2) / seeds
-    return [interval_of(each[np.isfinite(each)], values) for each, values in zip(means, by_seed, strict=True)]
+    return [
+        (
+            interval_of(mean[np.isfinite(mean)], values),
+            components_of_metric(values, each, examples=examples),
+        )
+        for mean, values, each in zip(means, by_seed, drawn, strict=True)
+    ]
 
 
 def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:
@@ -199,19 +205,6 @@ def t_interval(by_seed: Sequence[float] | np.ndarray) -> Interval | None:
         return Interval(point=0.0, low=0.0, high=0.0) if not values.any() else None
     half = float(stats.t.isf((1 - CONFIDENCE) / 2, count - 1) * values.std(ddof=1) / np.sqrt(count))
     return Interval(point=mean, low=mean - half, high=mean + half)
-
-
-def paired_t_p(by_seed: Sequence[float] | np.ndarray) -> float | None:
-    """Return the p-value of the two-sided paired t-test over seeds (1 if all differences are 0).
-
-    Returns None in the same cases as `t_interval`.
-    """
-    values = np.asarray(by_seed, dtype=float)
-    if len(values) < 2:
-        return None
-    if _all_equal(values):
-        return 1.0 if not values.any() else None
-    return float(stats.ttest_1samp(values, 0.0).pvalue)
 
 
 def mcnemar(baseline: np.ndarray, variant: np.ndarray, *, seed: int) -> McNemar:

@@ -23,6 +23,9 @@ TABLE_FILE = "results.csv"
 METRICS_FILE = "metrics.csv"
 SUITES_FILE = "suites.csv"
 
+#: columns of differences that suites.csv leaves out
+_NOT_OF_SUITES = ("p_holm", "p_source", "detectable", "seeds_for_point", "examples_for_point")
+
 CsvValue = str | int | float | bool | None
 
 
@@ -130,8 +133,8 @@ def cost_ratios(cost: Cost | None) -> dict[str, float | None]:
 
 def metrics_csv(result: StudyResult) -> str:
     """Return the text of metrics.csv: one row per metric and variant; missing numbers are empty cells."""
-    header = ["metric", "primary", "higher_is_better", "variant", "mean", "deviation", "difference", "bootstrap_low"]
-    header += ["bootstrap_high", "t_low", "t_high", "p_value", "p_holm", "p_source", "verdict", "resamples"]
+    header = ["metric", "primary", "higher_is_better", "variant", "mean", "deviation"]
+    header += [*dict(_difference_cells(None)), "resamples"]
     rows: list[list[CsvValue]] = []
     for metric in wording.metric_names(result):
         primary = metric == result.metric
@@ -148,7 +151,7 @@ def metrics_csv(result: StudyResult) -> str:
 def suites_csv(result: StudyResult) -> str:
     """Return the text of suites.csv: one row per suite, condition and variant; empty if missing."""
     header = ["suite", "condition", "label", "noise_seeds", "examples", "metric", "variant", "mean", "deviation"]
-    header += ["difference", "bootstrap_low", "bootstrap_high", "t_low", "t_high", "p_value", "verdict", "reason"]
+    header += [*(name for name in dict(_difference_cells(None)) if name not in _NOT_OF_SUITES), "reason"]
     rows: list[list[CsvValue]] = []
     for suite in result.suites:
         for condition in suite.conditions:
@@ -157,8 +160,8 @@ def suites_csv(result: StudyResult) -> str:
             for variant, cell in zip(result.variants, condition.variants, strict=True):
                 value = (cell.value.mean, cell.value.deviation) if cell.value else (None, None)
                 difference = dict(_difference_cells(cell.difference))
-                del difference["p_holm"], difference["p_source"]
-                rows.append([*head, variant.name, *value, *difference.values(), cell.reason])
+                cells = [number for name, number in difference.items() if name not in _NOT_OF_SUITES]
+                rows.append([*head, variant.name, *value, *cells, cell.reason])
     return table_csv(header, rows)
 
 
@@ -208,9 +211,9 @@ def _csv_cells(variant: VariantResult, result: StudyResult) -> Iterator[tuple[st
 
 def _difference_cells(difference: Difference | None) -> Iterator[tuple[str, CsvValue]]:
     yield "difference", difference.mean if difference else None
-    for name in ("bootstrap", "t"):
+    for name in ("interval", "bootstrap", "t"):
         interval: Interval | None = getattr(difference, name) if difference else None
         yield f"{name}_low", interval.low if interval else None
         yield f"{name}_high", interval.high if interval else None
-    for name in ("p_value", "p_holm", "p_source", "verdict"):
+    for name in ("p_value", "p_holm", "p_source", "verdict", "detectable", "seeds_for_point", "examples_for_point"):
         yield name, getattr(difference, name) if difference else None

@@ -71,12 +71,21 @@ class Difference:
     mean: float
     bootstrap: Interval  #: crossed bootstrap over seeds and examples
     t: Interval | None  #: t-interval over seeds; None for one seed, or if all seeds have the same nonzero difference
-    p_value: float | None  #: of the paired t-test over seeds (None if `t` is None) or, for one seed, of McNemar's test
+    p_value: (
+        float | None
+    )  #: below 0.05 if `interval` excludes zero; None without an interval; one seed: of McNemar's test
     p_holm: float | None  #: after Holm's correction over the study's variants
-    p_source: Literal["paired t over seeds", "exact McNemar"]
+    #: results of older versions: "paired t over seeds"
+    p_source: Literal["crossed over seeds and examples", "exact McNemar", "paired t over seeds"]
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
+    #: the interval that decides the verdict; None for one seed, and in results of older versions
+    interval: Interval | None = None
+    examples: int | None = None  #: number of examples; None in results of older versions
+    detectable: float | None = None  #: smallest true difference that the study finds with 80% power
+    seeds_for_point: int | None = None  #: number of seeds that finds one point with 80% power on the same examples
+    examples_for_point: int | None = None  #: number of examples that finds one point with 80% power and the same seeds
     resamples: int = 2000  #: number of bootstrap resamples; below 2,000 if these would take over a minute
     held_fixed: str = ""  #: quantities that are not recomputed for each resample (`Statistic.held_fixed`)
 
@@ -282,7 +291,7 @@ class StudyResult:
                     wording.shown(variant.name),
                     wording.spread_text(spread.mean, spread.deviation, style) if spread else wording.ABSENT,
                     style.change(difference.mean) if difference else "",
-                    style.interval(difference.bootstrap) if difference else "",
+                    style.interval(wording.deciding_interval(difference)) if difference else "",
                     "baseline" if variant.is_baseline else difference.verdict if difference else "not compared",
                     wording.si(cost.parameters) if cost else "not measured",
                 )

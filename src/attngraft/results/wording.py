@@ -372,7 +372,9 @@ def headline(result: StudyResult) -> str:
         return f"One seed: the noise between seeds is unknown, so no {noun} is called better or worse."
     everyone = f"The {noun}" if count == 1 else f"Both {noun}s" if count == 2 else f"All {count} {noun}s"
     if all(variant.difference is None or identical(variant.difference) for variant in grafted):
-        sentence = f"{everyone} {'makes' if count == 1 else 'make'} no difference at all."
+        examples = next((each.difference.examples for each in grafted if each.difference is not None), None)
+        sentence = f"No difference could be seen{_in_examples(examples)}: {everyone[0].lower()}{everyone[1:]} "
+        sentence += f"{'has' if count == 1 else 'have'} exactly the baseline's scores."
     elif len(set(verdicts)) == 1:
         verdict = _NO_DIFFERENCE if verdicts[0] == "inside the noise" else f"{verdicts[0]} than the baseline"
         sentence = f"{everyone} {'is' if count == 1 else 'are'} {verdict}."
@@ -391,32 +393,80 @@ def headline(result: StudyResult) -> str:
 _NO_DIFFERENCE = "inside the noise (no significant difference)"
 
 
+def _in_examples(examples: int | None) -> str:
+    return "" if examples is None else f" in {examples:,} example{'' if examples == 1 else 's'}"
+
+
+def deciding_interval(difference: Difference) -> Interval:
+    """Return the interval to show: of the verdict or, without one, the bootstrap interval."""
+    return difference.interval or difference.bootstrap
+
+
+def interval_note(difference: Difference) -> str:
+    """Return what `deciding_interval` covers, if not seeds and examples: "examples only"; otherwise empty."""
+    if difference.interval is not None:
+        return ""
+    return "examples only" if difference.t is None else "bootstrap"  # the latter: from an older version
+
+
 def difference_sentence(difference: Difference, style: MetricFormat) -> str:
-    """Return the difference with its intervals, worded to follow a variant's name."""
-    intervals = [f"bootstrap {style.interval(difference.bootstrap)}"]
-    if difference.t is not None:
-        intervals.append(f"t {style.interval(difference.t)}")
+    """Return the difference with its interval, worded to follow a variant's name."""
     unit = f"{style.points} of {style.label}" if style.points else f"in {style.label}"
-    return f"{style.change(difference.mean)} {unit} (95% intervals: {', '.join(intervals)})"
+    note = interval_note(difference)
+    interval = style.interval(deciding_interval(difference)) + (f", {note}" if note else "")
+    return f"{style.change(difference.mean)} {unit} (95% interval {interval})"
 
 
 def reason(difference: Difference, *, seeds: int) -> str:
     """Return the reason for the verdict, without the numbers (fractions) in `Difference.why`."""
-    bootstrap, t = difference.bootstrap, difference.t
+    interval, t = difference.interval, difference.t
     if identical(difference):
-        return "No difference at all: all examples have the same score in all seeds."
-    if difference.verdict != "inside the noise":
-        return f"Both intervals lie {'above' if bootstrap.low > 0 else 'below'} zero."
+        seen = f"No difference could be seen{_in_examples(difference.examples)}"
+        return f"{seen}: all examples have the same score in all seeds."
+    if interval is not None:
+        where = "lies above" if interval.low > 0 else "lies below" if interval.high < 0 else "contains"
+        return f"The interval {where} zero."
     if t is None and seeds == 1:
         return "With one seed, the noise between seeds is unknown; the interval is over examples only."
     if t is None and difference.p_source == "exact McNemar":
         return "Only one seed is finished for both this variant and the baseline: the noise between seeds is unknown so far."
+    if difference.examples == 1:
+        return "With one example, the noise between examples is unknown."
     if t is None:
         return "All seeds differ by exactly the same amount, by chance, so the noise between seeds is unknown."
-    names = [name for name, each in (("bootstrap", bootstrap), ("t", t)) if each.low <= 0 <= each.high]
-    if len(names) == 1:
-        return f"The {names[0]} interval contains zero, though the other does not."
-    return "Both intervals contain zero."
+    return (
+        "Verdict of an older version: better or worse if the bootstrap interval and the t-interval exclude zero. Run "
+        "attngraft compare --report-only to update it."
+    )
+
+
+def power_sentences(result: StudyResult) -> str:
+    """Return what this study could have found, and what it takes to find one point; empty if unknown."""
+    found = [each.difference for each in result.variants if each.difference is not None and each.difference.detectable]
+    if not found:
+        return ""
+    style = metric_format(result)
+    sizes = sorted(each.detectable for each in found if each.detectable is not None)
+    low, high = (style.value(size) for size in (sizes[0], sizes[-1]))
+    unit = style.points or f"in {style.label}"
+    text = f"This study finds differences of {low if low == high else f'{low} to {high}'} {unit} in 80% of cases."
+    if not style.points or style.scale * sizes[-1] <= 1:
+        return text
+    seeds, examples = ([getattr(each, f"{name}_for_point") for each in found] for name in ("seeds", "examples"))
+    ways = []
+    if all(seeds):
+        ways.append(f"{max(seeds)} seeds on the same examples")
+    if all(examples):
+        ways.append(f"{_rounded_up(max(examples)):,} examples with the same seeds")
+    if ways:
+        return f"{text} Finding 1 point takes about {' or '.join(ways)}."
+    return f"{text} To find 1 point, both more seeds and more examples are necessary."
+
+
+def _rounded_up(number: int) -> int:
+    """Round up to two significant digits."""
+    unit = 10 ** max(0, len(str(number)) - 2)
+    return -(-number // unit) * unit
 
 
 def identical(difference: Difference) -> bool:

@@ -208,7 +208,12 @@ def _differences(
                 {seed: run.statistics[metric] for seed, run in before.items()},
                 {seed: run.statistics[metric] for seed, run in after.items()},
             )
-        differences = compare_all(list(compared.values()), higher_is_better=task.is_higher_better(metric))
+        share = metric in task.metrics and task.metrics[metric].share
+        differences = compare_all(
+            list(compared.values()),
+            higher_is_better=task.is_higher_better(metric),
+            point=0.01 if share else None,
+        )
         for (index, (baseline, _)), difference in zip(compared.items(), differences, strict=True):
             if difference is None:
                 name = config.variants[index].name

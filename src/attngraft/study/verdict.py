@@ -1,7 +1,7 @@
 """Differences between a variant and the baseline: intervals, tests, and the verdict.
 
-A variant is called better or worse only if both 95% intervals exclude zero: the crossed bootstrap (over seeds and
-examples) and the t-interval (over seeds, for fixed examples). With one seed there is no t-interval, so there is no verdict.
+A variant is called better or worse if the interval over seeds and examples (`results.crossed`) excludes zero. With one seed
+there is no such interval, so there is no verdict.
 """
 
 import dataclasses
@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from attngraft.results.crossed import Components, components
 from attngraft.results.measured import MeanScore, Statistic
+from attngraft.results.power import detectable, examples_to_find, seeds_to_find
 from attngraft.results.statistics import (
     affordable_resamples,
     crossed_bootstraps,
@@ -17,14 +19,18 @@ from attngraft.results.statistics import (
     holm,
     mcnemar,
     paired_differences,
-    paired_t_p,
     t_interval,
 )
 from attngraft.results.study import Difference, Interval, McNemar, Spread, Verdict
+from attngraft.results.wording import plural
 
 
 def compare_statistics(
-    baseline: Mapping[int, Statistic], variant: Mapping[int, Statistic], *, higher_is_better: bool
+    baseline: Mapping[int, Statistic],
+    variant: Mapping[int, Statistic],
+    *,
+    higher_is_better: bool,
+    point: float | None = None,
 ) -> Difference | None:
     """Return the difference in a metric, variant minus baseline, over their common seeds.
 
@@ -34,16 +40,20 @@ def compare_statistics(
         baseline: the baseline's statistic for each seed.
         variant: the variant's statistic for each seed, on the same examples in the same order.
         higher_is_better: direction of the metric.
+        point: one point of the metric, for `seeds_for_point` and `examples_for_point`; None: these are not computed.
 
     Returns:
         The difference, or None if the metric is undefined for a run. `p_holm` is the uncorrected p-value until `corrected`
         is applied to all variants.
     """
-    return compare_all([(baseline, variant)], higher_is_better=higher_is_better)[0]
+    return compare_all([(baseline, variant)], higher_is_better=higher_is_better, point=point)[0]
 
 
 def compare_all(
-    pairs: Sequence[tuple[Mapping[int, Statistic], Mapping[int, Statistic]]], *, higher_is_better: bool
+    pairs: Sequence[tuple[Mapping[int, Statistic], Mapping[int, Statistic]]],
+    *,
+    higher_is_better: bool,
+    point: float | None = None,
 ) -> list[Difference | None]:
     """Return `compare_statistics` of each pair of baseline and variant, resampling the same baseline once."""
     scores: dict[int, tuple[np.ndarray, list[McNemar]]] = {}  # index -> differences of scores (S, N), tests
@@ -67,36 +77,53 @@ def compare_all(
                 others.setdefault((tuple(first), affordable_resamples(first, second)), {})[index] = second
     found: dict[int, Difference] = {}
     intervals = crossed_bootstraps([differences for differences, _ in scores.values()])
-    for (index, (differences, tests)), interval in zip(scores.items(), intervals, strict=True):
-        found[index] = _difference(by_seed[index], interval, tests=tests, higher_is_better=higher_is_better)
-        if not differences.any():
-            where = "in the one seed" if len(differences) == 1 else f"in all {len(differences)} seeds"
-            why = f"no difference at all: {where} every example has exactly the baseline's score"
-            found[index] = dataclasses.replace(found[index], why=why)
+    for (index, (differences, tests)), bootstrap in zip(scores.items(), intervals, strict=True):
+        found[index] = _difference(
+            by_seed[index],
+            bootstrap,
+            components(differences),
+            tests=tests,
+            higher_is_better=higher_is_better,
+            point=point,
+            identical=not differences.any(),
+        )
     for (same, resamples), variants in others.items():
-        intervals = crossed_bootstraps_of(same, list(variants.values()), resamples=resamples)
-        for index, interval in zip(variants, intervals, strict=True):
-            difference = _difference(by_seed[index], interval, tests=[], higher_is_better=higher_is_better)
+        resampled = crossed_bootstraps_of(same, list(variants.values()), resamples=resamples)
+        for index, (bootstrap, estimated) in zip(variants, resampled, strict=True):
+            difference = _difference(
+                by_seed[index], bootstrap, estimated, tests=[], higher_is_better=higher_is_better, point=point
+            )
             found[index] = dataclasses.replace(difference, resamples=resamples)
     return [found.get(index) for index in range(len(pairs))]
 
 
 def _difference(
-    by_seed: np.ndarray, bootstrap: Interval, *, tests: list[McNemar], higher_is_better: bool
+    by_seed: np.ndarray,
+    bootstrap: Interval,
+    estimated: Components,
+    *,
+    tests: list[McNemar],
+    higher_is_better: bool,
+    point: float | None,
+    identical: bool = False,
 ) -> Difference:
-    t = t_interval(by_seed)
-    p_value = paired_t_p(by_seed) if len(by_seed) > 1 else (tests[0].p_value if tests else None)
-    verdict = _verdict(bootstrap, t, higher_is_better)
+    interval = estimated.interval()
+    p_value = estimated.p_value() if len(by_seed) > 1 else (tests[0].p_value if tests else None)
     return Difference(
         mean=float(by_seed.mean()),
         bootstrap=bootstrap,
-        t=t,
+        t=t_interval(by_seed),
         p_value=p_value,
         p_holm=p_value,
-        p_source="paired t over seeds" if len(by_seed) > 1 else "exact McNemar",
+        p_source="crossed over seeds and examples" if len(by_seed) > 1 else "exact McNemar",
         mcnemar=tests,
-        verdict=verdict,
-        why=_why(verdict, bootstrap, t, tests, seeds=len(by_seed)),
+        verdict=_verdict(interval, higher_is_better),
+        why=_why_identical(estimated) if identical else _why(interval, bootstrap, estimated, tests),
+        interval=interval,
+        examples=estimated.example_count,
+        detectable=detectable(estimated),
+        seeds_for_point=None if point is None else seeds_to_find(estimated, point),
+        examples_for_point=None if point is None else examples_to_find(estimated, point),
     )
 
 
@@ -113,37 +140,40 @@ def corrected(differences: Sequence[Difference | None], *, untested: int = 0) ->
     return [None if each is None else dataclasses.replace(each, p_holm=next(p_values)) for each in differences]
 
 
-def _verdict(bootstrap: Interval, t: Interval | None, higher_is_better: bool) -> Verdict:
-    if t is None or not (_excludes_zero(bootstrap) and _excludes_zero(t)):
+def _verdict(interval: Interval | None, higher_is_better: bool) -> Verdict:
+    if interval is None or interval.low <= 0 <= interval.high:
         return "inside the noise"
-    return "better" if (t.point > 0) == higher_is_better else "worse"
+    return "better" if (interval.point > 0) == higher_is_better else "worse"
 
 
-def _excludes_zero(interval: Interval) -> bool:
-    return interval.low > 0 or interval.high < 0
+def _why_identical(estimated: Components) -> str:
+    seeds = estimated.seed_count
+    where = "in the one seed" if seeds == 1 else f"in all {seeds} seeds"
+    return (
+        f"no difference could be seen in {plural(estimated.example_count, 'example')}: {where} every example has exactly "
+        "the baseline's score"
+    )
 
 
-def _why(verdict: Verdict, bootstrap: Interval, t: Interval | None, tests: list[McNemar], *, seeds: int) -> str:
+def _why(interval: Interval | None, bootstrap: Interval, estimated: Components, tests: list[McNemar]) -> str:
+    seeds = estimated.seed_count
+    over_examples = f"over examples alone the 95% interval is {_shown(bootstrap)}"
     if seeds == 1:
         test = f"exact McNemar's p is {tests[0].p_value:.2g}, and " if tests else ""
         return (
-            f"with one seed the noise between seeds is unknown, so nothing is called better or worse; {test}"
-            f"over examples alone the 95% interval is {_shown(bootstrap)}"
+            "with one seed the noise between seeds is unknown, so nothing is called better or worse; "
+            f"{test}{over_examples}"
         )
-    if t is None:
+    if estimated.example_count == 1:
+        return "with one example the noise between examples is unknown, so nothing is called better or worse"
+    if interval is None:
         return (
             f"all {seeds} seeds differ by exactly {bootstrap.point:+.3g}, which happens by chance and does not measure the "
-            f"noise between seeds; over examples the 95% interval is {_shown(bootstrap)}"
+            f"noise between seeds; {over_examples}"
         )
-    first = f"the crossed bootstrap's 95% interval, {_shown(bootstrap)},"
-    second = f"the t-interval over {seeds} seeds, {_shown(t)}"
-    if verdict != "inside the noise":
-        return f"both {first} and {second}, lie {'above' if bootstrap.low > 0 else 'below'} zero"
-    if not _excludes_zero(bootstrap) and not _excludes_zero(t):
-        return f"both {first} and {second}, contain zero"
-    if _excludes_zero(t):
-        return f"{first} contains zero, though {second}, does not"
-    return f"{second}, contains zero, though {first} does not"
+    where = "lies above" if interval.low > 0 else "lies below" if interval.high < 0 else "contains"
+    counts = f"{seeds} seeds and {plural(estimated.example_count, 'example')}"
+    return f"the 95% interval over {counts}, {_shown(interval)}, {where} zero"
 
 
 def _shown(interval: Interval) -> str:
