@@ -58,6 +58,7 @@ def test_every_image_is_judged_once_per_seed(trained: Path) -> None:
     result = load_result(trained)
     assert not incomplete(result)
     assert (result.folds, len(runs_below(trained))) == (3, 12)
+    assert (result.recipe["task"]["data"]["folds"], result.recipe["task"]["data"]["fold"]) == (3, None)
     assert result.data["sizes"] == {"train": 16, "val": IMAGES}
     assert result.data["counts"]["val"] == {"cat": 14, "dog": 10}
     partitions = []

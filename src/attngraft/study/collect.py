@@ -57,6 +57,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             f"{config.out}: no run is finished, so there is nothing to report; rerun without --report-only"
         )
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
+    if config.folds is not None:  # the recipe of all folds
+        recipe["task"] = {**recipe["task"], "data": {**recipe["task"]["data"], "fold": None}}
     unfinished = [name for name, of_variant in records.items() if len(of_variant) < len(config.seeds)]
     halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]

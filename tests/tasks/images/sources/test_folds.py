@@ -79,7 +79,7 @@ def test_several_labels_and_numbers() -> None:
             [0, 0, 0, 1, 1],
             3,
             None,
-            r"x\.csv: 3 folds need at least 3 images of each class, which 'b' \(2\) .*; use --folds 2",
+            r"x\.csv: 3 folds need at least 3 images of each class, which 'b' \(2\) .*; use at most 2 folds",
         ),
         ([0, 0, 0, 1], 2, None, r"which 'b' \(1\) does not have; add images"),
         ([0, 1], 3, None, "3 folds need at least 3 images, and there are 2"),
@@ -149,6 +149,10 @@ def test_groups_of_a_table(tmp_path: Path) -> None:
         assert "groups of column 'patient' kept whole" in part.source.origin
     alone = open_images(DataConfig(source=str(path), group_column="patient", val_fraction=0.5))
     assert len({int(name[:-4]) // 4 for name in alone.val.names}) == 3, "a random split keeps groups, too"
+    with pytest.raises(
+        DataError, match=r"10 folds need at least 10 groups, .* \(with group_column, .*val_fraction=0\.1\)"
+    ):
+        open_images(DataConfig(source=str(path), group_column="patient", val_fraction=0.1))
     with pytest.raises(ConfigError, match=r"group_column: .* has no column 'patent' .did you mean patient"):
         opened(path, 0, group_column="patent")
 

@@ -42,7 +42,7 @@ def draw_folds(
         rare = [f"{classes[i]!r} ({counts[i]})" for i in np.flatnonzero((counts > 0) & (counts < folds)).tolist()]
         if rare:
             few = int(counts[counts > 0].min())
-            use = f"use --folds {few}" if few > 1 else f"add {noun}s"
+            use = f"use at most {few} folds" if few > 1 else f"add {noun}s"
             raise DataError(
                 f"{where}: {folds} folds need at least {folds} {noun}s of each class, which {shortened(rare, _SHOWN)} "
                 f"{'does' if len(rare) == 1 else 'do'} not have; {use}"

@@ -139,9 +139,16 @@ def divide(
         return Division(part=part, in_val=part == val, origin=drawn, notes=notes)
     if config.folds is not None or groups is not None:
         folds = config.folds or round(1 / fraction)
-        fold_of = draw_folds(
-            labels, folds, seed=config.split_seed, classes=classes, where=where, groups=groups, noun=noun
-        )
+        try:
+            fold_of = draw_folds(
+                labels, folds, seed=config.split_seed, classes=classes, where=where, groups=groups, noun=noun
+            )
+        except DataError as error:
+            if config.folds is not None:
+                raise
+            raise DataError(
+                f"{error} (with group_column, validation is one of {folds} folds; val_fraction={fraction:g})"
+            ) from None
         part = fold_of.astype(np.str_) if config.folds is not None else np.where(fold_of == 0, "val", "train")
         return Division(part=part, in_val=part == val, origin=drawn)
     stream = np.random.RandomState(config.split_seed)  # its streams are the same in all NumPy versions
