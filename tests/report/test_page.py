@@ -12,6 +12,7 @@ import pytest
 from attngraft.report.page import report_html
 from attngraft.results import wording
 from attngraft.results.coverage import coverage_note, measured_coverage
+from attngraft.results.power import power_sentences
 from attngraft.results.storage import csv_text
 from tests.report import studies
 
@@ -126,7 +127,7 @@ def test_other_intervals_and_tests_are_behind_a_fold():
     )
     assert interval in shown and bootstrap not in shown and t not in shown
     assert bootstrap in folded and t in folded and "Exact McNemar tests" in folded
-    assert wording.minus(wording.power_sentences(study)) in shown
+    assert wording.minus(power_sentences(study)) in shown
 
 
 def test_how_often_intervals_hold_the_truth_is_said(rendered):

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from attngraft.report.tables import study_table
 from attngraft.results import wording
+from attngraft.results.power import power_sentences
 from attngraft.results.storage import csv_rows, csv_text
 from tests.report import studies
 from tests.report.studies import table_text
@@ -50,7 +51,7 @@ def test_one_seed_is_said():
 
 def test_what_could_have_been_found_stands_below_the_outcome():
     text = " ".join(table_text(studies.usual(), width=80).split())
-    assert wording.power_sentences(studies.usual()) in text
+    assert power_sentences(studies.usual()) in text
 
 
 def test_lower_is_better_is_said():

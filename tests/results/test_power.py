@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from attngraft.results.crossed import Components, components, half_length
-from attngraft.results.power import POWER, detectable, examples_to_find, power, seeds_to_find
+from attngraft.results.power import POWER, detectable, examples_to_find, power, power_sentences, seeds_to_find
+from tests.report import studies
 
 
 def study(*, seeds: int, examples: int, of_seeds: float, of_examples: float, rest: float = 1.0) -> Components:
@@ -52,12 +56,12 @@ def test_the_smallest_difference_is_found_in_80_percent_of_studies(found: Compon
 
 
 def test_more_seeds_or_examples_find_it() -> None:
-    found = study(seeds=3, examples=40, of_seeds=0.01, of_examples=0.02)
+    found = study(seeds=4, examples=40, of_seeds=0.004, of_examples=0.02)
     seeds, examples = seeds_to_find(found, 0.25), examples_to_find(found, 0.25)
     assert seeds is not None
     assert examples is not None
     assert simulated_power(found, 0.25, seeds=seeds, examples=40) == pytest.approx(POWER, abs=0.04)
-    assert simulated_power(found, 0.25, seeds=3, examples=examples, studies=600) == pytest.approx(POWER, abs=0.06)
+    assert simulated_power(found, 0.25, seeds=4, examples=examples, studies=600) == pytest.approx(POWER, abs=0.06)
     assert power(found, 0.25, seeds=seeds - 1) < POWER <= power(found, 0.25, seeds=seeds)
     assert power(found, 0.25, examples=examples - 1) < POWER <= power(found, 0.25, examples=examples)
 
@@ -78,3 +82,26 @@ def test_no_noise_is_no_estimate() -> None:
 def test_negative_estimates_count_as_zero() -> None:
     found = study(seeds=3, examples=50, of_seeds=-0.01, of_examples=-0.1)
     assert power(found, 0.3) == power(study(seeds=3, examples=50, of_seeds=0.0, of_examples=0.0), 0.3)
+
+
+def test_what_could_have_been_found() -> None:
+    result = studies.usual(names=("none", "cb_s"))
+    found = result.variants[1].difference
+    assert found is not None
+
+    def said(**changed: Any) -> str:
+        variant = replace(result.variants[1], difference=replace(found, **changed))
+        return power_sentences(replace(result, variants=[result.variants[0], variant]))
+
+    assert said(detectable=0.0234, seeds_for_point=7, examples_for_point=21_345) == (
+        "This study finds differences of 2.34 points in 80% of cases. "
+        "Finding 1 point takes about 7 seeds on the same examples or 22,000 examples with the same seeds."
+    )
+    assert said(detectable=0.0234, seeds_for_point=None, examples_for_point=987).endswith(
+        "Finding 1 point takes about 990 examples with the same seeds."
+    )
+    assert "both more seeds and more examples" in said(detectable=0.02, seeds_for_point=None, examples_for_point=None)
+    assert said(detectable=0.009) == "This study finds differences of 0.90 points in 80% of cases."
+    assert said(detectable=None) == ""
+    assert power_sentences(studies.one_seed()) == ""
+    assert "in perplexity" in power_sentences(studies.translation())

@@ -123,28 +123,6 @@ def test_reasons_are_true_of_the_numbers():
     assert "bootstrap" in wording.difference_sentence(old, wording.metric_format(studies.usual()))
 
 
-def test_what_could_have_been_found():
-    study = studies.usual(names=("none", "cb_s"))
-    found = study.variants[1].difference
-
-    def said(**changed: object) -> str:
-        variant = replace(study.variants[1], difference=replace(found, **changed))
-        return wording.power_sentences(replace(study, variants=[study.variants[0], variant]))
-
-    assert said(detectable=0.0234, seeds_for_point=7, examples_for_point=21_345) == (
-        "This study finds differences of 2.34 points in 80% of cases. "
-        "Finding 1 point takes about 7 seeds on the same examples or 22,000 examples with the same seeds."
-    )
-    assert said(detectable=0.0234, seeds_for_point=None, examples_for_point=987).endswith(
-        "Finding 1 point takes about 990 examples with the same seeds."
-    )
-    assert "both more seeds and more examples" in said(detectable=0.02, seeds_for_point=None, examples_for_point=None)
-    assert said(detectable=0.009) == "This study finds differences of 0.90 points in 80% of cases."
-    assert said(detectable=None) == ""
-    assert wording.power_sentences(studies.one_seed()) == ""
-    assert "in perplexity" in wording.power_sentences(studies.translation())
-
-
 def test_epochs_that_were_not_enough():
     study = studies.usual()
     assert wording.epochs_text(study.variants[4], study.epochs) == ">12, >12, >12"

@@ -26,6 +26,7 @@ from attngraft.results.coverage import coverage_note, measured_coverage
 from attngraft.results.examples import ExampleImages
 from attngraft.results.facts import facts
 from attngraft.results.halving import rank_at
+from attngraft.results.power import power_sentences
 from attngraft.results.storage import csv_text
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import MetricFormat, metric_format, shown, stopped_text
@@ -85,7 +86,7 @@ def report_html(
         sentence=wording.difference_sentence,
         reason=wording.reason,
         deciding_interval=wording.deciding_interval,
-        power=wording.power_sentences(result),
+        power=power_sentences(result),
         notes=[
             note for note in result.notes if not (one_seed and note.startswith("One seed:"))
         ],  # the template already warns about a single seed

@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attngraft.results import wording
+from attngraft.results.power import power_sentences
 from attngraft.results.storage import cost_ratios
 from attngraft.results.study import Cost, Difference, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, MetricFormat, metric_format, ratio, shown, stopped_text
@@ -21,7 +22,7 @@ def study_table(result: StudyResult) -> Table:
     style = metric_format(result)
     direction = "" if result.higher_is_better else " Lower is better."
     caption = Text(f"{wording.headline(result)}{direction}\n", style="not dim bold")
-    if could := wording.power_sentences(result):
+    if could := power_sentences(result):
         caption.append(f"{could}\n", style="not bold")
     rest = f"Mean ± deviation over {len(result.seeds)} seeds. " if len(result.seeds) > 1 else ""
     if any(variant.difference for variant in result.variants):

@@ -440,35 +440,6 @@ def reason(difference: Difference, *, seeds: int) -> str:
     )
 
 
-def power_sentences(result: StudyResult) -> str:
-    """Return what this study could have found, and what it takes to find one point; empty if unknown."""
-    found = [each.difference for each in result.variants if each.difference is not None and each.difference.detectable]
-    if not found:
-        return ""
-    style = metric_format(result)
-    sizes = sorted(each.detectable for each in found if each.detectable is not None)
-    low, high = (style.value(size) for size in (sizes[0], sizes[-1]))
-    unit = style.points or f"in {style.label}"
-    text = f"This study finds differences of {low if low == high else f'{low} to {high}'} {unit} in 80% of cases."
-    if not style.points or style.scale * sizes[-1] <= 1:
-        return text
-    seeds, examples = ([getattr(each, f"{name}_for_point") for each in found] for name in ("seeds", "examples"))
-    ways = []
-    if all(seeds):
-        ways.append(f"{max(seeds)} seeds on the same examples")
-    if all(examples):
-        ways.append(f"{_rounded_up(max(examples)):,} examples with the same seeds")
-    if ways:
-        return f"{text} Finding 1 point takes about {' or '.join(ways)}."
-    return f"{text} To find 1 point, both more seeds and more examples are necessary."
-
-
-def _rounded_up(number: int) -> int:
-    """Round up to two significant digits."""
-    unit = 10 ** max(0, len(str(number)) - 2)
-    return -(-number // unit) * unit
-
-
 def identical(difference: Difference) -> bool:
     """Return whether all scores are equal in all seeds; only then is the bootstrap interval [0, 0]."""
     bootstrap = difference.bootstrap
