@@ -13,6 +13,7 @@ import pytest
 from attngraft.cli import main
 from attngraft.errors import ConfigError, DataError, FolderError, UsageError
 from attngraft.export.run import export_run
+from attngraft.results.crossed import components
 from attngraft.results.records import open_records
 from attngraft.results.storage import load_result
 from attngraft.study import StudyConfig, Tools, compare, incomplete, report_only, study_from_dict
@@ -61,23 +62,30 @@ def test_every_image_is_judged_once_per_seed(trained: Path) -> None:
     assert (result.recipe["task"]["data"]["folds"], result.recipe["task"]["data"]["fold"]) == (3, None)
     assert result.data["sizes"] == {"train": 16, "val": IMAGES}
     assert result.data["counts"]["val"] == {"cat": 14, "dog": 10}
-    partitions = []
+    partitions, tables = [], []
     for variant in result.variants:
+        scores = []
         for run in variant.runs:
-            names, scores = [], []
+            of_fold = []
             for fold in range(3):
                 with open_records(trained / run.folder / f"fold{fold}" / "predictions.npz") as table:
-                    names.append(sorted(table.names))
-                    scores.append(table.score)
-            assert len({name for fold in names for name in fold}) == sum(map(len, names)) == IMAGES
-            assert run.last["top1"] == pytest.approx(np.concatenate(scores).mean())
+                    assert table.score is not None
+                    of_fold.append(dict(zip(table.names.tolist(), table.score.tolist(), strict=True)))
+            together = {name: score for each in of_fold for name, score in each.items()}
+            assert len(together) == sum(map(len, of_fold)) == IMAGES
+            assert run.last["top1"] == pytest.approx(np.mean([*together.values()]))
             assert len(run.curve["val/top1"]) == 1
-            partitions.append(names)
+            partitions.append([sorted(each) for each in of_fold])
+            scores.append([together[name] for name in sorted(together)])
+        tables.append(np.array(scores))
     assert all(each == partitions[0] for each in partitions), "all variants and seeds share the folds"
     difference = result.variants[1].difference
     assert difference is not None
-    first, second = ([run.last["top1"] for run in variant.runs] for variant in result.variants)
-    assert difference.mean == pytest.approx(np.mean(second) - np.mean(first))
+    expected = components(tables[1] - tables[0])
+    assert difference.mean == pytest.approx(expected.mean)
+    assert difference.interval == expected.with_folds(3).interval()
+    assert expected.with_folds(3).examples == pytest.approx(expected.examples * 2.5)
+    assert expected.with_folds(None) == expected
     assert any("Cross-validation with 3 folds" in note for note in result.notes)
     assert not any("different examples" in note or "mean score" in note for note in result.notes)
     page = (trained / "report.html").read_text(encoding="utf-8")

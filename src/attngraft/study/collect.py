@@ -215,6 +215,7 @@ def _differences(
             list(compared.values()),
             higher_is_better=task.is_higher_better(metric),
             point=0.01 if share else None,
+            folds=config.folds,
         )
         for (index, (baseline, _)), difference in zip(compared.items(), differences, strict=True):
             if difference is None:

@@ -97,13 +97,12 @@ def judged_notes(records: Records, metric: str) -> list[str]:
 
 
 def fold_notes(config: StudyConfig) -> list[str]:
-    """Return a note on the data that the intervals of a study with folds refer to."""
+    """Return a note on what cross-validation changes."""
     if config.folds is None:
         return []
     return [
         f"Cross-validation with {config.folds} folds: every example is evaluated once per seed, by the run that was not "
-        "trained on it. Curves are means over folds. The folds are the same for all variants and seeds, so intervals "
-        "hold for models trained on these data, and do not include the variation between training sets."
+        "trained on it. Curves are means over folds. Intervals are widened because the folds' training sets overlap."
     ]
 
 
