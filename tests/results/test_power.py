@@ -60,8 +60,8 @@ def test_more_seeds_or_examples_find_it() -> None:
     seeds, examples = seeds_to_find(found, 0.25), examples_to_find(found, 0.25)
     assert seeds is not None
     assert examples is not None
-    assert simulated_power(found, 0.25, seeds=seeds, examples=40) == pytest.approx(POWER, abs=0.04)
-    assert simulated_power(found, 0.25, seeds=4, examples=examples, studies=600) == pytest.approx(POWER, abs=0.06)
+    for size in ({"seeds": seeds, "examples": 40}, {"seeds": 4, "examples": examples}):
+        assert simulated_power(found, 0.25, **size) == pytest.approx(power(found, 0.25, **size), abs=0.04)
     assert power(found, 0.25, seeds=seeds - 1) < POWER <= power(found, 0.25, seeds=seeds)
     assert power(found, 0.25, examples=examples - 1) < POWER <= power(found, 0.25, examples=examples)
 
