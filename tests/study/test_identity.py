@@ -128,6 +128,6 @@ def test_every_difference_is_exactly_zero(study: tuple[Path, StudyResult]) -> No
 def test_the_report_says_so(study: tuple[Path, StudyResult]) -> None:
     page = report_html(study[1])
     examples = study[1].variants[1].difference.examples
-    assert f"No difference could be seen in {examples} examples: both grafts have exactly the baseline" in page
+    assert "This study is too short to tell" in page  # checked first
     assert page.count(f"No difference could be seen in {examples} examples: all examples have the same score") == 2
     assert not re.search(r"\bnan\b", page, flags=re.IGNORECASE)

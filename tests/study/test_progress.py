@@ -115,3 +115,17 @@ def test_variants_are_counted_when_they_are_checked(tmp_path: Path) -> None:
 
     compare(study(tmp_path), progress=Counts(), tools=tools(FakeTrainer()))
     assert [each for each in seen if each[0] == "variants checked"] == [("variants checked", i, 3) for i in range(4)]
+
+
+def test_folds_are_counted(tmp_path: Path) -> None:
+    sheet = io.StringIO()
+    runs = resolve_runs(study(tmp_path, grafts=["cb"], seeds=1, folds=3)).runs
+    with LiveStudy(Console(file=sheet, force_terminal=True, width=100, height=14)) as live:
+        live.on_plan(runs, seconds=None, epochs=18.0)
+        for run, outcome in zip(runs[:3], ("finished", "finished", "failed"), strict=True):
+            live.on_run(run)
+            live.on_run_end(run, outcome, "top1 0.5")  # type: ignore[arg-type]
+    last = sheet.getvalue().rpartition("variant")[2]
+    assert "1/3 folds, 1 failed" in last
+    assert "1/3 folds" in last.rpartition("cb")[2]
+    assert describe_plan(runs, seconds=None) == "6 runs of 3 epochs (2 variants, 1 seed, 3 folds)"

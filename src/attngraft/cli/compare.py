@@ -79,6 +79,15 @@ def compare(
         str | None,
         _comparison("--seeds", metavar="N|A,B", help="Number of seeds (3: 0, 1, 2), or a list (5,7). Default: 3."),
     ] = None,
+    folds: Annotated[
+        int | None,
+        _comparison(
+            "--folds",
+            metavar="K",
+            help="Cross-validation: divide the images into K folds and train every variant and seed once per fold, so that "
+            "every image is evaluated.",
+        ),
+    ] = None,
     epochs: Annotated[
         int | None,
         _training(
@@ -240,6 +249,9 @@ def compare(
 
         attngraft compare --study flowers.yaml --set optimizer.lr=5e-4 --out flowers-lr
 
+        attngraft compare --host vit_tiny_patch16_224 --graft cb_s --data scans.csv --folds 5
+        --set task.data.group_column=patient --out scans
+
         attngraft compare --recipe finetune --host vit_small_patch16_224 --pretrained --graft "cb_s" --data ./flowers
         --out tuned
 
@@ -288,6 +300,7 @@ def compare(
         "recipe": recipe,
         "set": overrides + set_ if set_ else overrides or set_,
         "seeds": seeds,
+        "folds": folds,
         "epochs": epochs,
         "time_budget": time_budget,
         "halving": halving,
@@ -433,6 +446,7 @@ def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust
             "set": list(run.variant.overrides),
             "host": run.recipe.host.name,
             "seed": run.seed,
+            **({} if run.fold is None else {"fold": run.fold}),
             "epochs": run.recipe.schedule.epochs,
             "epochs_done": run.epochs_done,
             "state": run.state,

@@ -172,7 +172,7 @@ def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool)
             _show_outcome((), [str(error)], config, "text_classification")
         raise typer.Exit(DataError.exit_code) from None
     if split is not None:
-        save_split(split, source.train, source.val)
+        save_split(split, {"train": source.train, "val": source.val})
         typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
     refusals = [source.refusal] if source.refusal else []
     notes = [*source.notes, *_batch_note(_default_recipe("text_classification", settings), len(source.train), "texts")]
@@ -216,7 +216,7 @@ def _save_split(result: Inspection, path: Path) -> None:
             "--save-split: these data already have a validation split; to use a random share of the training split "
             "instead, add --val-fraction 0.2"
         )
-    save_split(path, *survey.split)
+    save_split(path, survey.split)
     typer.echo(f"Split: {path} (--set task.data.split_file={path})", err=True)
 
 

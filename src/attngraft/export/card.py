@@ -17,7 +17,7 @@ from attngraft.results.storage import RESULT_FILE, cost_ratios, read_study
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest
 from attngraft.training.recipe import recipe_to_dict
-from attngraft.training.run_folder import RunRecord
+from attngraft.training.run_folder import RunRecord, folder_of_study
 from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
@@ -166,12 +166,12 @@ def _maker(name: str) -> str:
 
 def study_of(run: Path) -> StudyOfRun | None:
     """Return the study whose folder contains this run; None if there is no study whose result includes the run."""
-    run = run.resolve()
-    if len(run.parents) < 3 or not (run.parents[2] / RESULT_FILE).is_file():
+    run, study = run.resolve(), folder_of_study(run)
+    if study is None or not (study / RESULT_FILE).is_file():
         return None
-    result = read_study(run.parents[2])
-    inside = run.relative_to(run.parents[2]).as_posix()
-    variant = next((each for each in result.variants if any(one.folder == inside for one in each.runs)), None)
+    result = read_study(study)
+    inside = run.relative_to(study).as_posix()
+    variant = next((each for each in result.variants if any(one.includes(inside) for one in each.runs)), None)
     return None if variant is None else StudyOfRun(result=result, variant=variant)
 
 

@@ -20,7 +20,7 @@ the model. Satterthwaite's single number of degrees of freedom is too large if t
 two or three seeds, it calls too many differences (`proof/verdict_grid.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import optimize, special
@@ -49,6 +49,15 @@ class Components:
     def seeds(self) -> float:
         """Variance of seeds, var_seed."""
         return self.seed_means - self.rest / self.example_count
+
+    def with_folds(self, folds: int | None) -> "Components":
+        """Return the components for examples that were judged in `folds` folds, whose training sets overlap.
+
+        The examples of a fold are in the training sets of all others, so scores of different folds are correlated. With the
+        correlation 1 / K of Nadeau and Bengio (2003, "Inference for the generalization error") between K folds, the variance
+        of the mean over examples is 1 + K / (K - 1) times that of independent examples. None: one split, no change.
+        """
+        return self if folds is None else replace(self, examples=self.examples * (1 + folds / (folds - 1)))
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval | None:
         """Return the interval of the mean difference; None if the noise between seeds cannot be estimated."""

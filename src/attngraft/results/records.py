@@ -71,6 +71,39 @@ class RecordTable(Mapping[str, Column]):
         return column
 
 
+def concatenated(tables: Sequence[RecordTable]) -> RecordTable:
+    """Return the rows of several tables with the same columns, one table after the other; columns are read on access."""
+    if len(tables) == 1:
+        return tables[0]
+    scores = [table.score for table in tables if table.score is not None]
+    return RecordTable(
+        names=np.concatenate([table.names for table in tables]),
+        columns=_ConcatenatedColumns(tables),
+        outputs=tables[0].outputs,
+        score=np.concatenate(scores) if len(scores) == len(tables) else None,
+        binary=all(table.binary for table in tables),
+    )
+
+
+class _ConcatenatedColumns(Mapping[str, Column]):
+    """Columns of several tables."""
+
+    def __init__(self, tables: Sequence[RecordTable]) -> None:
+        self._tables = tables
+        self._names = [name for name in tables[0] if all(name in table for table in tables)]
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._names:
+            raise KeyError(name)
+        return _concatenated([table[name] for table in self._tables])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
 class RecordCollector:
     """Collect the records of batches in any order; repeated examples are ignored.
 

@@ -41,6 +41,10 @@ class RunSummary:
     curve: Curve
     seconds: float
 
+    def includes(self, folder: str) -> bool:
+        """Return whether a run's folder, relative to the study's folder, is this run's or that of one of its folds."""
+        return folder == self.folder or folder.rpartition("/")[0] == self.folder
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
@@ -292,6 +296,7 @@ class StudyResult:
     halving: HalvingResult | None = None  #: None: halving was not used
     until: UntilResult | None = None  #: None: the number of seeds was fixed
     steps: int | None = None  #: number of updates of a run, if the recipe counts updates instead of epochs
+    folds: int | None = None  #: folds of cross-validation; `seeds` then have one run per fold. None: one run per seed
     judged_weights: Literal["last", "best"] = "last"  #: epoch whose weights are compared
     judged_split: Literal["val", "test"] = "val"  #: split on which variants are compared
     light_curves: bool = False  #: whether curves use cheaper inference than the compared metrics

@@ -6,6 +6,7 @@ report lists the differences.
 """
 
 import dataclasses
+import itertools
 
 from torch import nn
 
@@ -49,10 +50,10 @@ def refuse_unsupported(config: StudyConfig) -> None:
             the metric.
     """
     choices = parse_suites(config.suites)
-    needs = ["halving"] if config.halving is not None else []
+    needs = [name for name in ("folds", "halving") if getattr(config, name) is not None]
     recipe_of = config.recipes()
     for variant in config.variants:
-        recipe = recipe_of(variant, config.seeds[0])
+        recipe = recipe_of(variant, config.seeds[0], config.fold_numbers[0])
         check_trackers(recipe.train.track)
         kind = load_task(recipe.task["name"])
         require_suites(kind, choices)
@@ -232,6 +233,7 @@ def refuse_other_recipes(study: Study) -> None:
     Raises:
         FolderError: a run has a different recipe; the message lists the differing fields and the remedies.
     """
+    refuse_other_folds(study)
     problems = []
     for run in study.runs:
         if run.state != "new":
@@ -247,6 +249,23 @@ def refuse_other_recipes(study: Study) -> None:
         )
 
 
+def refuse_other_folds(config: StudyConfig) -> None:
+    """Check that the study's folder does not contain runs with other folds.
+
+    Raises:
+        FolderError: it contains runs without folds, but the study has folds, or vice versa, or folds that the study lacks.
+    """
+    for variant, seed in itertools.product(config.variants, config.seeds):
+        folder = run_folder(config.out, variant, seed)
+        single, folds = RunFolder(folder).recipe.is_file(), len(list(folder.glob("fold*/recipe.yaml")))
+        if (single and config.folds is not None) or folds > (config.folds or 0):
+            found = "without folds" if single else f"of {folds} folds"
+            given = "has no folds" if config.folds is None else f"has {config.folds} folds"
+            raise FolderError(
+                f"{folder}: contains a run {found}, but the study {given}; use another --out, or delete the runs"
+            )
+
+
 def refuse_other_variants(config: StudyConfig) -> None:
     """Check that existing runs match the graft, host and `set` of their variant.
 
@@ -255,27 +274,27 @@ def refuse_other_variants(config: StudyConfig) -> None:
     Raises:
         FolderError: a run has a different graft, host or recipe field; the message names the run and the difference.
     """
-    for variant in config.variants:
-        for seed in config.all_seeds:
-            folder = run_folder(config.out, variant, seed)
-            record = existing_run(folder)
-            if record is None:
-                continue
-            recipe = record.recipe
-            plain = recipe_to_dict(recipe)
-            changed = recipe_to_dict(with_cut(recipe_from_dict(apply_overrides(plain, variant.overrides)), record.cut))
-            if different := differing_fields(plain, changed):
-                raise FolderError(
-                    f"{folder}: this run's recipe differs from {variant.where}.set: {'; '.join(different)}; report on the "
-                    f"study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
-                )
-            if str(parse(recipe.graft)) != variant.spec or not _has_host(recipe, variant.host):
-                host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
-                graft = f" with the graft {recipe.graft}" if recipe.graft else ""
-                raise FolderError(
-                    f"{folder}: this run trained {host}{graft}, but the variant {variant.name} is {variant.key}; report on "
-                    f"the study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
-                )
+    refuse_other_folds(config)
+    for variant, seed, fold in itertools.product(config.variants, config.all_seeds, config.fold_numbers):
+        folder = run_folder(config.out, variant, seed, fold)
+        record = existing_run(folder)
+        if record is None:
+            continue
+        recipe = record.recipe
+        plain = recipe_to_dict(recipe)
+        changed = recipe_to_dict(with_cut(recipe_from_dict(apply_overrides(plain, variant.overrides)), record.cut))
+        if different := differing_fields(plain, changed):
+            raise FolderError(
+                f"{folder}: this run's recipe differs from {variant.where}.set: {'; '.join(different)}; report on the "
+                f"study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
+            )
+        if str(parse(recipe.graft)) != variant.spec or not _has_host(recipe, variant.host):
+            host = host_label({"name": recipe.host.name, "args": dict(recipe.host.args)})
+            graft = f" with the graft {recipe.graft}" if recipe.graft else ""
+            raise FolderError(
+                f"{folder}: this run trained {host}{graft}, but the variant {variant.name} is {variant.key}; report on "
+                f"the study as it was run (--report-only --out {config.out}), rename the variant, or delete the run"
+            )
 
 
 def _has_host(recipe: Recipe, host: StudyHost | None) -> bool:

@@ -18,7 +18,8 @@ from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread,
 from attngraft.results.wording import image_size, model_text, plural
 from attngraft.study.config import StudyConfig
 from attngraft.study.decisions import Outcomes, until_notes, until_outcomes
-from attngraft.study.notes import judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
+from attngraft.study.folds import FoldedRecord, compared_metrics, validation_metrics
+from attngraft.study.notes import fold_notes, judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
 from attngraft.study.plan import finished_runs
 from attngraft.study.predictions import (
     RunStatistics,
@@ -65,10 +66,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             f"{config.out}: no run is finished, so there is nothing to report; rerun without --report-only"
         )
     task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
-    runs = {
-        name: [_summary(record, seed, task, config) for seed, record in of_variant.items()]
-        for name, of_variant in records.items()
-    }
+    if config.folds is not None:  # the recipe of all folds
+        recipe["task"] = {**recipe["task"], "data": {**recipe["task"]["data"], "fold": None}}
     unfinished = [name for name, of_variant in records.items() if len(of_variant) < len(config.seeds)]
     halving = halving_outcome(config.out, unfinished)
     stopped = [name for name in ({} if halving is None else halving.stopped) if not records[name]]
@@ -80,7 +79,10 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
     if until is not None:  # runs that no decision is based on
         statistics = until.of_decisions(statistics)
         records = until.of_decisions(records)
-        runs = {name: [run for run in each if run.seed in records[name]] for name, each in runs.items()}
+    runs = {
+        name: [_summary(record, seed, task, config, statistics[name][seed]) for seed, record in of_variant.items()]
+        for name, of_variant in records.items()
+    }
     differences, not_compared = _differences(config, task, statistics, stopped=len(stopped))
     judged_split: Literal["val", "test"] = "val" if first.judged is None else first.judged.split
     counted = any(run.recipe.counts_updates for of_variant in records.values() for run in of_variant.values())
@@ -132,6 +134,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         recipe={name: value for name, value in recipe.items() if name not in ("graft", "seed")},
         environment=dict(first.environment),
         seeds=list(config.seeds if until is None else until.seeds[config.baseline.name]),
+        folds=config.folds,
         epochs=first.recipe.schedule.epochs if first.recipe.schedule.steps is None else first.epochs_done,
         steps=first.recipe.schedule.steps,
         variants=variants,
@@ -140,6 +143,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *([] if until is None else until_notes(until.result)),
             *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
+            *fold_notes(config),
             *judged_notes(records, task.primary),
             *start_notes(config, records, task.primary),
             *other_host_notes(config, records),
@@ -172,7 +176,7 @@ def _changed_settings(variant: Variant, records: Sequence[RunRecord], first: Run
     return {name: parse_yaml(text, source=name) for name, _, text in (o.partition("=") for o in variant.overrides)}
 
 
-def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> RunSummary:
+def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig, statistics: RunStatistics) -> RunSummary:
     rows, key = record.epochs, f"val/{task.primary}"
     if key not in rows[-1]:
         raise TrainingError(f"{record.folder}: its metrics do not contain {key}; delete this run to train it again")
@@ -184,20 +188,17 @@ def _summary(record: RunRecord, seed: int, task: Task, config: StudyConfig) -> R
     if all("step" in row for row in rows):
         curve["step"] = [float(row["step"]) for row in rows]
     curve |= {name: [float(row[name]) for row in rows] for name in names}
+    folded = isinstance(record, FoldedRecord)
+    folder = record.folder.parent if folded else record.folder
     return RunSummary(
         seed=seed,
-        folder=record.folder.relative_to(config.out).as_posix(),
-        last=_validation(rows[-1]) if record.judged is None else record.judged.compared(),
-        best=_validation(rows[best]),
+        folder=folder.relative_to(config.out).as_posix(),
+        last=compared_metrics(record) | (dict(statistics.metrics) if folded else {}),
+        best=validation_metrics(rows[best]),
         best_epoch=int(rows[best]["epoch"]),
         curve=curve,
         seconds=record.seconds,
     )
-
-
-def _validation(row: Mapping[str, float]) -> dict[str, float]:
-    """Return the validation metrics (`top1`), including the moving average's (`ema/top1`)."""
-    return {name.removeprefix("val/"): float(row[name]) for name in row if name.startswith(("val/", "ema/"))}
 
 
 def _spreads(metrics: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
@@ -240,6 +241,7 @@ def _differences(
             list(compared.values()),
             higher_is_better=task.is_higher_better(metric),
             point=0.01 if share else None,
+            folds=config.folds,
         )
         for (index, (baseline, _)), difference in zip(compared.items(), differences, strict=True):
             if difference is None:

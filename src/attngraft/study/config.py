@@ -12,6 +12,7 @@
     recipe: deit                            # a packaged recipe or a file; `set` changes its fields for all variants
     set: [optimizer.lr=5e-4]
     seeds: 3                                # seeds 0, 1, 2; or a list of seeds
+    folds: 5                                # optional cross-validation: every variant and seed is trained once per fold
     epochs: 30
     time_budget: 10m                        # instead of epochs; with both, epochs is the maximum
     suites: [robustness, calibration]       # optional: also evaluate finished runs under suites (attngraft list suites)
@@ -77,6 +78,7 @@ class StudyConfig:
     recipe: str | None = None  #: None: the defaults of the recipe dataclasses
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)  #: with `until`, the seeds of the first round
+    folds: int | None = None  #: folds of cross-validation: one run per variant, seed and fold; None: one run per seed
     epochs: int | None = None  #: None: the recipe's
     time_budget: float | None = None  #: seconds for the whole study, with `epochs` as the maximum
     fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
@@ -102,11 +104,16 @@ class StudyConfig:
         following = max(self.seeds) + 1
         return (*self.seeds, *range(following, following + MOST_SEEDS - len(self.seeds)))
 
-    def recipes(self) -> Callable[[Variant, int], Recipe]:
-        """Return a function that maps a variant and a seed to the recipe of that run.
+    @property
+    def fold_numbers(self) -> tuple[int | None, ...]:
+        """The folds of each seed, from 0; only None without cross-validation."""
+        return (None,) if self.folds is None else tuple(range(self.folds))
+
+    def recipes(self) -> Callable[[Variant, int, int | None], Recipe]:
+        """Return a function that maps a variant, a seed and a fold (see `fold_numbers`) to the recipe of that run.
 
         The study's recipe is read once. It is changed by the study's host, data and epochs, then by the study's overrides,
-        then by the variant's overrides, host, graft and seed.
+        then by the variant's overrides, host, graft, seed and fold.
 
         Raises:
             ConfigError: the recipe, an override or a field does not exist or is invalid. The returned function also raises
@@ -125,12 +132,14 @@ class StudyConfig:
             shared["train"]["threads"] = self.fitted_threads
         shared = apply_overrides(shared, self.overrides)
 
-        def recipe_of(variant: Variant, seed: int) -> Recipe:
+        def recipe_of(variant: Variant, seed: int, fold: int | None) -> Recipe:
             changes: dict[str, Any] = {"graft": None if variant.spec == "none" else variant.spec, "seed": seed}
             if variant.host is not None:
                 changes["host"] = variant.host.beside(shared["host"])
             source = f"{variant.where or variant.name}.set"
             section = apply_overrides(shared, variant.overrides, source=f"{source}:")
+            if self.folds is not None:
+                section = merge(section, {"task": {"data": {"folds": self.folds, "fold": fold}}})
             if not variant.overrides:
                 source = self.recipe or "the study's recipe"
             return recipe_from_dict({**section, **changes}, source=source)
@@ -140,11 +149,13 @@ class StudyConfig:
     def schedule_note(self) -> str | None:
         """Return a note if the recipe's warm-up and cool-down were shortened to the study's epochs.
 
-        Raises:
-            ConfigError: see `recipes`.
+        None if the recipe's file no longer exists.
         """
         epochs = self.fitted_epochs or self.epochs
-        return None if epochs is None else self._recipe().schedule.over(epochs)[1]
+        try:
+            return None if epochs is None else self._recipe().schedule.over(epochs)[1]
+        except ConfigError:
+            return None
 
     def _recipe(self) -> Recipe:
         return load_recipe(self.recipe) if self.recipe else Recipe()
@@ -156,17 +167,21 @@ class StudyConfig:
             ConfigError: see `recipes`.
         """
         recipe_of = self.recipes()
-        return {name for variant in self.variants for name in recipe_of(variant, self.seeds[0]).host_names}
+        return {
+            name
+            for variant in self.variants
+            for name in recipe_of(variant, self.seeds[0], self.fold_numbers[0]).host_names
+        }
 
     def recipe_of(self, variant: Variant, seed: int) -> Recipe:
-        """Return the resolved recipe of one run.
+        """Return the resolved recipe of one run, with folds that of the first one.
 
         For several runs, use `plan.resolve_runs`, which reads the recipe only once.
 
         Raises:
             ConfigError: see `recipes`.
         """
-        return self.recipes()(variant, seed)
+        return self.recipes()(variant, seed, self.fold_numbers[0])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as plain values, in the format of `study_from_dict`."""
@@ -178,6 +193,7 @@ class StudyConfig:
             "recipe": self.recipe,
             "set": list(self.overrides),
             "seeds": list(self.seeds),
+            "folds": self.folds,
             "epochs": self.epochs,
             "time_budget": None if self.time_budget is None else f"{self.time_budget:g}s",
             "halving": None if self.halving is None else str(self.halving),
@@ -206,6 +222,7 @@ class _StudyFile:
     recipe: str | None = None
     set: list[str] = field(default_factory=list)
     seeds: Any = 3
+    folds: int | None = None
     epochs: int | None = None
     time_budget: str | None = None
     fitted_epochs: int | None = None
@@ -261,6 +278,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         if name in _RESERVED:
             raise UsageError(f"--set {override}: {name} is set by the study; use {_RESERVED[name]} instead")
     parse_suites(file.suites)
+    _check_folds(file, source)
     halving = None if file.halving is None else parse_halving(file.halving)
     variants = read_variants(file.grafts, where=f"{source}.grafts")
     seeds = parse_seeds(file.seeds)
@@ -279,6 +297,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         recipe=file.recipe,
         overrides=tuple(file.set),
         seeds=seeds,
+        folds=file.folds,
         epochs=file.epochs,
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
@@ -323,6 +342,21 @@ def _until(file: _StudyFile, variants: Sequence[Variant], seeds: Sequence[int], 
     if file.margin is not None and not 0 < file.margin < math.inf:
         raise UsageError(f"margin: must be above zero, in points of a metric in percent; got {file.margin:g}")
     return Until(margin=file.margin, budget=None if file.budget is None else parse_duration(file.budget))
+
+
+def _check_folds(file: _StudyFile, source: str) -> None:
+    if file.folds is None:
+        return
+    if file.folds < 2:
+        raise UsageError(f"{source}.folds: must be at least 2, got {file.folds}; omit it to train on one split")
+    if file.halving not in (None, "off"):
+        raise UsageError("--halving compares runs on one split; remove it, or omit --folds")
+    if file.until == "decided":
+        raise UsageError("--until decided adds seeds on one split; omit --folds, or set the number of --seeds instead")
+    if file.suites:
+        raise UsageError(
+            "--suite evaluates runs on one split; remove it, or omit --folds (attngraft eval evaluates the run of a fold)"
+        )
 
 
 def _read_file(mapping: Mapping[str, Any], where: str) -> _StudyFile:

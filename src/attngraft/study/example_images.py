@@ -17,11 +17,11 @@ from attngraft.results.examples import (
     ExamplePrediction,
     load_examples,
 )
-from attngraft.results.records import open_records
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import baseline_of
 from attngraft.study.config import StudyConfig
 from attngraft.study.plan import finished_runs
+from attngraft.study.predictions import open_predictions
 from attngraft.tasks.images.inspection import open_thumbnails
 from attngraft.tasks.images.task import ImageTask
 from attngraft.training.build import build_task
@@ -125,7 +125,7 @@ def _answers(records: Sequence[RunRecord]) -> Answers | None:
     """Read the predictions, sorted by name; None if a run lacks them or evaluated other examples."""
     runs: list[tuple[np.ndarray, ...]] = []
     for record in records:
-        with open_records(record.predictions or record.folder / "predictions.npz") as table:
+        with open_predictions(record) as table:
             if not set(COLUMNS) <= set(table) or any(table.array(name).ndim != 1 for name in COLUMNS):
                 return None
             order = np.argsort(table.names, kind="stable")

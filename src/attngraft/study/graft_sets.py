@@ -1,5 +1,6 @@
 """Expansion of the graft sets of a study (`shortlist`, `all`) to one variant per graft."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -39,7 +40,10 @@ def with_expanded_sets(config: StudyConfig, *, build: bool = True) -> StudyConfi
             "contains"
         )
     recipe_of = config.recipes()
-    specs = {**known, **{each.key: _fitting(each, recipe_of(each, config.seeds[0])) for each in new}}
+    specs = {
+        **known,
+        **{each.key: _fitting(each, recipe_of(each, config.seeds[0], config.fold_numbers[0])) for each in new},
+    }
     keys = {variant.key for variant in config.variants}
     variants: list[Variant] = []
     for variant in config.variants:
@@ -59,7 +63,8 @@ def _started_sets(config: StudyConfig) -> Mapping[str, Sequence[str]]:
     if not file.is_file():
         return {}
     before = study_from_dict(read_study_file(file), source=str(file))
-    folders = (run_folder(config.out, variant, seed) for variant in before.variants for seed in before.seeds)
+    runs = itertools.product(before.variants, before.all_seeds, before.fold_numbers)
+    folders = (run_folder(config.out, *run) for run in runs)
     return before.graft_sets if any(RunFolder(folder).recipe.is_file() for folder in folders) else {}
 
 

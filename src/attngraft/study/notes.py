@@ -9,6 +9,7 @@ from typing import Any
 from attngraft.results.study import RunSummary
 from attngraft.results.wording import listed, recipe_text
 from attngraft.study.config import StudyConfig
+from attngraft.study.folds import each_fold
 from attngraft.study.plan import Records
 from attngraft.study.predictions import RunStatistics
 from attngraft.training.run_folder import RunRecord
@@ -51,7 +52,9 @@ def start_notes(config: StudyConfig, records: Records, metric: str) -> list[str]
         )
     before = []
     for name, by_seed in own.items():
-        values = [run.start["metrics"][f"val/{metric}"] for run in by_seed.values() if "metrics" in run.start]
+        values = [
+            run.start["metrics"][f"val/{metric}"] for run in each_fold(by_seed.values()) if "metrics" in run.start
+        ]
         if values:
             before.append(f"{fmean(values):.4g} ({name})")
     if before:
@@ -94,8 +97,18 @@ def judged_notes(records: Records, metric: str) -> list[str]:
     return notes
 
 
+def fold_notes(config: StudyConfig) -> list[str]:
+    """Return a note on what cross-validation changes."""
+    if config.folds is None:
+        return []
+    return [
+        f"Cross-validation with {config.folds} folds: every example is evaluated once per seed, by the run that was not "
+        "trained on it. Curves are means over folds. Intervals are widened because the folds' training sets overlap."
+    ]
+
+
 def _all_runs(records: Mapping[str, Mapping[int, RunRecord]]) -> list[RunRecord]:
-    return [record for by_seed in records.values() for record in by_seed.values()]
+    return each_fold(record for by_seed in records.values() for record in by_seed.values())
 
 
 def _same_weights(runs: Iterable[RunRecord]) -> bool:
@@ -188,11 +201,13 @@ def run_notes(
         missing = [seed for seed in config.seeds if seed not in records[variant.name]]
         if missing and variant.name not in stopped:
             seeds = ", ".join(map(str, missing))
-            notes.append(f"{variant.name}: no finished run of seed {seeds}; its numbers are of the other seeds.")
+            what = "no finished run" if config.folds is None else f"unfinished folds (of {config.folds})"
+            notes.append(f"{variant.name}: {what} of seed {seeds}; its numbers are of the other seeds.")
     for name in ("device_name", "threads", "packages"):
         if len({json.dumps(run.environment.get(name), sort_keys=True) for run in every}) > 1:
             notes.append(f"The runs differ in their environment ({name}), which may cause part of a difference.")
-    if len({(run.facts.get("check") or {}).get("train_digest") for run in every}) > 1:
+    trained = [run.facts.get("check") or {} for by_seed in records.values() for run in by_seed.values()]
+    if len({check.get("train_digest") for check in trained}) > 1:
         notes.append("The runs were trained on different examples: the data changed during the study.")
     stops = {
         name: sorted({int(run.epochs[-1]["step"]) for run in by_seed.values() if "step" in run.epochs[-1]})

@@ -1,6 +1,7 @@
 """The resolved study: recipe, folder and state of every run, ordered to give results early."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Literal
 
 from attngraft.files import share
 from attngraft.study.config import StudyConfig
+from attngraft.study.folds import FoldedRecord
 from attngraft.study.variants import Variant
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Task
 from attngraft.training.build import model_data_config
@@ -20,10 +22,11 @@ RunState = Literal["new", "unfinished", "finished"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """One variant with one seed."""
+    """One variant with one seed and, in cross-validation, one fold."""
 
     variant: Variant
     seed: int
+    fold: int | None = None
     recipe: Recipe
     folder: Path
     state: RunState
@@ -31,7 +34,7 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        return f"{self.variant.name}, seed {self.seed}"
+        return f"{self.variant.name}, seed {self.seed}{'' if self.fold is None else f', fold {self.fold}'}"
 
     @property
     def epochs_left(self) -> int:
@@ -42,7 +45,7 @@ class PlannedRun:
 class Study(StudyConfig):
     """A study configuration with all its runs, created by `resolve_runs`.
 
-    Runs are ordered by seed, with the baseline first within each seed, so that each finished seed is a small study.
+    Runs are ordered by seed and fold, with the baseline first, so that each finished seed is a small study.
     """
 
     runs: tuple[PlannedRun, ...]
@@ -53,11 +56,11 @@ class Study(StudyConfig):
 
     @property
     def baseline_recipe(self) -> Recipe:
-        """Recipe of the baseline with the first seed; other runs share its data and all unchanged fields."""
+        """Recipe of the baseline's first run; other runs share its data (except the fold) and all unchanged fields."""
         return self.runs[0].recipe
 
     def recipe_of(self, variant: Variant, seed: int | None = None) -> Recipe:
-        """Return the resolved recipe of a variant's run with `seed` (default: the first seed)."""
+        """Return the resolved recipe of a variant's first run with `seed` (default: the first seed)."""
         seed = self.seeds[0] if seed is None else seed
         return next(run.recipe for run in self.runs if (run.variant.name, run.seed) == (variant.name, seed))
 
@@ -72,7 +75,7 @@ class Study(StudyConfig):
         return self.out if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 
     def save_split(self, task: Task) -> None:
-        """Write the random split of `task`, if any, for all runs that have not saved anything yet.
+        """Write the random split or the folds of `task`, if any, for all runs that have not saved anything yet.
 
         Without this, a run that starts after images were added would use a different split from earlier runs.
 
@@ -96,7 +99,7 @@ class Study(StudyConfig):
                     folder.write_data(model_args={}, facts={}, judged_split="val")
 
     def save_files(self, task: Task) -> None:
-        """Write the files that `task` fitted to the training data, for runs with the baseline's input.
+        """Write the files that `task` fitted to the training data, for runs with the baseline's input and fold.
 
         Raises:
             StorageError: a file cannot be written.
@@ -104,12 +107,14 @@ class Study(StudyConfig):
         folder = self.out / FITTED_FOLDER
         task.save_files(folder)
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else []
-        inputs: dict[str, Mapping[str, object]] = {}  # by variant
+        first = self.runs[0]
+        inputs: dict[tuple[str, int | None], Mapping[str, object]] = {}  # by variant and fold
         for run in self.runs if files else ():
-            if run.variant.name not in inputs:
-                inputs[run.variant.name] = {**model_data_config(run.recipe), "task": run.recipe.task}
+            key = (run.variant.name, run.fold)
+            if key not in inputs:
+                inputs[key] = {**model_data_config(run.recipe), "task": run.recipe.task}
             fitted = RunFolder(run.folder).fitted
-            if inputs[run.variant.name] == inputs[self.baseline.name] and not RunFolder(run.folder).has_saved:
+            if inputs[key] == inputs[first.variant.name, first.fold] and not RunFolder(run.folder).has_saved:
                 for path in files:
                     share(path, fitted / path.relative_to(folder))
 
@@ -122,26 +127,27 @@ def resolve_runs(config: StudyConfig) -> Study:
         TrainingError: a run folder is damaged.
     """
     recipe_of, runs = config.recipes(), []
-    for seed in config.all_seeds:
-        for variant in config.variants:
-            folder = run_folder(config.out, variant, seed)
-            record = existing_run(folder)
-            runs.append(
-                PlannedRun(
-                    variant=variant,
-                    seed=seed,
-                    recipe=recipe_of(variant, seed),
-                    folder=folder,
-                    state="new" if record is None else run_state(record),
-                    epochs_done=0 if record is None else record.epochs_done,
-                )
+    for seed, fold, variant in itertools.product(config.all_seeds, config.fold_numbers, config.variants):
+        folder = run_folder(config.out, variant, seed, fold)
+        record = existing_run(folder)
+        runs.append(
+            PlannedRun(
+                variant=variant,
+                seed=seed,
+                fold=fold,
+                recipe=recipe_of(variant, seed, fold),
+                folder=folder,
+                state="new" if record is None else run_state(record),
+                epochs_done=0 if record is None else record.epochs_done,
             )
+        )
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(StudyConfig)}
     return Study(**fields, runs=tuple(runs))
 
 
-def run_folder(out: Path, variant: Variant, seed: int) -> Path:
-    return out / "runs" / variant.slug / f"seed{seed}"
+def run_folder(out: Path, variant: Variant, seed: int, fold: int | None = None) -> Path:
+    folder = out / "runs" / variant.slug / f"seed{seed}"
+    return folder if fold is None else folder / f"fold{fold}"
 
 
 def run_state(record: RunRecord) -> RunState:
@@ -157,18 +163,24 @@ def existing_run(folder: Path) -> RunRecord | None:
     return read_run(folder) if RunFolder(folder).recipe.is_file() else None
 
 
-#: variant name -> seed -> finished run
+#: variant name -> seed -> finished run, or a `FoldedRecord` of all its folds
 Records = dict[str, dict[int, RunRecord]]
 
 
 def finished_runs(config: StudyConfig) -> Records:
     """Read the study's finished runs, without reading its recipe, whose file may no longer exist.
 
+    With folds, a seed is included once all its folds are finished.
+
     Raises:
         TrainingError: a run folder is damaged.
     """
     records: Records = {}
     for variant in config.variants:
-        found = {seed: existing_run(run_folder(config.out, variant, seed)) for seed in config.all_seeds}
-        records[variant.name] = {seed: run for seed, run in found.items() if run and run.finished and run.epochs}
+        records[variant.name] = of_variant = {}
+        for seed in config.all_seeds:
+            found = [existing_run(run_folder(config.out, variant, seed, fold)) for fold in config.fold_numbers]
+            runs = [run for run in found if run and run.finished and run.epochs]
+            if len(runs) == len(found):
+                of_variant[seed] = runs[0] if config.folds is None else FoldedRecord.of(runs)
     return records

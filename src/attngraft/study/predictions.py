@@ -1,7 +1,7 @@
 """Saved predictions of runs: statistics with aligned examples, and the report's sections."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -9,11 +9,12 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.results.measured import MeanScore, Statistic
-from attngraft.results.records import open_records
+from attngraft.results.records import RecordTable, concatenated, open_records
 from attngraft.results.sections import Section
 from attngraft.results.study import Chance
+from attngraft.study.folds import each_fold
 from attngraft.tasks.task import Task
-from attngraft.training.run_folder import RunRecord
+from attngraft.training.run_folder import RunFolder, RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class RunStatistics:
     names: np.ndarray  #: names of the examples, (N,)
     statistics: Mapping[str, Statistic]  #: by metric
     comparable: Mapping[str, str] = field(default_factory=dict)  #: see `Measured.comparable`
+    metrics: Mapping[str, float] = field(default_factory=dict)  #: all metrics; empty without `Task.measure`
 
 
 def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
@@ -32,16 +34,32 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
     Raises:
         TrainingError: the file is missing or damaged.
     """
-    with open_records(_path(record)) as table:
+    with open_predictions(record) as table:
         statistics: dict[str, Statistic] = {}
         comparable: Mapping[str, str] = {}
+        metrics: Mapping[str, float] = {}
         if type(task).measure is not Task.measure and table.columns:
             measured = task.measure(table, record.facts)
-            statistics, comparable = dict(measured.statistics), measured.comparable
+            statistics, comparable, metrics = dict(measured.statistics), measured.comparable, measured.values
         if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
             statistics[task.primary] = MeanScore(table.score.astype(float), table.binary, fixed)
-        return RunStatistics(folder=record.folder, names=table.names, statistics=statistics, comparable=comparable)
+        return RunStatistics(
+            folder=record.folder, names=table.names, statistics=statistics, comparable=comparable, metrics=metrics
+        )
+
+
+@contextmanager
+def open_predictions(record: RunRecord) -> Iterator[RecordTable]:
+    """Context manager that opens a run's predictions, with folds those of all folds as one table.
+
+    Raises:
+        TrainingError: a file is missing or damaged.
+    """
+    with ExitStack() as files:
+        runs = each_fold([record])
+        paths = [run.predictions or RunFolder(run.folder).predictions for run in runs]
+        yield concatenated([files.enter_context(open_records(path)) for path in paths])
 
 
 def paired(
@@ -89,7 +107,7 @@ def chance_of(record: RunRecord, task: Task) -> Chance | None:
     Raises:
         TrainingError: predictions cannot be read.
     """
-    with open_records(_path(record)) as table:
+    with open_predictions(record) as table:
         chance = task.chance(table, record.facts) if table.columns else None
     if chance is None:
         return None
@@ -130,9 +148,5 @@ def variant_sections(task: Task, records: Sequence[RunRecord]) -> list[Section]:
     if not records:
         return []
     with ExitStack() as files:
-        tables = [files.enter_context(open_records(_path(record))) for record in records]
+        tables = [files.enter_context(open_predictions(record)) for record in records]
         return task.sections(tables, facts=records[0].facts) if all(tables) else []
-
-
-def _path(record: RunRecord) -> Path:
-    return record.predictions or record.folder / "predictions.npz"

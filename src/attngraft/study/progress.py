@@ -178,15 +178,24 @@ class LiveStudy(StudyProgress):
         table.add_column("variant", overflow="fold")
         for seed in seeds:
             table.add_column(f"seed {seed}")
-        rows: dict[str, dict[int, Text]] = {}
+        rows: dict[str, dict[int, list[PlannedRun]]] = {}
         for run in self._runs:
-            rows.setdefault(run.variant.name, {})[run.seed] = self._cells[run.label]
+            rows.setdefault(run.variant.name, {}).setdefault(run.seed, []).append(run)
         shown = self._visible(list(rows))
         for name in shown:
-            table.add_row(Text(name), *(rows[name].get(seed, Text("")) for seed in seeds))
+            table.add_row(Text(name), *(self._cell(rows[name].get(seed, [])) for seed in seeds))
         if hidden := len(rows) - len(shown):
             below.insert(0, Text(f"and {plural(hidden, 'variant')} more", style="dim"))
         return Group(table, *below)
+
+    def _cell(self, runs: Sequence[PlannedRun]) -> Text:
+        """Return the state of a run, or the number of finished folds."""
+        cells = [self._cells[run.label] for run in runs]
+        if not runs or runs[0].fold is None:
+            return cells[0] if cells else Text("")
+        done, failed = (sum(str(cell.style) == style for cell in cells) for style in ("green", "bold red"))
+        text = f"{done}/{len(runs)} folds" + (f", {failed} failed" if failed else "")
+        return Text(text, style="bold red" if failed else "green" if done == len(runs) else "cyan" if done else "dim")
 
     def _visible(self, names: Sequence[str]) -> list[str]:
         """Return the variants that fit on the terminal, active ones first, in the order of the study."""
@@ -257,8 +266,9 @@ def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: s
     if not runs:
         return "no runs"
     variants, seeds = len({run.variant.name for run in runs}), len({run.seed for run in runs})
+    folds = "" if runs[0].fold is None else f", {len({run.fold for run in runs})} folds"
     text = f"{plural(len(runs), 'run')} of {runs[0].recipe.schedule.length} "
-    text += f"({plural(variants, 'variant')}, {plural(seeds, 'seed')})"
+    text += f"({plural(variants, 'variant')}, {plural(seeds, 'seed')}{folds})"
     finished = sum(run.state == "finished" for run in runs)
     started = sum(run.state == "unfinished" for run in runs)
     states = [f"{finished} finished before"] if finished else []

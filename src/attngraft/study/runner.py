@@ -4,9 +4,9 @@ All state of a study is in its folder, so it can be stopped at any moment and re
 
     study.yaml  runs/<variant>/seed<k>/  cost.json  results.json  results.csv  plots/  report.html
 
-The folder also contains halving.json with successive halving, split.csv with a random validation split, suites.csv if runs
-are evaluated under suites, and examples.json with images for the report. The executor decides where and how many runs are
-trained at a time; the files do not depend on it.
+With folds, a seed's folder contains one run per fold, fold<f>/. The folder also contains halving.json with successive
+halving, split.csv with a random validation split or folds, suites.csv if runs are evaluated under suites, and examples.json
+with images for the report. The executor decides where and how many runs are trained at a time; files do not depend on it.
 """
 
 import dataclasses
@@ -43,6 +43,7 @@ from attngraft.study.cost import load_costs, measure_costs, save_costs
 from attngraft.study.example_images import example_images
 from attngraft.study.executors import Automatic, Ray
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
+from attngraft.study.folds import each_fold
 from attngraft.study.graft_sets import with_expanded_sets
 from attngraft.study.halving import HalvingQueue, refuse_other_units
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
@@ -517,7 +518,7 @@ def _with_chosen_batches(config: StudyConfig, study: Study) -> StudyConfig:
         return config
     own = {variant.name for variant in config.variants if variant.sets("train.accumulate")}
     finished = [run for name, runs in finished_runs(config).items() if name not in own for run in runs.values()]
-    chosen = max((run.recipe.train.accumulate for run in finished), default=train.accumulate)
+    chosen = max((run.recipe.train.accumulate for run in each_fold(finished)), default=train.accumulate)
     if chosen == train.accumulate:
         return config
     return dataclasses.replace(config, overrides=(*config.overrides, f"train.accumulate={chosen}"))

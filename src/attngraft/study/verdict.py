@@ -54,8 +54,12 @@ def compare_all(
     *,
     higher_is_better: bool,
     point: float | None = None,
+    folds: int | None = None,
 ) -> list[Difference | None]:
-    """Return `compare_statistics` of each pair of baseline and variant, resampling the same baseline once."""
+    """Return `compare_statistics` of each pair of baseline and variant, resampling the same baseline once.
+
+    With `folds`, the interval is widened for the overlap of their training sets (`Components.with_folds`).
+    """
     scores: dict[int, tuple[np.ndarray, list[McNemar]]] = {}  # index -> differences of scores (S, N), tests
     others: dict[tuple[tuple[Statistic, ...], int], dict[int, list[Statistic]]] = {}  # same baseline and resamples
     by_seed: dict[int, np.ndarray] = {}
@@ -81,7 +85,7 @@ def compare_all(
         found[index] = _difference(
             by_seed[index],
             bootstrap,
-            components(differences),
+            components(differences).with_folds(folds),
             tests=tests,
             higher_is_better=higher_is_better,
             point=point,
@@ -91,7 +95,12 @@ def compare_all(
         resampled = crossed_bootstraps_of(same, list(variants.values()), resamples=resamples)
         for index, (bootstrap, estimated) in zip(variants, resampled, strict=True):
             difference = _difference(
-                by_seed[index], bootstrap, estimated, tests=[], higher_is_better=higher_is_better, point=point
+                by_seed[index],
+                bootstrap,
+                estimated.with_folds(folds),
+                tests=[],
+                higher_is_better=higher_is_better,
+                point=point,
             )
             found[index] = dataclasses.replace(difference, resamples=resamples)
     return [found.get(index) for index in range(len(pairs))]

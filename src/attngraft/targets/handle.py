@@ -25,7 +25,7 @@ from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.task import Serving
 from attngraft.training.evaluate import Weights
-from attngraft.training.run_folder import RunRecord, runs_below
+from attngraft.training.run_folder import RunRecord, folder_of_study, runs_below
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,14 +173,14 @@ def _imagenet(model: nn.Module, preparation: Preprocessor) -> Serving | None:
 
 def _run_name(record: RunRecord) -> str:
     """Return the name of the variant and the seed for a run of a study, otherwise the folder's name."""
-    folder = record.folder.resolve()
-    if folder.parent.parent.name != "runs":
+    folder, study = record.folder.resolve(), folder_of_study(record.folder)
+    if study is None:
         return folder.name
-    study = folder.parents[2]
     inside = folder.relative_to(study).as_posix()
     try:
         variants = read_study(study).variants
     except ConfigError:  # no result yet
         variants = []
-    named = (each.name for each in variants if any(run.folder == inside for run in each.runs))
-    return f"{next(named, folder.parent.name)}/{folder.name}"
+    named = (each.name for each in variants if any(run.includes(inside) for run in each.runs))
+    _, variant, *of_run = folder.relative_to(study).parts
+    return "/".join([next(named, variant), *of_run])

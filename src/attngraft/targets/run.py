@@ -20,7 +20,7 @@ from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task, host_defaults, model_data_config
 from attngraft.training.evaluate import Weights, trained_model
-from attngraft.training.run_folder import RunFolder, RunRecord, read_run
+from attngraft.training.run_folder import RunFolder, RunRecord, folder_of_study, read_run
 
 PACKAGES = ("attngraft", "torch", "timm")
 _SHOWN = 3  #: maximum number of runs listed in a message
@@ -112,8 +112,9 @@ def _origin(record: RunRecord, weights: Weights, task: Task) -> Origin:
     """Return the origin of the weights, with the run's metrics at that epoch."""
     part = "ema" if "ema" in weights else "val"
     key = f"{part}/{task.primary}"
-    folder = record.folder.resolve().parts  # no paths of this machine; for a run of a study, variant and seed
-    name = "/".join(folder[-2:] if len(folder) > 2 and folder[-3] == "runs" else folder[-1:])
+    folder, study = record.folder.resolve(), folder_of_study(record.folder)
+    # no paths of this machine; for a run of a study, variant and seed
+    name = folder.name if study is None else "/".join(folder.relative_to(study).parts[1:])
     rows = [row for row in record.epochs if key in row]
     if not rows:
         return Origin(run=name, weights=weights, seed=record.recipe.seed)
@@ -136,7 +137,10 @@ def _runs_of(study: Path) -> str:
             mean = f"{style.label} {style.value(spread.mean if spread else None)}{style.unit}"
             ranked.append((-math.inf if spread is None else spread.mean * sign, variant, mean))
     ranked.sort(key=lambda each: each[0], reverse=True)
-    shown = [f"{study / variant.runs[0].folder} ({variant.name}: {mean})" for _, variant, mean in ranked[:_SHOWN]]
+    fold = "" if result.folds is None else "fold0"
+    shown = [
+        f"{study / variant.runs[0].folder / fold} ({variant.name}: {mean})" for _, variant, mean in ranked[:_SHOWN]
+    ]
     return ", ".join(shown) or "a finished run (there is none yet)"
 
 

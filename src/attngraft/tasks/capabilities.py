@@ -11,6 +11,7 @@ CAPABILITIES = {
     "data_check": ("attngraft data check", "train on the data, which checks them first"),
     "explorer": ("the explorer of images (attngraft explore)", "give models of another task"),
     "export": ("export", "give a run of another task"),
+    "folds": ("--folds", "remove it"),
     "generation": ("generation", ""),  # never required; FSDP rejects it (`Task.needs_unwrapped`)
     "halving": ("--halving", "remove it"),
     "labels": ("test sets and analyses of one label per example", "remove them"),

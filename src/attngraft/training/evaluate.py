@@ -388,7 +388,8 @@ def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:
     """Return the recipe with another source of data or another validation split, where not None."""
     section = dict(recipe.task.get("data", {}))
     if data is not None or split is not None:
-        section.pop("split_file", None)  # a split file names images of the run's own data
+        for name in ("split_file", "folds", "fold", "group_column"):  # they divide the run's own data
+            section.pop(name, None)
     if data is not None:
         section["source"] = data
     if split is not None:

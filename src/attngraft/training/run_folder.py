@@ -46,8 +46,15 @@ _SHOWN = 3  #: maximum number of runs listed in a message
 Metrics = dict[str, float]
 JudgedSplit = Literal["val", "test"]
 
-STUDY_FILE = "study.yaml"  #: in the folder of a study, which has its runs in runs/<variant>/seed<k>/
+#: in the folder of a study, which has its runs in runs/<variant>/seed<k>/ or, with folds, runs/<variant>/seed<k>/fold<f>/
+STUDY_FILE = "study.yaml"
 TRACKERS_FILE = "trackers.json"  #: in the folder of a run or a study
+
+
+def folder_of_study(run: Path) -> Path | None:
+    """Return the folder above `runs/<variant>/seed<k>` or `runs/<variant>/seed<k>/fold<f>`; None for other folders."""
+    above = run.resolve().parents
+    return next((above[depth] for depth in (2, 3) if len(above) > depth and above[depth - 1].name == "runs"), None)
 
 
 class RunFolder:
@@ -81,8 +88,8 @@ class RunFolder:
     @property
     def study(self) -> Path | None:
         """Return the folder of the study that contains the run; None if there is none."""
-        above = self.path.resolve().parents
-        return above[2] if len(above) > 2 and (above[2] / STUDY_FILE).is_file() else None
+        study = folder_of_study(self.path)
+        return study if study is not None and (study / STUDY_FILE).is_file() else None
 
     @property
     def has_saved(self) -> bool:
@@ -282,14 +289,16 @@ def read_run(folder: Path | str) -> RunRecord:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the folders of the runs of a study."""
-    return sorted(path.parent for path in folder.glob("runs/*/*/recipe.yaml"))
+    """Return the folders of the runs of a study, or of the folds of a seed."""
+    patterns = ("runs/*/*/recipe.yaml", "runs/*/*/fold*/recipe.yaml", "fold*/recipe.yaml")
+    return sorted(path.parent for pattern in patterns for path in folder.glob(pattern))
 
 
 def _not_a_run(folder: Path) -> str:
     if runs := runs_below(folder):
         shown = ", ".join(map(str, runs[:_SHOWN])) + (", ..." if len(runs) > _SHOWN else "")
-        return f"{folder} is a study; give one of its runs: {shown}"
+        what = "a study" if (folder / "runs").is_dir() else "a seed with folds"
+        return f"{folder} is {what}; give one of its runs: {shown}"
     if not folder.exists():
         return f"{folder}: no such folder; give the folder of a run"
     if (folder / "attngraft.json").is_file():

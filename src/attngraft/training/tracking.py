@@ -179,6 +179,6 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _label(folder: RunFolder) -> str:
-    """Return the name of a run: of its folder or, in a study, `study/variant/seed0`."""
-    path = folder.path.resolve()
-    return path.name if folder.study is None else "/".join((folder.study.name, *path.parts[-2:]))
+    """Return the name of a run: of its folder or, in a study, `study/variant/seed0` (`study/variant/seed0/fold1`)."""
+    path, study = folder.path.resolve(), folder.study
+    return path.name if study is None else "/".join((study.name, *path.relative_to(study).parts[1:]))

@@ -21,7 +21,7 @@ def test_a_random_split_takes_a_fifth_of_each_class_and_is_kept_when_rows_move(t
     found = open_texts(config)
     assert found.drawn and found.classes == ("bad", "good", "odd")
     assert found.counts() == {"train": dict.fromkeys(found.classes, 8), "val": dict.fromkeys(found.classes, 2)}
-    save_split(tmp_path / "split.csv", found.train, found.val)
+    save_split(tmp_path / "split.csv", {"train": found.train, "val": found.val})
     table(tmp_path / "a.csv", rows[::-1])
     again = open_texts(config, saved_split=tmp_path / "split.csv")
     assert set(again.val.texts) == set(found.val.texts)

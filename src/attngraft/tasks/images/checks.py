@@ -85,8 +85,8 @@ def refuse_masks(source: ImageSource) -> None:
                 )
 
 
-def check_split(source: ImageSource, images: Images, name: str) -> None:
-    """Check that the split `name` has all classes, and that its first image is readable.
+def check_split(source: ImageSource, images: Images, name: str, *, every_class: bool = True) -> None:
+    """Check that the split `name` has all classes (with `every_class`), and that its first image is readable.
 
     Args:
         name: training, validation or test.
@@ -105,7 +105,7 @@ def check_split(source: ImageSource, images: Images, name: str) -> None:
         raise DataError(f"{source.where}: no images are left for {name} ({source.origin}); {remedy}")
     if source.numeric:
         _refuse_constant(source, images, name)
-    else:
+    elif every_class:
         _refuse_empty(source, class_counts(images, len(source.classes)), f"{name} images")
     if name != "training":
         images.open(0)

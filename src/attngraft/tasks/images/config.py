@@ -22,6 +22,7 @@ class DataConfig:
     Runs are compared on the test split if the source has one; validation then only selects the best epoch. Without
     `val_split`, `val_fraction` and `split_file`, the source's own validation split is used. If the source has no
     splits (class folders, a tar of class folders, `digits`), a random 20% of each class is used for validation.
+    With `folds`, training and validation images are divided into folds at random, and the test split is not used.
     """
 
     numeric: ClassVar[bool] = False  #: whether labels are numbers instead of classes
@@ -41,6 +42,11 @@ class DataConfig:
     label_columns: tuple[str, ...] | None = None  #: tables: 0/1 columns, one per class, instead of label_column
     label_separator: Separator | None = None  #: separator of label lists; `none`: one label per image; null: detected
     split_column: str | None = None  #: tables: column with the split's name (train, val); null: detected by name
+    folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
+    fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
+    group_column: str | None = (
+        None  #: tables: column of groups (patients, ...), kept whole by a random split and by folds
+    )
     split_file: str | None = None  #: split written by `attngraft data check --save-split`, instead of a random one
     order: Order = "random"  #: tars: `shards` reads one shard after another, approximately in the order on disk
     shuffle_buffer: int = 2000  #: `order: shards`: largest distance of an image from its position on disk, in images
@@ -58,6 +64,16 @@ class DataConfig:
         other = self.test_split is None or self.test_split not in (self.train_split, self.val_split)
         require(self, "test_split", other, "is also used for training or validation; name another split, or none")
         require(self, "split_seed", self.split_seed >= 0, "must not be negative")
+        folds, fold = self.folds, self.fold
+        require(self, "folds", folds is None or folds >= 2, "must be at least 2")
+        needed = "requires task.data.fold; attngraft compare --folds trains all folds"
+        require(self, "folds", folds is None or fold is not None, needed)
+        inside = fold is None or (folds is not None and 0 <= fold < folds)
+        require(self, "fold", inside, "must be at least 0 and below task.data.folds")
+        alone = folds is None or fraction is None
+        require(self, "val_fraction", alone, "cannot be combined with folds, which define the validation images")
+        small = fraction is None or fraction <= 0.5 or self.group_column is None
+        require(self, "val_fraction", small, "must be at most 0.5 with group_column")
         require(self, "classes", classes is None or len(set(classes)) == len(classes), "contains a class twice")
         require(self, "classes", classes is None or len(classes) >= 2, "must name at least two classes")
         alone = columns is None or self.label_column is None

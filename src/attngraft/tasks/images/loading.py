@@ -13,7 +13,7 @@ from attngraft.tasks.images.checks import class_counts, classes_without_images, 
 from attngraft.tasks.images.config import AugmentConfig, DataConfig
 from attngraft.tasks.images.decoded import decoded_bytes, keep_decoded
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.opening import OpenedImages, TrainVal, open_images
+from attngraft.tasks.images.opening import OpenedImages, Parts, open_images
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources import Images, decoded
 from attngraft.tasks.images.splits import EpochSampling, ImageSplit, LabelledSplit, PixelSplit
@@ -32,7 +32,7 @@ class LoadedImages:
     test: LabelledSplit | None
     counts: np.ndarray  #: (classes,) number of training images of each class; empty for numbers
     facts: dict[str, Any]  #: JSON-ready, for the run folder and the report
-    random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
+    random_split: Parts | None  #: None: no random split, or it cannot be saved to a file
     decoded_bytes: int | None  #: see `TaskData`
     refusal: str  #: see `TaskData`
 

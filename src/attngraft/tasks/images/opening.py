@@ -28,7 +28,7 @@ from attngraft.tasks.task import SPLIT_FILE, load_task
 
 log = logging.getLogger(__name__)
 
-TrainVal = tuple[Images, Images]  #: training and validation split with all images, readable or not
+Parts = Mapping[str, Images]  #: train and val, or the folds, by number, with all images, readable or not
 
 _SHOWN = 20  #: largest number of unreadable images listed in an error message
 
@@ -41,7 +41,7 @@ class OpenedImages:
     val: Images
     sizes: Mapping[str, np.ndarray]  #: width and height of the images of train, val and test, (N, 2); 0: unknown
     facts: dict[str, Any]  #: JSON-ready issues and skipped images; `notes` for the report
-    random_split: TrainVal | None  #: None: no random split, or it cannot be saved to a file
+    random_split: Parts | None  #: None: no random split, or it cannot be saved to a file
     leak: str  #: why no new run should train on copies of its validation images; empty if there are few or none
 
 
@@ -54,7 +54,7 @@ class Survey:
     scan: ScanResult  #: of all images, readable or not, in the order training, validation, test
     issues: DataIssues
     sizes: Mapping[str, np.ndarray]  #: see `OpenedImages`
-    split: TrainVal | None  #: None: validation images were not taken from the training split
+    split: Parts | None  #: None: validation images were not taken from the training split
     refusals: list[str] = field(default_factory=list)  #: reasons why training would reject the data
     leak: str = ""  #: reason why new runs would reject the data, see `OpenedImages`
 
@@ -91,7 +91,7 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
         **test,
     }
     random_split = None if config.split_file is not None else survey.split
-    if random_split is not None and not has_unique_names(*random_split):
+    if random_split is not None and not has_unique_names(random_split):
         log.warning(
             "%s: the random split cannot be saved, because some images have the same name; rename them",
             printable(source.where),
@@ -117,15 +117,13 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None) -> Sur
         DataError: the source cannot be opened at all.
     """
     source = restrict(open_source(config), config.classes)
-    splits_train = source.val is None or config.splits_train
-    split: TrainVal | None = None
+    split: Parts | None = None
     refusals: list[str] = []
     val: Images | None = None
     try:
         check_amount(source)
         refuse_masks(source)
-        source, val = with_validation(source, config, saved_split=saved_split)
-        split = (source.train, val) if splits_train else None
+        source, val, split = with_validation(source, config, saved_split=saved_split)
     except DataError as error:
         refusals.append(str(error))
         val = source.val
@@ -145,7 +143,7 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None) -> Sur
             if scanned.problems:
                 check_amount(replace(source, val=val))
             check_split(source, source.train, "training")
-            check_split(source, val, "validation")
+            check_split(source, val, "validation", every_class=config.folds is None)
         except DataError as error:
             refusals.append(str(error))
     if source.test is not None:
@@ -156,7 +154,7 @@ def survey_images(config: DataConfig, *, saved_split: Path | None = None) -> Sur
                 refusals.append(str(error))
             note = f"The split {source.test_split} is not used as a test split: {error}"
             source = replace(source, test=None, notes=(*source.notes, note))
-    leak = leak_refusal(source, issues, existing, drawn=splits_train)
+    leak = leak_refusal(source, issues, existing, drawn=split is not None)
     sizes = {name: scanned.sizes[rows] for name, rows in _readable_rows(existing, scanned).items()}
     return Survey(
         source=source,

@@ -16,7 +16,7 @@ from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.distillation import ImageDistillation, TeacherLoss
 from attngraft.tasks.images.inputs import HostInput, ImageBatches, Mix
 from attngraft.tasks.images.loading import LoadedImages, load_images
-from attngraft.tasks.images.opening import TrainVal
+from attngraft.tasks.images.opening import Parts
 from attngraft.tasks.images.sampling import Sampling
 from attngraft.tasks.images.sources.splitting import save_split
 from attngraft.tasks.images.splits import LabelledSplit
@@ -31,7 +31,7 @@ class ImageTask(LogitsTask):
     """Base class that loads images, normalizes batches and saves random splits."""
 
     capabilities: ClassVar[frozenset[str]] = frozenset(
-        {"analyses", "data_check", "explorer", "export", "halving", "predict"}
+        {"analyses", "data_check", "explorer", "export", "folds", "halving", "predict"}
     )
     multilabel: ClassVar[bool] = False  #: whether an image can have several labels
     numeric: ClassVar[bool] = False  #: whether labels are numbers instead of classes
@@ -44,7 +44,7 @@ class ImageTask(LogitsTask):
 
     def __init__(self, config: Any, *, seed: int) -> None:
         super().__init__(config, seed=seed)
-        self._random_split: TrainVal | None = None
+        self._random_split: Parts | None = None
         self._cache: DecodedCache | None = None
         self._eval_crop_pct: float | None = None  # None: chosen by the size of the images
 
@@ -89,7 +89,7 @@ class ImageTask(LogitsTask):
 
     def save_split(self, path: Path) -> bool:
         if self._random_split is not None and self._saved_split != path:
-            save_split(path, *self._random_split)
+            save_split(path, self._random_split)
         return self._random_split is not None
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -26,6 +26,9 @@ class TextDataConfig:
     test_split: str | None = None
     val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
+    folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
+    fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
+    group_column: str | None = None  #: column of groups (patients, ...), kept whole by a random split and by folds
     split_file: str | None = None  #: file with a saved split, used instead of a random split
     check: Literal["auto", "off"] = "auto"  #: off: train even if validation or test texts are copies of training texts
 

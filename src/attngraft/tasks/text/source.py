@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,8 +11,8 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.tasks.images.checks import copies_refusal
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, read_splits
-from attngraft.tasks.images.sources.splitting import validation_mask
-from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, read_labels, read_table
+from attngraft.tasks.images.sources.splitting import POOLED, divide
+from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, read_groups, read_labels, read_table
 from attngraft.tasks.text.config import TextDataConfig
 
 TEXT_NAMES = (
@@ -49,7 +49,7 @@ class TextSource:
     val: Texts
     test: Texts | None
     origin: str  #: description of the split, for the report
-    drawn: bool  #: whether the split is random
+    drawn: Mapping[str, Texts]  #: train and val, or folds by number, of a random split; empty if it is not random
     notes: tuple[str, ...] = ()
     refusal: str = ""  #: why no new run should train on these texts, see `TaskData`
 
@@ -83,15 +83,18 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     table, in_val, origin = found.table, found.side == 1, found.origin
     column = text_column(table, config.text_column)
     split_column = config.split_column or find_column(table, SPLIT_NAMES)
-    labels = read_labels(table, settings, exclude={column, split_column or ""})
+    labels = read_labels(table, settings, exclude={column, split_column or "", config.group_column or ""})
     texts = _texts(table, column)
     every = Texts(names=text_names(texts), texts=texts, labels=labels.values)
     if len(labels.classes) < 2:
         raise DataError(f"{table.where}: all texts have the label {labels.classes[0]!r}; training needs two classes")
-    drawn = config.split_file is None and not in_val.any()
+    drawn = config.split_file is None and (config.folds is not None or not in_val.any())
     notes: list[str] = []
+    parts: dict[str, Texts] = {}
+    if config.folds is not None and in_val.any():
+        notes.append(POOLED.format(noun="text"))
     if drawn or config.split_file is not None:
-        in_val, origin, notes = validation_mask(
+        division = divide(
             every,
             every.labels,
             settings,
@@ -99,15 +102,21 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
             origin=origin,
             classes=labels.classes,
             saved_split=saved_split,
+            groups=None if config.group_column is None else read_groups(table, config.group_column),
             noun="text",
         )
+        in_val, origin = division.in_val, division.origin
+        notes += division.notes
+        parts = {name: every.take(indices) for name, indices in division.indices().items()} if drawn else {}
     train, val = every.take(np.flatnonzero(~in_val)), every.take(np.flatnonzero(in_val))
     absent = sorted(set(range(len(labels.classes))) - set(train.labels.tolist()))
     if absent or not len(val):
         what = f"training text of class {labels.classes[absent[0]]!r}" if absent else "text for validation"
         raise DataError(f"{table.where}: no {what} ({origin}); add some, or change the split")
     test, note = None, ""
-    if found.test_split is not None:
+    if found.test_split is not None and config.folds is not None:
+        note = f"The test split {found.test_split} is not used: folds divide training and validation texts only."
+    elif found.test_split is not None:
         test, note = _test_texts(config, found.test_split, labels.classes)
     elif config.test_split not in (None, "none"):
         raise DataError(
@@ -133,7 +142,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         val=val,
         test=test,
         origin=origin,
-        drawn=drawn,
+        drawn=parts,
         notes=tuple(filter(None, notes)),
         refusal=next(filter(None, refusals), ""),
     )

@@ -61,7 +61,7 @@ class TextClassification(LabelTask):
     name = "text_classification"
     default_recipe = "text"
     auto_class = "AutoModelForSequenceClassification"
-    capabilities = frozenset({"data_check", "export", "halving", "labels", "predict"})
+    capabilities = frozenset({"data_check", "export", "folds", "halving", "labels", "predict"})
     config: TextClassificationConfig
     config_class = TextClassificationConfig
     sources = (
@@ -135,7 +135,7 @@ class TextClassification(LabelTask):
         if self._source is None or not self._source.drawn:
             return False
         if self._saved_split != path:
-            save_split(path, self._source.train, self._source.val)
+            save_split(path, self._source.drawn)
         return True
 
     def load_files(self, folder: Path) -> None:

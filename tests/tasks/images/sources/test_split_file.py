@@ -17,7 +17,7 @@ def saved(data: TaskData, path: Path) -> Path:
     train, val = data.train, data.val
     assert isinstance(train, LabelledSplit)
     assert isinstance(val, LabelledSplit)
-    return save_split(path, train.images, val.images)
+    return save_split(path, {"train": train.images, "val": val.images})
 
 
 def names(data: TaskData, part: str = "val") -> set[str]:

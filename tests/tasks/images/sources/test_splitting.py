@@ -27,7 +27,7 @@ def random_split(labels: np.ndarray, fraction: float = 0.2, seed: int = 0) -> np
     parts = ImageSource(
         kind="table", where="x.csv", classes=classes, train=images, val=None, origin="the rows", multilabel=True
     )
-    rest, val = with_validation(parts, DataConfig(source="x.csv", val_fraction=fraction, split_seed=seed))
+    rest, val, _ = with_validation(parts, DataConfig(source="x.csv", val_fraction=fraction, split_seed=seed))
     assert sorted([*rest.train.names, *val.names], key=int) == names
     assert (val.labels == labels[[int(name) for name in val.names]]).all(), "labels go with their images"
     assert (rest.train.labels == labels[[int(name) for name in rest.train.names]]).all()

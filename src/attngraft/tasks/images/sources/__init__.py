@@ -43,8 +43,16 @@ def open_source(config: DataConfig) -> ImageSource:
             f"{config.source}: no split {config.test_split!r} (task.data.test_split) besides training and validation; "
             "correct the name, or remove it"
         )
-    if source.test_split is not None:
+    if source.test_split is not None and config.folds is not None:
+        note = f"The test split {source.test_split} is not used: folds divide training and validation images only."
+        source = replace(source, notes=(*source.notes, note))
+    elif source.test_split is not None:
         source = _with_test(source, config)
+    if config.group_column is not None and source.groups is None:
+        raise DataError(
+            f"{config.source}: task.data.group_column requires a table (.csv, .tsv, .parquet) of images; list the images "
+            "in a table, or remove it"
+        )
     if config.root is not None and source.kind not in ("table", "timm", "coco"):
         raise DataError(f"{config.source}: task.data.root applies only to tables, COCO and timm sources; remove it")
     if config.val_split is not None and source.val is None:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -158,6 +158,7 @@ class ImageSource:
     multilabel: bool = False  #: whether labels are (N, K) uint8, see `Images`
     numeric: bool = False  #: whether labels are numbers (N, K) float64, named by `classes`
     notes: tuple[str, ...] = ()  #: notes on how the source was read, for the report
+    groups: Mapping[str, str] | None = None  #: group of each image by name (`task.data.group_column`)
 
 
 def configured_root(config: DataConfig) -> Path | None:
@@ -206,6 +207,11 @@ def find_train(available: Sequence[str], config: DataConfig, *, where: str) -> s
     return find_split(available, config.train_split, TRAIN_NAMES, field="train_split", where=where)
 
 
+def usual_val_names(config: DataConfig) -> Sequence[str]:
+    """Return the usual names of validation splits; with folds, without those of test splits, which are never used then."""
+    return VAL_NAMES if config.folds is None else [name for name in VAL_NAMES if name not in TEST_NAMES]
+
+
 def find_val(available: Sequence[str], config: DataConfig, *, train: str, where: str) -> str | None:
     """Return the name of the validation split; None if it is to be taken from the training split.
 
@@ -215,8 +221,8 @@ def find_val(available: Sequence[str], config: DataConfig, *, train: str, where:
     if not config.val_split and config.splits_train:
         return None
     others = [name for name in available if name != config.test_split]
-    val = find_split(others, config.val_split, VAL_NAMES, field="val_split", where=where)
-    if val is None:
+    val = find_split(others, config.val_split, usual_val_names(config), field="val_split", where=where)
+    if val is None and config.folds is None:
         raise missing_validation(where, train, available)
     return val
 

@@ -18,12 +18,12 @@ from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
-    VAL_NAMES,
     ImageSource,
     configured_root,
     find_split,
     find_test,
     missing_validation,
+    usual_val_names,
 )
 from attngraft.tasks.images.sources.folder import FolderImages
 
@@ -68,8 +68,9 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
             f"{', '.join(available)}"
         )
     named = config.val_split or not config.splits_train
-    val = find_split(known, config.val_split, VAL_NAMES, field="val_split", where=str(path)) if named else None
-    if named and val is None:
+    usual = usual_val_names(config)
+    val = find_split(known, config.val_split, usual, field="val_split", where=str(path)) if named else None
+    if named and val is None and config.folds is None:
         raise missing_validation(str(path), short.get(train, train), list(available))
     files = [available[short.get(name, name)] for name in (train, val) if name is not None]
     origin = " and ".join(file.relative_to(path).as_posix() for file in files)

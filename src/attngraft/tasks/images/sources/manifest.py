@@ -28,6 +28,7 @@ from attngraft.tasks.images.sources.table import (
     MISSING,
     LabelTable,
     find_column,
+    read_groups,
     read_labels,
     read_numbers,
     read_table,
@@ -177,7 +178,7 @@ def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
             f"{table.where}: cannot find the column of paths (looked for {', '.join(PATH_NAMES[:4])}, ...); name it with "
             f"--set task.data.path_column=NAME; available: {', '.join(table.columns)}"
         )
-    exclude, used = {column, _split_column(table, config) or ""}, found.used()
+    exclude, used = {column, _split_column(table, config) or "", config.group_column or ""}, found.used()
     labels = (read_numbers if config.numeric else read_labels)(used.table, config, exclude=exclude)
     if labels.multilabel and len(used.table) < len(table):  # classes are those of all rows
         labels = read_labels(table, config, exclude=exclude)
@@ -196,10 +197,14 @@ def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
         rows = np.flatnonzero(found.side == which)
         return FolderImages(root, names=[paths[row] for row in rows], labels=labels.values[rows])
 
+    groups = None
+    if config.group_column is not None:
+        groups = dict(zip(paths, read_groups(table, config.group_column), strict=True))
     return ImageSource(
         kind="table",
         where=table.where,
         classes=labels.classes,
+        groups=groups,
         train=images(0),
         val=images(1) if (found.side == 1).any() else None,
         origin=found.origin,

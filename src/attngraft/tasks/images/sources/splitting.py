@@ -1,10 +1,11 @@
-"""Splitting into training and validation: random and stratified, or as listed in an editable file."""
+"""Splitting into training and validation or into folds: random and stratified, or as listed in an editable file."""
 
 import csv
 import hashlib
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,12 +16,17 @@ from attngraft.files import write_atomically
 from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
+from attngraft.tasks.images.sources.folds import draw_folds
+from attngraft.tasks.images.sources.pooling import pool
 
 HEADER = ["name", "part"]
 DEFAULT_FRACTION = 0.2  #: fraction of each class used for validation, for sources without splits
 
 _SHOWN = 5  #: largest number of names listed in a message
 _CHECK_WRITES_IT = "add rows for them, or write the file again with attngraft data check --save-split"
+POOLED = (
+    "With folds, the {noun}s of the training and the validation split are pooled, and each is used for validation once."
+)
 _REMOVE_THEM = "remove them from the data, add rows for them to this file, or start in another folder"
 
 
@@ -31,18 +37,41 @@ class Named(Protocol):
     def names(self) -> Sequence[str]: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """Division of N examples into training and validation, or into folds."""
+
+    part: np.ndarray  #: (N,): name of each example's part in a split file: train, val, or the number of a fold
+    in_val: np.ndarray  #: (N,): whether the example is used for validation
+    origin: str  #: description, for the report
+    notes: Sequence[str] = ()
+
+    def indices(self) -> dict[str, np.ndarray]:
+        """Return the indices of the examples of each part."""
+        return {str(part): np.flatnonzero(self.part == part) for part in np.unique(self.part)}
+
+
 def with_validation(
     source: ImageSource, config: DataConfig, *, saved_split: Path | None = None
-) -> tuple[ImageSource, Images]:
-    """Return the source with its final training split, and the validation images; see `validation_mask`.
+) -> tuple[ImageSource, Images, dict[str, Images] | None]:
+    """Return the source with its final training split, the validation images, and all parts of the division.
+
+    The parts are None if validation is a split of the source. With folds, training and validation images of the source are
+    divided together.
 
     Raises:
-        DataError: see `validation_mask`.
+        DataError: see `divide`.
     """
-    if source.val is not None and not config.splits_train:
-        return source, source.val
-    images, labels = source.train, source.train.labels
-    in_val, origin, notes = validation_mask(
+    if source.val is not None and not config.splits_train and config.folds is None:
+        return source, source.val, None
+    images, notes = source.train, source.notes
+    if config.folds is not None and source.val is not None:
+        images = pool(source.train, source.val)
+        notes = (*notes, POOLED.format(noun="image"))
+    labels, groups = images.labels, None
+    if source.groups is not None:
+        groups = [source.groups[name] for name in images.names]
+    found = divide(
         images,
         labels,
         config,
@@ -50,13 +79,15 @@ def with_validation(
         origin=source.origin,
         classes=source.classes,
         saved_split=saved_split,
+        groups=groups,
     )
-    train, val = np.flatnonzero(~in_val), np.flatnonzero(in_val)
-    rest = replace(source, train=images.take(train, labels[train]), origin=origin, notes=(*source.notes, *notes))
-    return rest, images.take(val, labels[val])
+    train, val = np.flatnonzero(~found.in_val), np.flatnonzero(found.in_val)
+    rest = replace(source, train=images.take(train, labels[train]), origin=found.origin, notes=(*notes, *found.notes))
+    parts = {name: images.take(indices, labels[indices]) for name, indices in found.indices().items()}
+    return rest, images.take(val, labels[val]), parts
 
 
-def validation_mask(
+def divide(
     examples: Named,
     labels: np.ndarray,
     config: DataConfig,
@@ -65,35 +96,73 @@ def validation_mask(
     origin: str,
     classes: Sequence[str],
     saved_split: Path | None,
+    groups: Sequence[str] | None = None,
     noun: str = "image",
-) -> tuple[np.ndarray, str, list[str]]:
-    """Return which of the training examples are used for validation, a description of the split, and notes.
+) -> Division:
+    """Divide examples into training and validation, or into folds (`folds.draw_folds`).
 
     A random split takes the same fraction of every class, but at least one example, and leaves at least one for training. It
     depends only on the order of the examples, the fraction and `split_seed`. Examples with several labels are split by
-    iterative stratification, examples labeled with numbers without stratification.
+    iterative stratification, examples labeled with numbers without stratification. With `groups`, validation is one of
+    1 / fraction folds, which keep groups whole.
 
     With `split_file`, that file assigns the examples. `saved_split` is a file of the same format that is used instead of a
     random split.
 
     Raises:
-        DataError: a class has a single example and cannot be split; see also `read_split`.
+        DataError: a class has a single example and cannot be split, or the folds cannot be formed; see also `read_split`.
     """
+    parts = ("train", "val") if config.folds is None else tuple(map(str, range(config.folds)))
+    val = parts[1] if config.fold is None else str(config.fold)
+    if config.folds is not None:
+        _refuse_equal_names(examples, where=where, noun=noun)
     if config.split_file is not None:
         path = Path(config.split_file).expanduser()
-        in_val, notes = read_split(path, examples, where=where, noun=noun)
-        return in_val, f"{origin}, split by {path.name}", notes
+        part, notes = read_split(path, examples, where=where, noun=noun, parts=parts)
+        if config.folds is not None and (empty := [name for name in parts if not (part == name).any()]):
+            raise DataError(f"{path}: assigns no {noun} to fold {empty[0]} of {config.folds}; use fewer folds")
+        origin = f"{origin}, split by {path.name}"
+        if config.folds is not None:
+            origin += f" into {config.folds} folds"
+        return Division(part=part, in_val=part == val, origin=origin, notes=notes)
     fraction = DEFAULT_FRACTION if config.val_fraction is None else config.val_fraction
-    of = "" if labels.dtype.kind == "f" else "each class of "
-    drawn = f"{fraction:g} of {of}{origin} for validation, at random with split_seed {config.split_seed}"
+    stratified = labels.dtype.kind != "f"
+    whole = "" if groups is None else f", groups of column {config.group_column!r} kept whole"
+    if config.folds is None:
+        of = "each class of " if stratified and groups is None else ""
+        drawn = f"{fraction:g} of {of}{origin} for validation, at random with split_seed {config.split_seed}{whole}"
+    else:
+        drawn = f"{config.folds} folds of {origin}, each for validation once, "
+        drawn += f"{'stratified, ' if stratified else ''}at random with split_seed {config.split_seed}{whole}"
     if saved_split is not None:
-        in_val, notes = read_split(saved_split, examples, where=where, noun=noun, remedy=_REMOVE_THEM)
-        return in_val, drawn, notes
+        part, notes = read_split(saved_split, examples, where=where, noun=noun, remedy=_REMOVE_THEM, parts=parts)
+        return Division(part=part, in_val=part == val, origin=drawn, notes=notes)
+    if config.folds is not None or groups is not None:
+        folds = config.folds or round(1 / fraction)
+        try:
+            fold_of = draw_folds(
+                labels, folds, seed=config.split_seed, classes=classes, where=where, groups=groups, noun=noun
+            )
+        except DataError as error:
+            if config.folds is not None:
+                raise
+            raise DataError(
+                f"{error} (with group_column, validation is one of {folds} folds; val_fraction={fraction:g})"
+            ) from None
+        part = fold_of.astype(np.str_) if config.folds is not None else np.where(fold_of == 0, "val", "train")
+        return Division(part=part, in_val=part == val, origin=drawn)
     stream = np.random.RandomState(config.split_seed)  # its streams are the same in all NumPy versions
-    if labels.dtype.kind == "f":
-        return _at_random(labels, fraction, stream), drawn, []
-    if labels.ndim == 2:
-        return _by_rarest_label(labels, fraction, stream), drawn, []
+    if not stratified:
+        in_val = _at_random(labels, fraction, stream)
+    elif labels.ndim == 2:
+        in_val = _by_rarest_label(labels, fraction, stream)
+    else:
+        _refuse_single_examples(labels, classes, where=where, noun=noun)
+        in_val = _by_class(labels, fraction, stream)
+    return Division(part=np.where(in_val, "val", "train"), in_val=in_val, origin=drawn)
+
+
+def _refuse_single_examples(labels: np.ndarray, classes: Sequence[str], *, where: str, noun: str) -> None:
     alone = [repr(classes[label]) for label in np.flatnonzero(np.bincount(labels) == 1).tolist()]
     if alone:
         named = shortened(alone, _SHOWN)
@@ -104,7 +173,14 @@ def validation_mask(
         raise DataError(
             f"{where}: {what} a single {noun}, which cannot be split into training and validation; add {noun}s, or {other}"
         )
-    return _by_class(labels, fraction, stream), drawn, []
+
+
+def _refuse_equal_names(examples: Named, *, where: str, noun: str) -> None:
+    if len(set(examples.names)) < len(examples.names):
+        twice = next(name for name, count in Counter(examples.names).items() if count > 1)
+        raise DataError(
+            f"{where}: two {noun}s have the name {twice!r}, but folds require unique names; rename one of them"
+        )
 
 
 def _at_random(labels: np.ndarray, fraction: float, stream: np.random.RandomState) -> np.ndarray:
@@ -171,40 +247,47 @@ def split_digest(examples: Named) -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def has_unique_names(train: Named, val: Named) -> bool:
+def has_unique_names(parts: Mapping[str, Named]) -> bool:
     """Return whether all names differ, as required for a split file."""
-    return len({*train.names, *val.names}) == len(train.names) + len(val.names)
+    names = [name for examples in parts.values() for name in examples.names]
+    return len(set(names)) == len(names)
 
 
-def save_split(path: Path, train: Named, val: Named) -> Path:
-    """Write the names of the examples of both splits to `path`.
+def save_split(path: Path, parts: Mapping[str, Named]) -> Path:
+    """Write the names of the examples of all parts (train and val, or folds) to `path`.
 
     Raises:
         DataError: two examples have the same name.
         StorageError: the file cannot be written.
     """
-    if not has_unique_names(train, val):
-        names = [*train.names, *val.names]
-        twice = next(name for name in names if names.count(name) > 1)
+    names = Counter(name for examples in parts.values() for name in examples.names)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:
         raise DataError(f"two images have the name {twice!r}, so a split file would be ambiguous; rename one of them")
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
-    writer.writerows([name, part] for part, examples in (("train", train), ("val", val)) for name in examples.names)
+    writer.writerows([name, part] for part, examples in parts.items() for name in examples.names)
     return write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
 def read_split(
-    path: Path, examples: Named, *, where: str, noun: str, remedy: str = _CHECK_WRITES_IT
+    path: Path,
+    examples: Named,
+    *,
+    where: str,
+    noun: str,
+    remedy: str = _CHECK_WRITES_IT,
+    parts: Sequence[str] = ("train", "val"),
 ) -> tuple[np.ndarray, list[str]]:
-    """Return the validation mask of `examples`, and a note if names are listed that no example has.
+    """Return the part of each of `examples`, (N,), and a note if names are listed that no example has.
 
     `remedy` is the end of the error message for examples that the file does not list.
 
     Raises:
-        DataError: the file is missing, not in the format of `save_split`, or does not list all examples.
+        DataError: the file is missing, not in the format of `save_split`, or does not list all examples, or has other parts.
     """
-    listed, names = dict(_rows(path)), examples.names
+    listed, names = dict(_rows(path, parts)), examples.names
     unknown = [name for name in names if name not in listed]
     if unknown:
         raise DataError(
@@ -214,10 +297,10 @@ def read_split(
     gone = len(listed.keys() - set(names))
     what, are = (noun, "is") if gone == 1 else (f"{noun}s", "are")
     notes = [f"{gone} {what} listed in the split file {are} not in the data."] if gone else []
-    return np.array([listed[name] == "val" for name in names], dtype=bool), notes
+    return np.array([listed[name] for name in names], dtype=np.str_), notes
 
 
-def _rows(path: Path) -> Iterator[tuple[str, str]]:
+def _rows(path: Path, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     except OSError as error:
@@ -225,14 +308,13 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
             f"task.data.split_file: {path} cannot be opened ({error.strerror}); write one with attngraft data check "
             f"--save-split {path}"
         ) from None
+    wanted = "train or val" if "val" in parts else f"a fold from 0 to {len(parts) - 1}"
     rows = csv.reader(io.StringIO(text, newline=""))
     if next(rows, None) != HEADER:
         raise DataError(f"{path}: not a split file; its first line must be {','.join(HEADER)}")
     for row in rows:
         if not row:
             continue
-        if len(row) != 2 or row[1] not in ("train", "val"):
-            raise DataError(
-                f"{path}: line {rows.line_num}: expected a name and train or val, found {','.join(row)[:100]}"
-            )
+        if len(row) != 2 or row[1] not in parts:
+            raise DataError(f"{path}: line {rows.line_num}: expected a name and {wanted}, found {','.join(row)[:100]}")
         yield row[0], row[1]

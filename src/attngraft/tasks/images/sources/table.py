@@ -72,6 +72,20 @@ class LabelTable:
         return f"{self.where}: row {number}" if isinstance(number, int) else f"{self.where}: {number}"
 
 
+def read_groups(table: LabelTable, column: str) -> list[str]:
+    """Return the group of each row, from the column that is configured in `task.data.group_column`.
+
+    Raises:
+        ConfigError: there is no such column.
+        DataError: a row has no group.
+    """
+    groups = ["" if entry is None else str(entry).strip() for entry in table.column(column, field="group_column")]
+    empty = next((row for row, group in enumerate(groups) if group.lower() in MISSING), None)
+    if empty is not None:
+        raise DataError(f"{table.line(empty)}: column {column!r} is empty; give every row its group")
+    return groups
+
+
 def read_table(path: Path) -> LabelTable:
     """Read the table at `path`.
 

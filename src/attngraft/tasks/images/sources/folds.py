@@ -1,0 +1,114 @@
+"""Folds of cross-validation: a partition of all examples, stratified, with groups kept whole."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from sklearn.model_selection import KFold, StratifiedKFold
+
+from attngraft.errors import DataError
+from attngraft.suggest import shortened
+
+_SHOWN = 5  #: largest number of classes listed in a message
+
+
+def draw_folds(
+    labels: np.ndarray,
+    folds: int,
+    *,
+    seed: int,
+    classes: Sequence[str],
+    where: str,
+    groups: Sequence[str] | None = None,
+    noun: str = "image",
+) -> np.ndarray:
+    """Return the fold of each example, (N,), from 0 to `folds` - 1, drawn at random with `seed`.
+
+    Classes are spread evenly over the folds; labels that are numbers (float) are not stratified. With several labels per
+    example, or with `groups`, examples are assigned by iterative stratification (Sechidis et al. 2011): the group of each
+    example, or None if every example is its own, stays in one fold.
+
+    Raises:
+        DataError: there are fewer examples, groups, or examples of a class than folds, or all examples of a class are in one
+            fold, so that there are none to train on.
+    """
+    total = f"{noun}s" if groups is None else "groups"
+    units = len(labels) if groups is None else len(set(groups))
+    if units < folds:
+        raise DataError(f"{where}: {folds} folds need at least {folds} {total}, and there are {units}; use fewer folds")
+    if labels.dtype.kind == "f" and groups is None:
+        return _numbered(KFold(folds, shuffle=True, random_state=seed).split(labels), len(labels))
+    if labels.ndim == 1 and labels.dtype.kind != "f":
+        counts = np.bincount(labels, minlength=len(classes))
+        rare = [f"{classes[i]!r} ({counts[i]})" for i in np.flatnonzero((counts > 0) & (counts < folds)).tolist()]
+        if rare:
+            few = int(counts[counts > 0].min())
+            use = f"use at most {few} folds" if few > 1 else f"add {noun}s"
+            raise DataError(
+                f"{where}: {folds} folds need at least {folds} {noun}s of each class, which {shortened(rare, _SHOWN)} "
+                f"{'does' if len(rare) == 1 else 'do'} not have; {use}"
+            )
+        if groups is None:
+            split = StratifiedKFold(folds, shuffle=True, random_state=seed).split(np.zeros(len(labels)), labels)
+            return _numbered(split, len(labels))
+    several = _indicators(labels, len(classes))
+    fold_of = _stratified(several, folds, groups=groups, seed=seed)
+    outside = np.stack([several[fold_of != fold].sum(axis=0) for fold in range(folds)]).min(axis=0)
+    alone = [repr(classes[i]) for i in np.flatnonzero((outside == 0) & (several.sum(axis=0) > 0)).tolist()]
+    if alone and labels.dtype.kind != "f":
+        share = f"has a single {noun}" if groups is None else f"has {noun}s of a single group"
+        which = (
+            f"class {alone[0]} {share}"
+            if len(alone) == 1
+            else f"each of the classes {shortened(alone, _SHOWN)} {share}"
+        )
+        raise DataError(
+            f"{where}: {which}, so one fold has nothing to train it on; add {noun}s, or choose the classes to use with "
+            "--set 'task.data.classes=[a,b]'"
+        )
+    return fold_of
+
+
+def _numbered(splits: Iterable[tuple[np.ndarray, np.ndarray]], examples: int) -> np.ndarray:
+    fold_of = np.empty(examples, dtype=np.int64)
+    for fold, (_, held_out) in enumerate(splits):
+        fold_of[held_out] = fold
+    return fold_of
+
+
+def _indicators(labels: np.ndarray, classes: int) -> np.ndarray:
+    """Return the labels as (N, classes) of 0 and 1; for numbers, one column of ones."""
+    if labels.dtype.kind == "f":
+        return np.ones((len(labels), 1), dtype=np.int64)
+    return labels.astype(np.int64) if labels.ndim == 2 else np.eye(classes, dtype=np.int64)[labels]
+
+
+def _stratified(several: np.ndarray, folds: int, *, groups: Sequence[str] | None, seed: int) -> np.ndarray:
+    """Return the fold of each example by iterative stratification of groups.
+
+    In each step, the groups with the rarest label left are assigned, the largest first, each to the fold that lacks most
+    examples of this label. An empty fold lacks most of every label, so no fold stays empty if there are enough groups.
+    """
+    stream = np.random.RandomState(seed)  # its streams are the same in all NumPy versions
+    group_of = (
+        np.arange(len(several))
+        if groups is None
+        else np.unique(np.asarray(groups, dtype=np.str_), return_inverse=True)[1]
+    )
+    units = int(group_of.max()) + 1
+    counts = np.zeros((units, several.shape[1] + 1), dtype=np.int64)  # examples of each label, and of any
+    np.add.at(counts, group_of, np.column_stack([several, np.ones(len(several), dtype=np.int64)]))
+    order = stream.permutation(units)
+    order = order[np.argsort(-counts[order, -1], kind="stable")]
+    lacking = np.tile(counts.sum(axis=0) / folds, (folds, 1))
+    fold_of = np.full(units, -1)
+    left = counts.sum(axis=0)
+    while (left > 0).any():
+        rarest = int(np.argmin(np.where(left > 0, left, np.iinfo(np.int64).max)))
+        for unit in order[(counts[order, rarest] > 0) & (fold_of[order] < 0)]:
+            best = np.flatnonzero(np.isclose(lacking[:, rarest], lacking[:, rarest].max()))
+            best = best[np.isclose(lacking[best, -1], lacking[best, -1].max())]
+            fold = int(stream.choice(best))
+            fold_of[unit] = fold
+            lacking[fold] -= counts[unit]
+            left -= counts[unit]
+    return np.asarray(fold_of[group_of])
