@@ -359,5 +359,8 @@ class StudyResult:
                 )
             )
         return html_table(
-            wording.shown(self.title), header, rows, notes=[*wording.outcome(self), wording.chance_text(self)]
+            wording.shown(self.title),
+            header,
+            rows,
+            notes=filter(None, [*wording.outcome(self), wording.chance_text(self)]),
         )
