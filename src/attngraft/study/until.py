@@ -43,7 +43,7 @@ class UntilQueue:
         self._failed: set[RunKey] = set()
         self._statistics: dict[str, dict[int, RunStatistics]] = {variant.name: {} for variant in study.variants}
         self._seconds: dict[RunKey, float] = {}
-        self._reported = 0  # rounds
+        self._reported: int | None = None  # rounds
         self._differences: dict[tuple[str, int], Components | None] = {}
         for key, run in self._runs.items():
             if run.state == "finished":
@@ -87,9 +87,9 @@ class UntilQueue:
     def _next_round(self) -> list[RunKey]:
         """Return the runs of the first incomplete round; empty if there is none or it does not fit into the budget."""
         test, _ = decide(self._study, self._until, self._task, self._statistics, self._failed, known=self._differences)
-        if len(test.done) > self._reported:
-            self._reported = len(test.done)
+        if self._reported is not None and len(test.done) > self._reported:
             log.info("%s", _describe(test.done[-1]))
+        self._reported = len(test.done)
         if test.seeds is None or not test.undecided:
             return []
         names, before = [self._study.baseline.name, *test.undecided], test.done[-1].seeds if test.done else 0
