@@ -50,7 +50,7 @@ def test_a_warmup_that_does_not_fit_is_shortened(tmp_path: Path) -> None:
     config = study(tmp_path, recipe="swin-imagenet", epochs=3, host="swin_tiny_patch4_window7_224")
     assert config.recipe_of(config.variants[0], 0).schedule.warmup == pytest.approx(0.3)
     assert "warm-up of 20 epochs does not fit into 3 epochs" in str(config.schedule_note())
-    assert study(tmp_path, epochs=3).schedule_note() is None
+    assert study(tmp_path, recipe="swin-imagenet", epochs=30).schedule_note() is None
     chosen = study(tmp_path, recipe="swin-imagenet", epochs=3, set=["schedule.warmup_epochs=5"])
     with pytest.raises(ConfigError, match="must be less than the 3 epochs"):
         chosen.recipe_of(chosen.variants[0], 0)

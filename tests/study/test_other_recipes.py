@@ -147,6 +147,13 @@ def test_a_host_that_does_not_take_the_argument_is_refused(tmp_path: Path) -> No
 # --- the course of a study ----------------------------------------------------------------------------------------
 
 
+def test_results_state_a_shortened_warmup(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("schedule: {epochs: 30, warmup_epochs: 5}\n")
+    result = compare(study(tmp_path / "study", recipe=str(tmp_path / "mine.yaml")), tools=tools(FakeTrainer()))
+    assert result.notes[0].startswith("The recipe's warm-up of 5 epochs does not fit into 3 epochs: it takes 0.3")
+    assert result.recipe["schedule"]["warmup_epochs"] is None
+
+
 def test_results_and_reports_state_every_difference(tmp_path: Path) -> None:
     result = compare(study(tmp_path, grafts=GRAFTS), tools=tools(FakeTrainer({"cb_s": 0.1})))
     assert [variant.recipe for variant in result.variants] == [{}, {}, WARM, WARM]

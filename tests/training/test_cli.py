@@ -41,10 +41,13 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_train_then_evaluate(tmp_path: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
+    recipe.write_text(TINY.replace("epochs: 1", "epochs: 9, warmup_epochs: 3"))
     arguments = ("train", "--recipe", recipe, "--out", out, "--graft", "cb_s@last:1", "--seed", 3, "--epochs", 2)
     extra = ("--host-arg", "drop_rate=1e-2", "--set", "optimizer.lr=5e-3", "--save-every", 1, "--json")
     assert attngraft(*arguments, *extra) == 0
-    told = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    assert "The recipe's warm-up of 3 epochs does not fit into 2 epochs: it takes 0.2 instead." in printed.err
+    told = json.loads(printed.out)
     assert told["finished"]
     assert [row["epoch"] for row in told["epochs"]] == [1, 2]
     made = read_run(out).recipe

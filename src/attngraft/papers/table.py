@@ -62,10 +62,11 @@ def _cell(cell: Cell | None, widths: tuple[int, int] | None, ascii_only: bool) -
     """Return the printed number, followed by our number if the column shows both (`widths` is not None)."""
     if cell is None:
         return Text("")
+    printed = cell.printed.replace("±", "+-") if ascii_only else cell.printed
     if widths is None:
-        return Text(cell.printed)
+        return Text(printed)
     marks = ASCII_MARKS if ascii_only else MARKS
-    printed, ours = cell.printed.rjust(widths[0]), format_ours(cell).rjust(widths[1])
+    printed, ours = printed.rjust(widths[0]), format_ours(cell).rjust(widths[1])
     ours = ours.replace(_NONE, "-") if ascii_only else ours
     return Text(f"{printed}  ").append(f"{ours} {marks[cell.verdict]}".rstrip(), style=_STYLES[cell.verdict])
 
