@@ -161,6 +161,13 @@ def test_features_only_uses_the_hosts_own_paths(make, tmp_path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(features(x), before, strict=True))
 
 
+@pytest.mark.parametrize("kind", ["fx", "hook"])
+def test_a_feature_extractor_without_the_model_is_refused(kind: str) -> None:
+    features = tiny_swin(features_only=True, feature_cls=kind)
+    with pytest.raises(attngraft.HostError, match=r"without features_only and graft it first"):
+        attngraft.graft(features, "cb")
+
+
 def test_an_unknown_model_is_refused_with_a_remedy() -> None:
     with pytest.raises(attngraft.HostError, match=r"register_host\(adapter\)\. attngraft list hosts"):
         attngraft.graft(nn.Linear(2, 2), "cb")

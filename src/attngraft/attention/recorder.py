@@ -2,10 +2,12 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from attngraft.attention.tracing import fx_leaf, is_fx_leaf
 
 #: names under which hosts record token coordinates: the first if windows are merged at the end of the branch, the second if
 #: blocks stay separate and tensors at hook points are (B, blocks, tokens, C)
@@ -25,9 +27,18 @@ class Recorder(Protocol):
 
 
 class Recordable:
-    """Mixin for modules that record tensors. `recorder` is None unless a recorder is attached."""
+    """Mixin for modules that record tensors. `recorder` is None unless a recorder is attached.
+
+    `torch.fx` treats these modules as leaves: their control flow cannot be traced, and a graph would record nothing.
+    """
 
     recorder: Recorder | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        forward = getattr(cls, "forward", None)  # a patched class may inherit the host's
+        if forward is not None and not is_fx_leaf(forward):
+            cls.forward = fx_leaf(forward)  # type: ignore[attr-defined]
 
     def record(self, name: str, tensor: Tensor) -> None:
         """Pass `tensor` to the recorder under `name`, if one is attached."""

@@ -6,7 +6,7 @@ from functools import cache, cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from attngraft.attention import is_graft, plain_class, with_originals
@@ -141,6 +141,11 @@ def _wrapper(kind: type[nn.Module]) -> str | None:
 
 def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
     """Return the error message for a model without an adapter: the reason and the remedy."""
+    if type(model).__module__.startswith("timm.models._features") or isinstance(model, fx.GraphModule):
+        return (
+            f"{type(model).__name__} extracts features of a model and does not contain it as a whole; create that model "
+            "without features_only and graft it first, then call timm.layers.create_feature_extractor(model, nodes)"
+        )
     unread = why_unread(model)
     sentences = (
         f"{type(model).__name__} is not a supported host, {why}.",

@@ -39,7 +39,9 @@ _VARIANTS |= {
     f"t2t_vit_t_{depth}": {**_VARIANTS[f"t2t_vit_{depth}"], "token_attention": "transformer"} for depth in (14, 19, 24)
 }
 
-default_cfgs = generate_default_cfgs(dict.fromkeys(_VARIANTS, config(fixed_input_size=True, crop_pct=0.9)))
+default_cfgs = generate_default_cfgs(
+    dict.fromkeys(_VARIANTS, config(fixed_input_size=True, crop_pct=0.9, first_conv=()))
+)
 for _name, _arguments in _VARIANTS.items():
     register(_name, f"{__name__}:T2TViT", _arguments, module=__name__)
 

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from timm.layers import Mlp
 from torch import Tensor, nn
 
+from attngraft.attention.tracing import fx_leaf
+
 #: (kernel, stride, padding) of each split; together the splits have a stride of 16 pixels
 SPLITS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 
@@ -160,6 +162,7 @@ class TokensToToken(nn.Module):
         """Pixels between neighboring tokens."""
         return math.prod(stride for _, stride, _ in self.splits)
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         torch._assert(
             tuple(x.shape[-2:]) == self.img_size,

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from timm.layers import resample_abs_pos_embed, to_2tuple
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model, register_notrace_module
 from torch import Tensor, nn
 
 from attngraft.models.transformers_folder import checked_fields, configuration_fields
@@ -34,6 +34,7 @@ class TransformersClassifier(nn.Module):
 
     def __init__(self, model: Any, *, pretrained_cfg: dict[str, Any]) -> None:
         super().__init__()
+        register_notrace_module(type(model))  # torch.fx cannot trace its forward
         self.model = model
         self.num_classes: int = model.config.num_labels
         self.pretrained_cfg = self.default_cfg = pretrained_cfg

@@ -22,6 +22,7 @@ from timm.models import generate_default_cfgs
 from timm.models.vision_transformer import VisionTransformer, init_weights_vit_timm
 from torch import Tensor, nn
 
+from attngraft.attention.tracing import fx_leaf
 from attngraft.mechanisms.context_broadcast.layer import UniformHeadAttention
 from attngraft.models.timm_model import config, register
 
@@ -41,6 +42,7 @@ class HalfBlock(nn.Module):
         self.branch = branch
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
+    @fx_leaf
     def forward(self, x: Tensor, **masks: Any) -> Tensor:
         if any(mask is not None for mask in masks.values()):
             raise ValueError("HalfBlock takes no masks; call the model without a mask")
@@ -60,6 +62,7 @@ def vit_with_extra_half(half: str, **arguments: Any) -> VisionTransformer:
     for module in extra.modules():
         init_weights_vit_timm(module)
     model.blocks.append(extra)
+    model.feature_info.append({**model.feature_info[-1], "module": f"blocks.{len(model.blocks) - 1}"})
     return model
 
 

@@ -22,6 +22,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "volo_d1_224": {"img_size": 32},
     "twins_svt_small": {"img_size": 64, "embed_dims": (16,) * 4, "num_heads": (2,) * 4, "depths": (2, 2, 1, 1)},
     "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
+    "swinv2_tiny_window8_256": {"img_size": 64, "window_size": 4, "depths": (1, 1, 1, 1)},
     "nest_tiny": {"img_size": 32, "patch_size": 2},
     "davit_tiny": {"depths": (1, 1, 1, 1)},
     "tiny_vit_5m_224": {"depths": (1, 1, 1, 1)},

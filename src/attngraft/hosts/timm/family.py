@@ -36,7 +36,8 @@ class TimmFamily(BlockFamily):
         if type(model) not in FEATURE_NETS:
             return type(model) in self.models
         # blocks that other families share do not count
-        own = [kind for kind in self.blocks if kind.__module__ == self.models[0].__module__]
+        own_modules = {kind.__module__ for kind in self.models}
+        own = [kind for kind in self.blocks if kind.__module__ in own_modules]
         return any(plain_class(module) in own for module in model.modules())
 
     def canonical(self, path: str) -> str:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attngraft.attention import Recordable
+from attngraft.attention.tracing import fx_leaf
 from attngraft.errors import UsageError
 from attngraft.mechanisms.common import InitRule, init_matrix
 from attngraft.mechanisms.context_broadcast import ops
@@ -195,6 +196,7 @@ class UniformHeadAttention(nn.Module):
         self.proj = nn.Linear(width, dim_out or dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(proj_drop)
 
+    @fx_leaf
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         """Attend from (B, N, C) to (B, N, dim_out); masks as in `scaled_dot_product_attention`."""
         if is_causal:

@@ -22,7 +22,7 @@ import torch
 from timm.layers import lecun_normal_, trunc_normal_
 from timm.models import checkpoint
 from timm.models._features import feature_take_indices  # private, but used by all models in timm
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from attngraft.errors import UsageError
 from attngraft.models.bixt.layers import EPS
@@ -238,14 +238,25 @@ class LatentModel(ABC, TimmModel):
         Raises:
             UsageError: the images have no such grid, or the model's position codes are for another grid.
         """
-        grid = token_grid((images.shape[2], images.shape[3]), self.patch_embed.stride)
-        if isinstance(self.fourier_pos_encode, StaticPositions) and grid != self.grid_size:
-            height, width = (side * self.patch_embed.stride for side in self.grid_size)
-            raise UsageError(
-                f"this model is for images of {height} x {width}, but these are {images.shape[2]} x {images.shape[3]}; "
-                "call set_input_size, or create it with another img_size or with positions='dynamic'"
-            )
-        return grid
+        fixed = self.grid_size if isinstance(self.fourier_pos_encode, StaticPositions) else None
+        return image_grid(images.shape[2], images.shape[3], self.patch_embed.stride, fixed)
+
+
+@fx.wrap
+def image_grid(height: int, width: int, stride: int, fixed: tuple[int, int] | None) -> tuple[int, int]:
+    """Return (rows, columns) of an image's tokens, as one node of a traced graph.
+
+    Args:
+        fixed: the grid of a model with static positions.
+    """
+    grid = token_grid((height, width), stride)
+    if fixed is not None and grid != fixed:
+        rows, columns = fixed
+        raise UsageError(
+            f"this model is for images of {rows * stride} x {columns * stride}, but these are {height} x {width}; "
+            "call set_input_size, or create it with another img_size or with positions='dynamic'"
+        )
+    return grid
 
 
 def as_map(tokens: Tensor, grid: tuple[int, int]) -> Tensor:

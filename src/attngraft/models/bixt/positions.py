@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attngraft.attention.tracing import fx_leaf
 from attngraft.models.bixt.tokenizers import check_choice
 
 Positions = Literal["static", "dynamic", "none"]
@@ -34,6 +35,7 @@ class DynamicPositions(nn.Module):
         self.dim, self.temperature = dim, temperature
         self.token_projection = nn.Conv2d(2 * dim, width, 1)
 
+    @fx_leaf
     def forward(self, grid: tuple[int, int]) -> Tensor:
         """Return codes (1, rows * columns, width), row by row."""
         code = self.code(grid).to(self.token_projection.weight.dtype)

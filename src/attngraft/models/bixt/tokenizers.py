@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 from timm.layers import to_2tuple
 from torch import Tensor, nn
 
+from attngraft.attention.tracing import fx_leaf
 from attngraft.errors import UsageError
 
 LocalNorm = Literal["bn", "ln"]
@@ -128,6 +129,7 @@ class LocalPatchInteraction(nn.Module):
         self.bn: nn.Module = nn.BatchNorm2d(dim) if norm == "bn" else ChannelNorm(dim)
         self.conv2 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
 
+    @fx_leaf
     def forward(self, tokens: Tensor, grid: tuple[int, int] | None = None) -> Tensor:
         """Mix tokens (B, N, C) with their neighbors; the shape is unchanged.
 

@@ -62,6 +62,7 @@ class ElsaSwin(TimmModel):
 
     pools = ("avg", "")
     layers_name = "layers"
+    output_fmt = "NHWC"  #: layout of `forward_features`
 
     def __init__(
         self,

@@ -1,0 +1,137 @@
+"""timm's own tests of its models, on our models and on grafted hosts.
+
+They are tests/test_models.py of timm's repository, which its wheel does not contain; those of TorchScript are left out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import timm
+
+import attngraft
+import attngraft.models  # registers our models
+from tests.contract.test_compile_export import EACH_GRAFT, EACH_REPLACING
+
+pytestmark = pytest.mark.slow
+
+#: timm's tests, with its batch sizes: of every model,
+EVERY = {"forward": 1, "backward": 2, "forward_fx": 1, "backward_fx": 2}
+_INTERMEDIATES = {"forward_intermediates": 1, "forward_intermediates_features": 1}
+#: of models of maps,
+OF_MAPS = {**EVERY, **_INTERMEDIATES, "default_cfgs": 1, "forward_features": 1}
+#: and of models of tokens, which timm lists in `NON_STD_FILTERS`
+OF_TOKENS = {**EVERY, **_INTERMEDIATES, "default_cfgs_non_std": 1}
+
+
+def is_ours(name: str) -> bool:
+    """Whether attngraft registered the model `name`, other than transformers' models."""
+    return timm.models.model_entrypoint(name).__module__.startswith("attngraft.") and name != "transformers_classifier"
+
+
+@pytest.fixture(scope="module")
+def timm_tests(shared: Path, pytestconfig: pytest.Config) -> ModuleType:
+    path = shared / "peers" / "timm_test_models.py"
+    if not path.is_file():
+        pytest.skip(f"timm's tests of its models are not at {path}")
+    for mark in ("base", "cfg", "features", "fxforward", "fxbackward", "torchscript", "timeout"):
+        pytestconfig.addinivalue_line("markers", mark)
+    spec = importlib.util.spec_from_file_location("timm_test_models", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(
+    timm_tests: ModuleType, name: str, arguments: dict[str, Any], graft: str | None, tests: dict[str, int]
+) -> None:
+    """Run timm's tests of the model `name`, created with `arguments` and grafted."""
+
+    def create_model(name: str, pretrained: bool = False, **others: Any) -> Any:
+        model = timm.create_model(name, pretrained=pretrained, **arguments | others)
+        if graft is not None:
+            attngraft.graft(model, graft)
+        return model
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timm_tests, "create_model", create_model)
+        for test, batch in tests.items():
+            getattr(timm_tests, f"test_model_{test}")(name, batch)
+
+
+#: our models, one of each class and form, with few layers
+OWN: dict[str, dict[str, Any]] = {
+    "bixt_ti_l64_p16": {"depth": 4},
+    "bixt_ti_cnv_l64_p16": {"depth": 4},
+    "bixt_ti_h3_lpi_l64_p16": {"depth": 4},
+    "bixt_ti_l64_d13_p16": {"depth": 4, "dense": True},
+    "iterative_sa1_d22_k2": {"depth": 3},
+    "sequential_d11": {"depth": 4},
+    "elsa_swin_tiny": {"embed_dim": 24, "depths": (1, 1, 1, 2)},
+    "elsa_volo_d1": {"layers": (1, 1, 1, 2), "embed_dims": (48, 96, 96, 96), "num_heads": (2, 3, 3, 3)},
+    "small_mixer": {},
+    "t2t_vit_7": {"depth": 3, "embed_dim": 64},
+    "t2t_vit_t_14": {"depth": 3, "embed_dim": 96},
+    "vit_small_patch16_224_cb_replaced": {"depth": 3},
+    "vit_tiny_patch16_224_extra_attention": {"depth": 2},
+    "vit_tiny_patch16_224_extra_mlp": {"depth": 2},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_our_models(timm_tests: ModuleType, name: str) -> None:
+    check(timm_tests, name, OWN[name], None, OF_MAPS if name == "elsa_swin_tiny" else OF_TOKENS)
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("name", [name for name in timm.list_models() if is_ours(name)])
+def test_all_our_models(timm_tests: ModuleType, name: str) -> None:
+    """At full size."""
+    check(timm_tests, name, {}, None, OF_MAPS if name.startswith("elsa_swin") else OF_TOKENS)
+
+
+def test_transformers_classifier(timm_tests: ModuleType) -> None:
+    """A model of transformers has no features in timm's sense."""
+    pytest.importorskip("transformers")
+    small = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+    check(timm_tests, "transformers_classifier", small, None, EVERY)
+    check(timm_tests, "transformers_classifier", small, GRAFTS, EVERY)
+
+
+_VIT: dict[str, Any] = {"embed_dim": 24, "depth": 3, "num_heads": 3}
+_SWIN: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1, 2, 1), "num_heads": (1, 2, 2, 2)}
+VIT, SWIN = "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"
+#: hosts of many families, as narrow as they can be, at timm's own image size
+HOSTS: dict[str, dict[str, Any]] = {
+    VIT: _VIT,
+    "deit_tiny_distilled_patch16_224": _VIT,
+    "eva02_tiny_patch14_224": _VIT,
+    "cait_xxs24_224": _VIT,
+    "convit_tiny": {**_VIT, "embed_dim": 8},
+    "levit_128s": {"embed_dim": (16, 24, 32), "num_heads": (2, 3, 4), "depth": (1, 1, 1), "key_dim": 4},
+    "twins_svt_small": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)},
+    "volo_d1_224": {"layers": (1, 1, 1, 1), "embed_dims": (24, 48, 48, 48), "num_heads": (2, 3, 3, 3)},
+    SWIN: _SWIN,
+    "swinv2_tiny_window8_256": _SWIN,
+    "pvt_v2_b0": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)},
+    "davit_tiny": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)},
+}
+MAPS = (SWIN, "swinv2_tiny_window8_256", "pvt_v2_b0", "davit_tiny")
+GRAFTS = "cb_s + horizontal(identity=true)"
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_grafted_hosts(timm_tests: ModuleType, name: str) -> None:
+    check(timm_tests, name, HOSTS[name], GRAFTS, OF_MAPS if name in MAPS else OF_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), [*((VIT, spec) for spec in EACH_GRAFT), *((SWIN, spec) for spec in EACH_REPLACING)]
+)
+def test_every_graft(timm_tests: ModuleType, name: str, spec: str) -> None:
+    check(timm_tests, name, HOSTS[name], spec, OF_MAPS if name in MAPS else OF_TOKENS)
