@@ -13,9 +13,9 @@ def fx_leaf(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def leaf(self: Any, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
-            if isinstance(value, fx.Proxy) and self is not getattr(value.tracer, "root", None):
-                path = value.tracer.path_of_module(self)
-                return value.tracer.create_proxy("call_module", path, args, kwargs)
+            tracer = value.tracer if isinstance(value, fx.Proxy) else None
+            if isinstance(tracer, fx.Tracer) and tracer.root is not self:  # a graph is no node of itself
+                return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
         return forward(self, *args, **kwargs)
 
     leaf.is_leaf = True  # type: ignore[attr-defined]
