@@ -16,6 +16,7 @@ import timm
 import attngraft
 import attngraft.models  # registers our models
 from tests.contract.test_compile_export import EACH_GRAFT, EACH_REPLACING
+from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 pytestmark = pytest.mark.slow
 
@@ -146,8 +147,13 @@ def test_grafted_hosts(timm_tests: ModuleType, name: str) -> None:
     check(timm_tests, name, HOSTS[name], GRAFTS, OF_MAPS if name in MAPS else OF_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"), [*((VIT, spec) for spec in EACH_GRAFT), *((SWIN, spec) for spec in EACH_REPLACING)]
-)
+#: every graft on a ViT and on a Swin, which has no class token and is the host of those that replace its attention
+EACH = [
+    *((VIT, spec) for spec in EACH_GRAFT),
+    *((SWIN, spec) for spec in (*EACH_GRAFT, *EACH_REPLACING) if spec not in NO_CLASS_TOKEN),
+]
+
+
+@pytest.mark.parametrize(("name", "spec"), EACH)
 def test_every_graft(timm_tests: ModuleType, name: str, spec: str) -> None:
     check(timm_tests, name, HOSTS[name], spec, OF_MAPS if name in MAPS else OF_TOKENS)
