@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from timm.layers import create_feature_extractor as timm_extractor
-from timm.layers import get_graph_node_names
+from timm.models import create_feature_extractor as timm_extractor
+from timm.models import get_graph_node_names
 from torch import Tensor, fx, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 

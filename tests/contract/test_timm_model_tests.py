@@ -16,6 +16,7 @@ import timm
 import attngraft
 import attngraft.models  # registers our models
 from tests.contract.test_compile_export import EACH_GRAFT, EACH_REPLACING
+from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
 pytestmark = pytest.mark.slow
 
@@ -48,18 +49,27 @@ def timm_tests(shared: Path, pytestconfig: pytest.Config) -> ModuleType:
 
 
 def check(
-    timm_tests: ModuleType, name: str, arguments: dict[str, Any], graft: str | None, tests: dict[str, int]
+    timm_tests: ModuleType,
+    name: str,
+    arguments: dict[str, Any],
+    graft: str | None,
+    tests: dict[str, int],
+    *,
+    size: int | None = 64,
 ) -> None:
-    """Run timm's tests of the model `name`, created with `arguments` and grafted."""
+    """Run timm's tests of the model `name`, created with `arguments` and grafted, on images of `size` or its own size."""
+    small = None if size is None else {"input_size": (3, size, size), "pool_size": (size // 32, size // 32)}
 
     def create_model(name: str, pretrained: bool = False, **others: Any) -> Any:
-        model = timm.create_model(name, pretrained=pretrained, **arguments | others)
+        model = timm.create_model(name, pretrained, pretrained_cfg_overlay=small, **arguments | others)
         if graft is not None:
             attngraft.graft(model, graft)
         return model
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timm_tests, "create_model", create_model)
+        if small is not None:
+            patch.setattr(timm_tests, "_get_input_size", lambda **_: small["input_size"])
         for test, batch in tests.items():
             getattr(timm_tests, f"test_model_{test}")(name, batch)
 
@@ -69,11 +79,11 @@ OWN: dict[str, dict[str, Any]] = {
     "bixt_ti_l64_p16": {"depth": 4},
     "bixt_ti_cnv_l64_p16": {"depth": 4},
     "bixt_ti_h3_lpi_l64_p16": {"depth": 4},
-    "bixt_ti_l64_d13_p16": {"depth": 4, "dense": True},
+    "bixt_ti_l64_p16_ft384": {"depth": 4, "img_size": 64},
     "iterative_sa1_d22_k2": {"depth": 3},
     "sequential_d11": {"depth": 4},
     "elsa_swin_tiny": {"embed_dim": 24, "depths": (1, 1, 1, 2)},
-    "elsa_volo_d1": {"layers": (1, 1, 1, 2), "embed_dims": (48, 96, 96, 96), "num_heads": (2, 3, 3, 3)},
+    "elsa_volo_d1": {"img_size": 64, "layers": (1, 1, 1, 2), "embed_dims": (48, 96, 96, 96), "num_heads": (2, 3, 3, 3)},
     "small_mixer": {},
     "t2t_vit_7": {"depth": 3, "embed_dim": 64},
     "t2t_vit_t_14": {"depth": 3, "embed_dim": 96},
@@ -85,37 +95,44 @@ OWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", OWN)
 def test_our_models(timm_tests: ModuleType, name: str) -> None:
-    check(timm_tests, name, OWN[name], None, OF_MAPS if name == "elsa_swin_tiny" else OF_TOKENS)
+    tests = OF_MAPS if name == "elsa_swin_tiny" else OF_TOKENS
+    check(timm_tests, name, OWN[name], None, tests, size=32 if name == "small_mixer" else 64)
 
 
 @pytest.mark.product
 @pytest.mark.parametrize("name", [name for name in timm.list_models() if is_ours(name)])
 def test_all_our_models(timm_tests: ModuleType, name: str) -> None:
     """At full size."""
-    check(timm_tests, name, {}, None, OF_MAPS if name.startswith("elsa_swin") else OF_TOKENS)
+    check(timm_tests, name, {}, None, OF_MAPS if name.startswith("elsa_swin") else OF_TOKENS, size=None)
 
 
 def test_transformers_classifier(timm_tests: ModuleType) -> None:
     """A model of transformers has no features in timm's sense."""
     pytest.importorskip("transformers")
-    small = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 48}
+    small = {
+        "img_size": 64,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 48,
+    }
     check(timm_tests, "transformers_classifier", small, None, EVERY)
     check(timm_tests, "transformers_classifier", small, GRAFTS, EVERY)
 
 
 _VIT: dict[str, Any] = {"embed_dim": 24, "depth": 3, "num_heads": 3}
-_SWIN: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1, 2, 1), "num_heads": (1, 2, 2, 2)}
+_SWIN: dict[str, Any] = {"embed_dim": 8, "depths": (1, 1, 2, 1), "num_heads": (2, 2, 2, 2)}
 VIT, SWIN = "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"
-#: hosts of many families, as narrow as they can be, at timm's own image size
+#: hosts of many families, as narrow as they can be
 HOSTS: dict[str, dict[str, Any]] = {
     VIT: _VIT,
     "deit_tiny_distilled_patch16_224": _VIT,
-    "eva02_tiny_patch14_224": _VIT,
+    "eva02_base_patch16_clip_224": {**_VIT, "img_size": 64},
     "cait_xxs24_224": _VIT,
-    "convit_tiny": {**_VIT, "embed_dim": 8},
+    "convit_tiny": {**_VIT, "embed_dim": 8, "local_up_to_layer": 2},
     "levit_128s": {"embed_dim": (16, 24, 32), "num_heads": (2, 3, 4), "depth": (1, 1, 1), "key_dim": 4},
     "twins_svt_small": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)},
-    "volo_d1_224": {"layers": (1, 1, 1, 1), "embed_dims": (24, 48, 48, 48), "num_heads": (2, 3, 3, 3)},
+    "beit_base_patch16_224": _VIT,
     SWIN: _SWIN,
     "swinv2_tiny_window8_256": _SWIN,
     "pvt_v2_b0": {"embed_dims": (8, 16, 24, 32), "depths": (1, 1, 1, 1), "num_heads": (1, 2, 3, 4)},
@@ -130,8 +147,13 @@ def test_grafted_hosts(timm_tests: ModuleType, name: str) -> None:
     check(timm_tests, name, HOSTS[name], GRAFTS, OF_MAPS if name in MAPS else OF_TOKENS)
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"), [*((VIT, spec) for spec in EACH_GRAFT), *((SWIN, spec) for spec in EACH_REPLACING)]
-)
+#: every graft on a ViT and on a Swin, which has no class token and is the host of those that replace its attention
+EACH = [
+    *((VIT, spec) for spec in EACH_GRAFT),
+    *((SWIN, spec) for spec in (*EACH_GRAFT, *EACH_REPLACING) if spec not in NO_CLASS_TOKEN),
+]
+
+
+@pytest.mark.parametrize(("name", "spec"), EACH)
 def test_every_graft(timm_tests: ModuleType, name: str, spec: str) -> None:
     check(timm_tests, name, HOSTS[name], spec, OF_MAPS if name in MAPS else OF_TOKENS)

@@ -13,10 +13,9 @@ def fx_leaf(forward: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(forward)
     def leaf(self: Any, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
-            if isinstance(value, fx.Proxy):
-                tracer: Any = value.tracer
-                if self is not getattr(tracer, "root", None):
-                    return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+            tracer = value.tracer if isinstance(value, fx.Proxy) else None
+            if isinstance(tracer, fx.Tracer) and tracer.root is not self:  # a graph is no node of itself
+                return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
         return forward(self, *args, **kwargs)
 
     leaf.is_leaf = True  # type: ignore[attr-defined]

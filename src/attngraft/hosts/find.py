@@ -144,7 +144,7 @@ def _unsupported(model: nn.Module, why: str, missing: Mapping[str, str]) -> str:
     if type(model).__module__.startswith("timm.models._features") or isinstance(model, fx.GraphModule):
         return (
             f"{type(model).__name__} extracts features of a model and does not contain it as a whole; create that model "
-            "without features_only and graft it first, then call timm.layers.create_feature_extractor(model, nodes)"
+            "without features_only and graft it first, then call timm.models.create_feature_extractor(model, nodes)"
         )
     unread = why_unread(model)
     sentences = (

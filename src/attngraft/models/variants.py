@@ -44,7 +44,7 @@ class HalfBlock(nn.Module):
 
     @fx_leaf
     def forward(self, x: Tensor, **masks: Any) -> Tensor:
-        if any(mask is not None for mask in masks.values()):
+        if any(mask is not None and mask is not False for mask in masks.values()):  # False: is_causal of a traced graph
             raise ValueError("HalfBlock takes no masks; call the model without a mask")
         return cast(Tensor, x + self.drop_path(self.branch(self.norm(x))))
 

@@ -8,6 +8,7 @@ import pytest
 import timm
 import torch
 from packaging.version import Version
+from torch import nn
 
 import attngraft
 from attngraft.hosts import find_host
@@ -40,6 +41,9 @@ def test_features_carry_grafts_at_the_hosts_own_paths(name: str) -> None:
     arguments = FAMILIES[name]
     whole = timm.create_model(name, **{key: value for key, value in arguments.items() if key != "out_indices"})
     features = timm.create_model(name, features_only=True, **arguments).eval()
+    for module in features.modules():
+        if isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)  # Swin V2's post-norms are initialized to zero
     host = find_host(features)
     images = host.adapter.example_inputs(host.core, batch=1)
     paths = [site.path for site in host.sites]
