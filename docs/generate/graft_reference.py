@@ -21,11 +21,14 @@ EXAMPLE = "vit_small_patch16_224"
 
 WITH_MAPS = "swin_tiny_patch4_window7_224"  #: for grafts that replace an attention module on a map
 
+#: grafts that require an option on this host
+_REQUIRED = {"lsa": "lsa(shift=host)"}
+
 _COST = f"""The table shows what each graft adds to `{EXAMPLE}` at all its sites, with default options.
 One multiply-add is one MAC.
 """
 _REPLACEMENTS = f"""The following grafts replace a block's whole attention. The table shows parameters and MACs relative
-to the replaced attention, on `{WITH_MAPS}` at all its sites.
+to the replaced attention, on `{WITH_MAPS}` at all its sites, with default options (`lsa`: with `shift=host`).
 """
 
 
@@ -75,7 +78,7 @@ def _replacements() -> str:
     for info in list_grafts():
         if info.hook_points != ("space",):
             continue
-        report = plan(model, info.name)
+        report = plan(model, _REQUIRED.get(info.name, info.name))
         more = report.parameters - sum(sum(entry.detached.values()) for entry in report.entries)
         rows.append((f"[{info.name}](#{info.name})", str(len(report.entries)), f"{more:+,}", _macs(report.macs or 0)))
     return table(("graft", "sites", "parameters", "MACs per image"), rows)

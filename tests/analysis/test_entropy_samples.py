@@ -14,18 +14,18 @@ from tests.analysis.requests import bixt, inputs, make_request, rows_of, run_and
 
 
 def test_from_the_most_focused_to_the_most_spread(tmp_path: Path) -> None:
-    given = make_request(vit(), swin(), names=("vit", "swin"))
+    given = make_request(vit(), swin(), names=("vit", "swin"), shown=1)
     result = run_and_check(entropy_samples.ANALYSIS, given, tmp_path)
     model = given.models[0].model
     with torch.no_grad(), attngraft.record(model, "weights") as recording:
-        model(inputs(given, [9]))
+        model(inputs(given, [0]))
     every = []
     for site in recording:
         among = recording[site]["weights"][0, :, 1:, 1:].double()
         among = among / among.sum(-1, keepdim=True)
         every.append(torch.special.entr(among).sum(-1).flatten())
     low, high = torch.cat(every).min().item(), torch.cat(every).max().item()
-    rows = rows_of(result, model="vit", image="noise/9")
+    rows = rows_of(result, model="vit", image="noise/0")
     entropies = [row["entropy"] for row in rows[::16]]
     assert entropies == sorted(entropies)
     assert (entropies[0], entropies[-1]) == pytest.approx((low, high), rel=1e-4)

@@ -88,9 +88,9 @@ def _present(request: AnalysisRequest, models: Measured[list[_Image]]) -> Conten
         "the table has the shares.",
         panels=panels,
         table=table(
-            ["model", "image", "direction", "layer", "head", "latent", "row", "column", "share"],
+            ["model", "image", "layer", "head", "latent", "row", "column", "share", "direction"],
             [
-                [name, image.name, direction, *row]
+                [name, image.name, *row, direction]
                 for _, name, images in models
                 for number, (image, directions) in enumerate(images)
                 for direction, maps in directions.items()

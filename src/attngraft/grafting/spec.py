@@ -84,13 +84,24 @@ class Term:
     position: int | None = field(default=None, compare=False, repr=False)  #: position of the where-clause in `text`
 
     def __str__(self) -> str:
-        options = ", ".join(
-            f"{field.name}={_format_value(value)}"
+        given = {
+            field.name: value
             for field in dataclasses.fields(self.options)
             if (value := getattr(self.options, field.name)) != field.default
+        }
+        options = ", ".join(
+            f"{name}={_format_value(value)}" for name, value in given.items() if not self._is_implied(name, given)
         )
         where = "" if self.where.kind == "all" else f"@{self.where}"
         return f"{self.name}{f'({options})' if options else ''}{where}"
+
+    def _is_implied(self, name: str, given: Mapping[str, Any]) -> bool:
+        """Return whether the other options imply this one."""
+        others = {other: value for other, value in given.items() if other != name}
+        try:
+            return bool(type(self.options)(**others) == self.options)
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True)

@@ -168,6 +168,7 @@ class LocalOptions:
             check_odd("size of a neighborhood", self.size)
             if self.shift:
                 raise ValueError("shift is for windows only; use area=window or shift=0")
+            object.__setattr__(self, "shift", 0)
         if self.size < 1 or (isinstance(self.shift, int) and not 0 <= self.shift < self.size):
             raise ValueError(f"shift must be less than size, not {self.shift} and {self.size}")
 
