@@ -95,11 +95,13 @@ def _packaged() -> str:
 
 def _study_file() -> str:
     """Return the table of a study file's keys, described by the comments of the configuration's fields."""
-    comments = comments_of(study_config.StudyConfig) | {
+    comments = comments_of(study_config.StudyConfig) | comments_of(study_config.Until)
+    comments |= {
         "title": "title of the report",
         "grafts": "variants besides the baseline: specifications, or sections with `name`, `graft`, `host` (another host), "
         "`set` (another recipe)",
-        "seeds": "number of seeds, counted from 0; or a list of seeds",
+        "seeds": "number of seeds, counted from 0; or a list of seeds; with `until`, those of the first round",
+        "until": "`decided`: add seeds in rounds to undecided variants; null: all variants have the same seeds",
         "set": "changes of the recipe for all variants: `section.field=value`",
         "out": "the study's folder",
     }
