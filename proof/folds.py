@@ -13,7 +13,7 @@ Required: the interval contains zero, the difference over all data sets, in 95% 
 difference of these runs' expected accuracies for the training sets at hand, which is computed from further seeds on many new
 examples (one-sided binomial tests with Holm's correction). For comparison: the same without the correction, with another
 partition for every seed, and with one split of 20% instead of folds; and, with one seed, the corrected t-test over folds,
-which does not see the variation between seeds.
+which does not cover the variation between seeds.
 
 The exit status is 1 if the interval is too narrow. Takes about five minutes on one core.
 """

@@ -14,7 +14,17 @@ from attngraft.report.page import report_html
 from attngraft.results import outlook, wording
 from attngraft.results.outlook import judged, late_gain, next_steps, updates
 from attngraft.results.storage import read_study, save_result
-from attngraft.results.study import Chance, HalvingResult, Interval, StudyResult, VariantResult
+from attngraft.results.study import (
+    Chance,
+    Decision,
+    HalvingResult,
+    Interval,
+    Round,
+    RoundVariant,
+    StudyResult,
+    UntilResult,
+    VariantResult,
+)
 from tests.report import studies
 from tests.report.studies import table_text
 
@@ -252,6 +262,35 @@ def test_add_seeds() -> None:
     hinted = replace(result.variants[1], other_differences={"loss": loss})
     told = steps(replace(result, variants=[result.variants[0], hinted, result.variants[2]]))
     assert told[0][0].endswith("finished runs are kept. The loss is already better for cb.")
+
+
+def in_rounds(decision: Decision, **fields: Any) -> StudyResult:
+    """cb_s is better after the first round of 3 seeds; horizontal has this decision after the second, of 4."""
+    result = judged(study(names=("none", "cb_s", "horizontal")))
+
+    def tested(name: str, decision: Decision) -> RoundVariant:
+        return RoundVariant(variant=name, tests=2, level=0.001, interval=None, p_value=None, decision=decision)
+
+    first = Round(seeds=3, runs=9, spent=0.0075, variants=[tested("cb_s", "better"), tested("horizontal", "undecided")])
+    second = Round(seeds=4, runs=11, spent=0.01, variants=[tested("horizontal", decision)])
+    more = [replace(v, runs=[*v.runs, replace(v.runs[0], seed=3)]) for v in result.variants if v.name != "cb_s"]
+    until = UntilResult(rounds=[first, second], most_seeds=20, **fields)
+    return replace(result, variants=[more[0], result.variants[1], more[1]], seeds=[0, 1, 2, 3], until=until)
+
+
+def test_rounds_of_seeds() -> None:
+    (take, _), (more, again) = steps(in_rounds("undecided", budget=3600.0))
+    assert take.startswith("Take cb_s")
+    assert more == "Add seeds, which may decide on horizontal; finished runs are kept."
+    assert again == "attngraft compare --study 'out dir/study.yaml' --budget 7200s"
+    assert [text for text, _ in steps(in_rounds("unlikely to be decided"))] == [take]
+    failed = steps(in_rounds("undecided", failed=["horizontal"]))
+    assert [text for text, _ in failed] == ["Some runs are missing. Train them first.", take]
+
+
+def test_the_export_of_a_study_with_folds_names_a_fold() -> None:
+    (_, command), *_ = steps(replace(judged(study()), folds=5))
+    assert command.endswith("/fold0' --out model")
 
 
 def test_a_sentence_names_few_variants() -> None:

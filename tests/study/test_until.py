@@ -119,6 +119,7 @@ def test_what_a_reader_is_told(whole: tuple[StudyConfig, StudyResult, Noisy]) ->
     page = report_html(result)
     assert "Rounds and spending" in page
     assert until_text(result, "cb_s") in page
+    assert "Corrected interval" in page
     assert "decision" in (config.out / "results.csv").read_text().splitlines()[0]
     again = report_only(config, tools=tools(FakeTrainer()))
     assert again.until == result.until

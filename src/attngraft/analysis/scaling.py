@@ -61,7 +61,7 @@ def _present(request: AnalysisRequest, models: Measured[dict[str, _Scale]]) -> C
         note="Left: |10% quantile| / |90% quantile| of a layer's scale over the channels. It is undefined, and not drawn, "
         f"where the 90% quantile is near 0 (at most {_NEAR_ZERO:g} of the largest absolute value). Right: the mean of the "
         "scale, which may be negative, with a band from the 10% to the 90% quantile. In the paper both grow with depth; "
-        "it does not say how scales are initialized. The default is 0, where the ratio is undefined; cb_s(init=1) starts "
+        "it does not state how scales are initialized. The default is 0, where the ratio is undefined; cb_s(init=1) starts "
         "from 1.",
         panels=[axis.curves("ratio of quantiles", ratios), axis.curves("mean of the scale", means)],
         table=table(

@@ -14,7 +14,7 @@ def fx_leaf(forward: Callable[..., Any]) -> Callable[..., Any]:
     def leaf(self: Any, *args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
             tracer = value.tracer if isinstance(value, fx.Proxy) else None
-            if isinstance(tracer, fx.Tracer) and tracer.root is not self:  # a graph is no node of itself
+            if isinstance(tracer, fx.Tracer) and tracer.root is not self:  # not the traced module itself
                 return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
         return forward(self, *args, **kwargs)
 

@@ -94,6 +94,10 @@ class StudyOfRun:
         return wording.reason(difference, seeds=len(self.result.seeds)) if difference else ""
 
     @property
+    def interval_name(self) -> str:
+        return wording.interval_name(self.result)
+
+    @property
     def chance(self) -> str:
         return wording.chance_text(self.result)
 

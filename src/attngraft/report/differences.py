@@ -15,8 +15,8 @@ NAME_WIDTH = 22  #: maximum number of characters of a variant's name on a plot
 
 
 def difference_drawing(result: StudyResult) -> Drawing | None:
-    """Return a forest plot: differences, 95% intervals and verdicts."""
-    style = metric_format(result)
+    """Return a forest plot: differences, intervals and verdicts."""
+    style, named = metric_format(result), wording.interval_name(result)
     rows = [
         (variant.name, variant.difference, look, wording.verdict_text(result, variant))
         for variant, look in zip(result.variants, variant_styles(result), strict=True)
@@ -49,7 +49,7 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
         unit = f" ({style.points})" if style.points else ""
         set_titles(axes, theme, f"difference to the baseline, {style.label}{unit}")
         notes = {wording.interval_note(difference) for _, difference, *_ in rows} - {""}
-        key = "bar: 95% interval" + (f" ({', '.join(sorted(notes))})" if len(notes) == 1 else "")
+        key = f"bar: {named}" + (f" ({', '.join(sorted(notes))})" if len(notes) == 1 else "")
         left, right = ("worse", "better") if result.higher_is_better else ("better", "worse")
         for x, text, align in ((0, f"← {left}", "left"), (0.5, key, "center"), (1, f"{right} →", "right")):
             axes.annotate(
@@ -63,7 +63,10 @@ def difference_drawing(result: StudyResult) -> Drawing | None:
                 fontsize=TEXT_SIZE - 0.5,
             )
 
-    texts = [shown(f"{name}: {wording.difference_sentence(d, style)}, {verdict}") for name, d, _, verdict in rows]
+    texts = [
+        shown(f"{name}: {wording.difference_sentence(d, style, named=named)}, {verdict}")
+        for name, d, _, verdict in rows
+    ]
     alt = f"Differences to the baseline. {'; '.join(texts)}."
     width = _names_width([name for name, *_ in rows])
     return Drawing(
@@ -190,5 +193,5 @@ def interval_bar(difference: Difference, result: StudyResult, style: MetricForma
         zero=position(0.0),
         point=position(difference.mean),
         interval=(position(interval.low), position(interval.high)),
-        alt=minus(wording.difference_sentence(difference, style)),
+        alt=minus(wording.difference_sentence(difference, style, named=wording.interval_name(result))),
     )

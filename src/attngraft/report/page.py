@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import yaml
@@ -94,7 +95,8 @@ def report_html(
         held_fixed=wording.held_fixed_text(result),
         others_held_fixed=wording.held_fixed_text(result, other=True),
         plural=wording.plural,
-        sentence=wording.difference_sentence,
+        sentence=partial(wording.difference_sentence, named=wording.interval_name(result)),
+        interval_name=wording.interval_name(result),
         reason=wording.reason,
         deciding_interval=wording.deciding_interval,
         power=power_sentences(result),

@@ -31,9 +31,11 @@ def study_table(result: StudyResult) -> Table:
     caption.append("".join(f"{reason}\n" for reason in reasons), style="not dim")
     if could := power_sentences(result):
         caption.append(f"{could}\n", style="not bold")
-    rest = f"Mean ± deviation over {len(result.seeds)} seeds. " if len(result.seeds) > 1 else ""
+    seeds = f"{len(result.seeds)} seeds" if result.until is None else "the seeds of a variant"
+    rest = f"Mean ± deviation over {seeds}. " if len(result.seeds) > 1 else ""
     if any(variant.difference for variant in result.variants):
-        rest += "p: after Holm's correction over the variants. Level at epoch: when each seed first"
+        rounds = "" if result.until is None else "rounds and "
+        rest += f"p: after Holm's correction over the {rounds}variants. Level at epoch: when each seed first"
         rest += " reaches the baseline's best mean."
     more = (rest.strip(), wording.held_fixed_text(result), wording.chance_text(result), wording.not_measured(result))
     caption.append(" ".join(filter(None, more)), style="dim")
@@ -43,7 +45,7 @@ def study_table(result: StudyResult) -> Table:
     if (chance := wording.chance_value(result)) is not None:
         values.append(f"chance {style.value(chance)}")
     table.add_column("\n".join(values), justify="right")
-    table.add_column("difference to baseline\n95% interval")
+    table.add_column(f"difference to baseline\n{wording.interval_name(result)}")
     table.add_column("cost\nof baseline", no_wrap=True)
     for index, variant in enumerate(result.variants):
         if index:

@@ -91,7 +91,7 @@ def _change_reason(result: StudyResult, unchanged: Sequence[VariantResult]) -> l
 
 
 def updates(result: StudyResult) -> int | None:
-    """Return the number of updates of the baseline's longest run; None if the task does not tell the training examples.
+    """Return the number of updates of the baseline's longest run; None if their number is unknown.
 
     If the recipe counts epochs, it is computed from the sizes of the data and of a batch.
     """
@@ -193,12 +193,12 @@ def next_steps(result: StudyResult) -> list[NextStep]:
         text = "Nothing was trained. To compare the models after training, set a number of epochs."
         return [NextStep(text=text, command=_again(folder, "--epochs 30", out=f"{folder}-trained"))]
     steps = []
-    stopped = {} if result.halving is None else result.halving.stopped
-    if any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped):
+    if incomplete(result):
         steps.append(NextStep(text="Some runs are missing. Train them first.", command=_again(folder)))
     better = [variant for variant in compared if variant.difference and variant.difference.verdict == "better"]
     short = [variant for variant in compared if variant.too_short]
-    noise = [each for each in compared if _undecided(each) and each not in short and not _identical(each)]
+    open_ones = [each for each in compared if _undecided(each) and _may_be_decided(result, each)]
+    noise = [each for each in open_ones if each not in short and not _identical(each)]
     if better:
         best = max(better, key=lambda variant: abs(variant.difference.mean) if variant.difference else 0.0)
         steps.append(_take(result, folder, best, f"Take {best.name}, which is better than the baseline{_price(best)}."))
@@ -207,23 +207,47 @@ def next_steps(result: StudyResult) -> list[NextStep]:
         text = f"Train longer: the study is too short to tell for {names}."
         steps.append(NextStep(text=text, command=_again(folder, longer(result), out=f"{folder}-longer")))
     more = _more_seeds(result)
-    if noise and more:
+    if noise and more is not None:
         names = _listed([variant.name for variant in noise])
         text = f"Add seeds, which may decide on {names}; finished runs are kept.{_loss_hint(noise)}"
         steps.append(NextStep(text=text, command=_again(folder, more)))
     if not better and not short and (baseline := wording.baseline_of(result)) is not None:
         reason = "no variant is better" if compared else "no variant could be compared with it"
-        until = " for now" if noise and more else ""
-        steps.append(_take(result, folder, baseline, f"Keep the baseline{until}: {reason}."))
+        for_now = " for now" if noise and more is not None else ""
+        steps.append(_take(result, folder, baseline, f"Keep the baseline{for_now}: {reason}."))
     return [step for step in steps if step.command][:3]
 
 
-def _more_seeds(result: StudyResult) -> str:
-    """Return the option that adds seeds; empty if the study already has `MANY_SEEDS`."""
+def incomplete(result: StudyResult) -> bool:
+    """Return whether any run is missing from the study's result, ignoring variants that were stopped early or decided."""
+    if result.until is not None:
+        return bool(result.until.failed) or not result.until.rounds
+    stopped = {} if result.halving is None else result.halving.stopped
+    return any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped)
+
+
+def _may_be_decided(result: StudyResult, variant: VariantResult) -> bool:
+    """Return whether further seeds may decide on a variant: with `--until decided`, if a further round would test it."""
+    if result.until is None:
+        return True
+    last = result.until.last(variant.name)
+    return last is not None and last[1].decision == "undecided" and variant.name not in result.until.failed
+
+
+def _more_seeds(result: StudyResult) -> str | None:
+    """Return the option that adds seeds; None if the study already has `MANY_SEEDS`.
+
+    With `--until decided`, the same command continues the rounds, if the budget allows it; None if there are no more.
+    """
     have = len(result.seeds)
+    if result.until is not None:
+        budget = result.until.budget
+        if have >= result.until.most_seeds:
+            return None
+        return "" if budget is None else f"--budget {2 * budget:.0f}s"
     wanted = 5 if have < 3 else MANY_SEEDS
     if have >= wanted:
-        return ""
+        return None
     if result.seeds == list(range(have)):
         return f"--seeds {wanted}"
     unused = (seed for seed in itertools.count() if seed not in result.seeds)
@@ -239,13 +263,14 @@ def _identical(variant: VariantResult) -> bool:
 
 
 def _take(result: StudyResult, folder: Path, variant: VariantResult, text: str) -> NextStep:
-    """Return the export of the variant's best run; the command is empty if no run is finished."""
+    """Return the export of the variant's best run (its first fold); the command is empty if no run is finished."""
     sign = 1 if result.higher_is_better else -1
     scores = {run.folder: sign * run.last.get(result.metric, math.nan) for run in variant.runs}
     if not scores:
         return NextStep(text=text, command="")
     run = max(scores, key=lambda name: -math.inf if math.isnan(scores[name]) else scores[name])
-    return NextStep(text=text, command=f"attngraft export {_quoted(folder / run)} --out model")
+    fold = "" if result.folds is None else "fold0"
+    return NextStep(text=text, command=f"attngraft export {_quoted(folder / run / fold)} --out model")
 
 
 def _price(variant: VariantResult) -> str:

@@ -80,7 +80,7 @@ class Difference:
     mcnemar: list[McNemar]
     verdict: Verdict
     why: str  #: reason for the verdict, in one sentence with the numbers
-    #: the interval that decides the verdict; None for one seed, and in results of older versions
+    #: the interval that decides the verdict: 95%, or of the last round (`until`); None for one seed, and in older results
     interval: Interval | None = None
     examples: int | None = None  #: number of examples; None in results of older versions
     detectable: float | None = None  #: smallest true difference that the study finds with 80% power
@@ -344,7 +344,7 @@ class StudyResult:
         from attngraft.results import wording
 
         style = wording.metric_format(self)
-        header = ("variant", style.title, "difference", "95% interval", "verdict", "parameters")
+        header = ("variant", style.title, "difference", wording.interval_name(self), "verdict", "parameters")
         rows = []
         for variant in self.variants:
             spread, difference, cost = variant.last.get(self.metric), variant.difference, variant.cost

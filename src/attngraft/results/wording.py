@@ -452,12 +452,17 @@ def interval_note(difference: Difference) -> str:
     return "examples only" if difference.t is None else "bootstrap"  # the latter: from an older version
 
 
-def difference_sentence(difference: Difference, style: MetricFormat) -> str:
-    """Return the difference with its interval, worded to follow a variant's name."""
+def interval_name(result: StudyResult) -> str:
+    """Return the name of the intervals that decide verdicts; those of `--until decided` have the level of their round."""
+    return "95% interval" if result.until is None else "corrected interval"
+
+
+def difference_sentence(difference: Difference, style: MetricFormat, *, named: str = "95% interval") -> str:
+    """Return the difference with its interval, worded to follow a variant's name; `named` is from `interval_name`."""
     unit = f"{style.points} of {style.label}" if style.points else f"in {style.label}"
     note = interval_note(difference)
     interval = style.interval(deciding_interval(difference)) + (f", {note}" if note else "")
-    return f"{style.change(difference.mean)} {unit} (95% interval {interval})"
+    return f"{style.change(difference.mean)} {unit} ({named} {interval})"
 
 
 def loss_sentence(result: StudyResult, variant: VariantResult) -> str:
@@ -479,6 +484,8 @@ def reason(difference: Difference, *, seeds: int) -> str:
         return f"{seen}: all examples have the same score in all seeds."
     if interval is not None:
         where = "lies above" if interval.low > 0 else "lies below" if interval.high < 0 else "contains"
+        if where != "contains" and difference.verdict == "inside the noise":  # `--until decided` without a test
+            return f"{difference.why[0].upper()}{difference.why[1:]}."
         return f"The interval {where} zero."
     if t is None and seeds == 1:
         return "With one seed, the noise between seeds is unknown; the interval is over examples only."

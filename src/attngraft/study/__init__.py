@@ -9,10 +9,11 @@ an executor, whose processes call `executors.base.run_task`, which calls `traini
 finished runs, compares their predictions (`verdict`), and returns a `StudyResult`.
 """
 
+from attngraft.results.outlook import incomplete
 from attngraft.results.storage import load_result
 from attngraft.results.study import StudyResult
 from attngraft.study.config import StudyConfig, read_study, read_study_file, study_from_dict
-from attngraft.study.runner import Tools, compare, incomplete, prepare, report_only
+from attngraft.study.runner import Tools, compare, prepare, report_only
 
 __all__ = [
     "StudyConfig",

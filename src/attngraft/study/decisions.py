@@ -110,7 +110,8 @@ class Outcomes:
         """Return the difference with the verdict, the interval and the corrected p-value of the variant's last test."""
         last = self.result.last(name)
         if last is None:
-            why = "the first round is not finished"
+            failed = name in self.result.failed
+            why = f"not tested, because {'a run of the first round failed' if failed else 'the first round is not finished'}"
             return dataclasses.replace(difference, verdict="inside the noise", p_holm=None, why=why)
         count, test = last
         decision = "given up" if test.decision == "unlikely to be decided" else test.decision

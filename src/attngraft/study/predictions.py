@@ -102,7 +102,7 @@ def aligned(runs: Sequence[RunStatistics]) -> list[RunStatistics]:
 
 
 def chance_of(record: RunRecord, task: Task) -> Chance | None:
-    """Return the metrics by chance on a run's examples; None if the task or the run's files do not tell.
+    """Return the metrics by chance on a run's examples; None if they are not defined or not in the run's files.
 
     Raises:
         TrainingError: predictions cannot be read.

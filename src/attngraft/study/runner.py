@@ -332,14 +332,6 @@ def write_study(config: StudyConfig) -> None:
     write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
 
 
-def incomplete(result: StudyResult) -> bool:
-    """Return whether any run is missing from the study's result, ignoring variants that were stopped early or decided."""
-    if result.until is not None:
-        return bool(result.until.failed) or not result.until.rounds
-    stopped = {} if result.halving is None else result.halving.stopped
-    return any(len(variant.runs) < len(result.seeds) for variant in result.variants if variant.name not in stopped)
-
-
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
