@@ -234,8 +234,8 @@ def test_take_the_best() -> None:
     )
     assert command.startswith("attngraft export 'out dir/runs/cb_s/seed")
     assert command.endswith("' --out model")
-    assert seeds == "Add seeds, which may decide on cb; finished runs are kept."
-    assert again == "attngraft compare --study 'out dir/study.yaml' --seeds 10"
+    assert seeds == "Add seeds to decide on cb; finished runs are kept."
+    assert again == "attngraft compare --study 'out dir/study.yaml' --until decided"
 
 
 def test_train_longer() -> None:
@@ -245,18 +245,19 @@ def test_train_longer() -> None:
     texts = [text for text, _ in steps(judged(study(changes={"cb": 0.0}, names=("none", "cb", "horizontal"))))]
     assert texts == [
         "Train longer: the study is too short to tell for cb.",
-        "Add seeds, which may decide on horizontal; finished runs are kept.",
+        "Add seeds to decide on horizontal; finished runs are kept.",
     ]
 
 
 def test_add_seeds() -> None:
     result = judged(study(names=("none", "cb", "horizontal")))
     (text, command), (keep, export) = steps(result)
-    assert text == "Add seeds, which may decide on cb and horizontal; finished runs are kept."
-    assert command.endswith("--seeds 10")
+    assert text == "Add seeds to decide on cb and horizontal; finished runs are kept."
+    assert command.endswith("--until decided")
     assert keep == "Keep the baseline for now: no variant is better."
     assert "'out dir/runs/none/seed" in export
-    named = steps(replace(result, seeds=[3, 0, 7]))
+    assert steps(replace(result, folds=5))[0][1].endswith("--seeds 10")
+    named = steps(replace(result, seeds=[3, 0, 7], folds=5))
     assert named[0][1].endswith("--seeds 3,0,7,1,2,4,5,6,8,9")
     loss = replace(result.variants[1].difference, verdict="better")
     hinted = replace(result.variants[1], other_differences={"loss": loss})
@@ -281,7 +282,7 @@ def in_rounds(decision: Decision, **fields: Any) -> StudyResult:
 def test_rounds_of_seeds() -> None:
     (take, _), (more, again) = steps(in_rounds("undecided", budget=3600.0))
     assert take.startswith("Take cb_s")
-    assert more == "Add seeds, which may decide on horizontal; finished runs are kept."
+    assert more == "Add seeds to decide on horizontal; finished runs are kept."
     assert again == "attngraft compare --study 'out dir/study.yaml' --budget 7200s"
     assert [text for text, _ in steps(in_rounds("unlikely to be decided"))] == [take]
     failed = steps(in_rounds("undecided", failed=["horizontal"]))
@@ -297,7 +298,7 @@ def test_a_sentence_names_few_variants() -> None:
     result = judged(study(names=("none", "cb")))
     many = [replace(result.variants[1], name=f"cb{i}") for i in range(6)]
     text, _ = steps(replace(result, variants=[result.variants[0], *many]))[0]
-    assert text.startswith("Add seeds, which may decide on cb0, cb1, cb2, cb3 and 2 more;")
+    assert text.startswith("Add seeds to decide on cb0, cb1, cb2, cb3 and 2 more;")
 
 
 def test_keep_the_baseline() -> None:

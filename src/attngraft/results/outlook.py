@@ -209,7 +209,7 @@ def next_steps(result: StudyResult) -> list[NextStep]:
     more = _more_seeds(result)
     if noise and more is not None:
         names = _listed([variant.name for variant in noise])
-        text = f"Add seeds, which may decide on {names}; finished runs are kept.{_loss_hint(noise)}"
+        text = f"Add seeds to decide on {names}; finished runs are kept.{_loss_hint(noise)}"
         steps.append(NextStep(text=text, command=_again(folder, more)))
     if not better and not short and (baseline := wording.baseline_of(result)) is not None:
         reason = "no variant is better" if compared else "no variant could be compared with it"
@@ -237,7 +237,8 @@ def _may_be_decided(result: StudyResult, variant: VariantResult) -> bool:
 def _more_seeds(result: StudyResult) -> str | None:
     """Return the option that adds seeds; None if the study already has `MANY_SEEDS`.
 
-    With `--until decided`, the same command continues the rounds, if the budget allows it; None if there are no more.
+    With `--until decided`, the same command continues the rounds, if the budget allows it; None if there are no more. A
+    finished study of two seeds or more can be its first round.
     """
     have = len(result.seeds)
     if result.until is not None:
@@ -248,6 +249,9 @@ def _more_seeds(result: StudyResult) -> str | None:
     wanted = 5 if have < 3 else MANY_SEEDS
     if have >= wanted:
         return None
+    other_plan = result.halving is not None or result.folds is not None or "--time-budget" in result.command
+    if have > 1 and not other_plan and not wording.is_untrained(result):
+        return "--until decided"
     if result.seeds == list(range(have)):
         return f"--seeds {wanted}"
     unused = (seed for seed in itertools.count() if seed not in result.seeds)
