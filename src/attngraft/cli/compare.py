@@ -437,7 +437,7 @@ def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust
     if not as_json:
         for run in prepared.runs:
             typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
-        typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds, extra=until_plan(prepared)))
+        typer.echo(describe_plan(prepared.planned, seconds=prepared.seconds, extra=until_plan(prepared)))
         return
     runs = [
         {
