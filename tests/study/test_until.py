@@ -23,6 +23,7 @@ from attngraft.study import (
     StudyConfig,
     StudyResult,
     compare,
+    example_images,
     incomplete,
     load_result,
     prepare,
@@ -340,13 +341,18 @@ def test_before_the_first_round_is_complete_intervals_are_not_corrected(tmp_path
     assert "its 95% interval is not corrected" in result.variants[1].difference.why
 
 
-def test_runs_without_a_decision_are_not_used(tmp_path: Path) -> None:
+def test_runs_without_a_decision_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Left by a fixed number of seeds; cb_s is decided with fewer."""
     compare(rounds(tmp_path, until="off", seeds=8), tools=tools(Noisy(GAINS)), costs=False)
     (tmp_path / "study.yaml").unlink()
     config = rounds(tmp_path)
     finished, result = finished_runs(config), report_only(config, tools=tools(FakeTrainer()))
     used = decisive_runs(config, finished)
+    shown: list[list[int]] = []
+    monkeypatch.setattr(example_images, "_selected", lambda before, after, *_: shown.extend(map(list, (before, after))))
+    example_images.example_images(config, result)
+    best = next(variant for variant in result.variants if variant.name == "cb_s")
+    assert shown == [[run.seed for run in each.runs] for each in (result.variants[0], best)]
     assert len(finished["cb_s"]) == 8
     assert list(used["cb_s"]) == [run.seed for run in result.variants[1].runs]
     assert len(used["cb_s"]) < 8
