@@ -66,7 +66,8 @@ Pair = tuple[Mapping[int, Statistic], Mapping[int, Statistic]]  #: baseline and 
 def estimate_all(pairs: Sequence[Pair]) -> list[Estimate | None]:
     """Return the difference of each pair, resampling the same baseline once; None if it is undefined for a seed."""
     found: dict[int, Estimate] = {}
-    others: dict[tuple[tuple[Statistic, ...], int], dict[int, list[Statistic]]] = {}  # same baseline and resamples
+    # same baseline and resamples -> index -> the variant's statistics, and the difference of each seed
+    others: dict[tuple[tuple[Statistic, ...], int], dict[int, tuple[list[Statistic], np.ndarray]]] = {}
     for index, pair in enumerate(pairs):
         first, second = _common(pair)
         before, after = ([each.score for each in runs if isinstance(each, MeanScore)] for runs in (first, second))
@@ -75,12 +76,13 @@ def estimate_all(pairs: Sequence[Pair]) -> list[Estimate | None]:
             by_seed = scores.mean(axis=1)
             if np.isfinite(by_seed).all():
                 found[index] = Estimate(by_seed=by_seed, components=components(scores), scores=scores)
-        elif np.isfinite(paired_differences(first, [second], np.ones((1, first[0].examples)))).all():
-            others.setdefault((tuple(first), affordable_resamples(first, second)), {})[index] = second
+            continue
+        by_seed = paired_differences(first, [second], np.ones((1, first[0].examples)))[0, 0]
+        if np.isfinite(by_seed).all():
+            others.setdefault((tuple(first), affordable_resamples(first, second)), {})[index] = second, by_seed
     for (same, resamples), variants in others.items():
-        resampled = crossed_bootstraps_of(same, list(variants.values()), resamples=resamples)
-        for index, (bootstrap, estimated) in zip(variants, resampled, strict=True):
-            by_seed = paired_differences(same, [variants[index]], np.ones((1, same[0].examples)))[0, 0]
+        resampled = crossed_bootstraps_of(same, [runs for runs, _ in variants.values()], resamples=resamples)
+        for (index, (_, by_seed)), (bootstrap, estimated) in zip(variants.items(), resampled, strict=True):
             found[index] = Estimate(by_seed=by_seed, components=estimated, bootstrap=bootstrap, resamples=resamples)
     return [found.get(index) for index in range(len(pairs))]
 
