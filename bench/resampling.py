@@ -33,7 +33,7 @@ from attngraft.results.measured import (
     Statistic,
     macro_f1,
 )
-from attngraft.results.statistics import affordable_resamples, crossed_bootstrap_of
+from attngraft.results.statistics import affordable_resamples, crossed_bootstraps_of
 from attngraft.study.verdict import compare_all
 from attngraft.timing import Duration, duration
 from attngraft.timing.memory import growth
@@ -107,7 +107,7 @@ def seconds(statistics: list[Statistic], *, resamples: int, samples: int) -> Dur
     states = itertools.count()  # the counts of one state are kept, and not drawn again
 
     def once() -> None:
-        crossed_bootstrap_of(baseline, variant, resamples=resamples, random_state=next(states))
+        crossed_bootstraps_of(baseline, [variant], resamples=resamples, random_state=next(states))
 
     return duration(once, samples=samples, clock=time.process_time)
 

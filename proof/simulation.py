@@ -4,10 +4,10 @@ Score of arm a (0 baseline, 1, ... variants), seed s, image i:
 
     1 if mu_a + d_i + g_ai + u_s + w_as + e_si + r_asi > 0, else 0
 
-All terms are independent, normal and crossed: `image` d (difficulty of the image), `taste` g (difficulty for one arm),
-`seed` u (a good initialization, shared by both arms), `run` w (a good run), `shared` e (effect of initialization and
-batches on single images, shared by both arms), and the rest r, which completes the variance to 1. So the accuracy of arm a
-over all seeds and images is Phi(mu_a), and the true difference needs no simulation.
+All terms are independent, normal and crossed: `image` d (difficulty of the image), `image_by_arm` g (difficulty of the
+image for one arm), `seed` u (a good initialization, shared by both arms), `run` w (a good run), `shared` e (effect of
+initialization and batches on single images, shared by both arms), and the rest r, which completes the variance to 1. So the
+accuracy of arm a over all seeds and images is Phi(mu_a), and the true difference needs no simulation.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Setting:
     accuracy: tuple[float, ...]  #: baseline's, then each variant's
     images: int
     image: float
-    taste: float
+    image_by_arm: float
     seed: float
     run: float
     shared: float
 
     @property
     def rest(self) -> float:
-        return 1 - self.image - self.taste - self.seed - self.run - self.shared
+        return 1 - self.image - self.image_by_arm - self.seed - self.run - self.shared
 
     @property
     def difference(self) -> float:
@@ -44,15 +44,31 @@ class Setting:
 
 SETTINGS = (
     Setting(
-        name="quiet seeds", accuracy=(0.9, 0.9), images=1000, image=0.7, taste=0, seed=0.002, run=0.002, shared=0.1
+        name="little noise between seeds",
+        accuracy=(0.9, 0.9),
+        images=1000,
+        image=0.7,
+        image_by_arm=0,
+        seed=0.002,
+        run=0.002,
+        shared=0.1,
     ),
-    Setting(name="loud seeds", accuracy=(0.8, 0.8), images=1000, image=0.6, taste=0, seed=0.02, run=0.02, shared=0.1),
     Setting(
-        name="other images are hard",
+        name="much noise between seeds",
+        accuracy=(0.8, 0.8),
+        images=1000,
+        image=0.6,
+        image_by_arm=0,
+        seed=0.02,
+        run=0.02,
+        shared=0.1,
+    ),
+    Setting(
+        name="images differ in difficulty between variants",
         accuracy=(0.75, 0.75),
         images=500,
         image=0.5,
-        taste=0.15,
+        image_by_arm=0.15,
         seed=0.005,
         run=0.005,
         shared=0.1,
@@ -62,7 +78,7 @@ SETTINGS = (
         accuracy=(0.8, 0.83),
         images=300,
         image=0.6,
-        taste=0.05,
+        image_by_arm=0.05,
         seed=0.005,
         run=0.005,
         shared=0.1,
@@ -72,7 +88,7 @@ SETTINGS = (
         accuracy=(0.97, 0.97),
         images=200,
         image=0.7,
-        taste=0.05,
+        image_by_arm=0.05,
         seed=0.005,
         run=0.005,
         shared=0.05,
@@ -110,7 +126,7 @@ def simulate_scores(setting: Setting, *, seeds: int, generator: np.random.Genera
         return generator.normal(0, share**0.5, shape)
 
     mean = stats.norm.ppf(np.array(setting.accuracy))[:, None]
-    of_image = mean + normal(setting.image, 1, setting.images) + normal(setting.taste, arms, setting.images)
+    of_image = mean + normal(setting.image, 1, setting.images) + normal(setting.image_by_arm, arms, setting.images)
     of_seed = (
         normal(setting.seed, 1, seeds, 1)
         + normal(setting.run, arms, seeds, 1)

@@ -50,7 +50,7 @@ def kind(
     *,
     images: int,
     image: float = 0.6,
-    taste: float = 0.0,
+    image_by_arm: float = 0.0,
     noise: float = 0.002,
     shared: float = 0.1,
 ) -> Setting:
@@ -60,7 +60,7 @@ def kind(
         accuracy=tuple(accuracy),
         images=images,
         image=image,
-        taste=taste,
+        image_by_arm=image_by_arm,
         seed=noise,
         run=noise,
         shared=shared,
@@ -68,15 +68,27 @@ def kind(
 
 
 NULL = (
-    kind("quiet seeds", [0.9] * 5, images=1000, image=0.7),
-    kind("loud seeds", [0.8] * 5, images=1000, noise=0.02),
-    kind("other images are hard", [0.75] * 5, images=500, image=0.5, taste=0.15, noise=0.005),
-    kind("few images, few errors", [0.97] * 5, images=200, image=0.7, taste=0.05, noise=0.005, shared=0.05),
+    kind("little noise between seeds", [0.9] * 5, images=1000, image=0.7),
+    kind("much noise between seeds", [0.8] * 5, images=1000, noise=0.02),
+    kind(
+        "images differ in difficulty between variants",
+        [0.75] * 5,
+        images=500,
+        image=0.5,
+        image_by_arm=0.15,
+        noise=0.005,
+    ),
+    kind("few images, few errors", [0.97] * 5, images=200, image=0.7, image_by_arm=0.05, noise=0.005, shared=0.05),
 )
 PLANTED = (
     kind("four effects", [0.8, 0.815, 0.83, 0.77, 0.86], images=2000),
-    kind("four effects, loud seeds", [0.8, 0.84, 0.87, 0.76, 0.92], images=2000, noise=0.01),
-    kind("four effects, other images are hard", [0.8, 0.82, 0.84, 0.77, 0.74], images=2000, taste=0.05),
+    kind("four effects, much noise between seeds", [0.8, 0.84, 0.87, 0.76, 0.92], images=2000, noise=0.01),
+    kind(
+        "four effects, images differ in difficulty between variants",
+        [0.8, 0.82, 0.84, 0.77, 0.74],
+        images=2000,
+        image_by_arm=0.05,
+    ),
     kind("four effects, many images", [0.9, 0.91, 0.92, 0.93, 0.88], images=10_000, image=0.7),
     kind("two effects, two equal", [0.8, 0.83, 0.82, 0.8, 0.8], images=2000),
     kind("one effect, three equal", [0.8, 0.83, 0.8, 0.8, 0.8], images=2000),

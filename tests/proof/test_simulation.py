@@ -12,7 +12,7 @@ from proof.simulation import SETTINGS, Setting, equal_models, simulate
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_shares_fill_the_variance(setting: Setting) -> None:
     assert 0 < setting.rest < 1
-    assert min(setting.image, setting.taste, setting.seed, setting.run, setting.shared) >= 0
+    assert min(setting.image, setting.image_by_arm, setting.seed, setting.run, setting.shared) >= 0
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)

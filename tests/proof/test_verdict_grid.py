@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attngraft.results.crossed import crossed_interval
-from attngraft.results.statistics import crossed_bootstrap, t_interval
+from attngraft.results.crossed import components
+from attngraft.results.statistics import crossed_bootstraps, t_interval
 from proof.verdict_grid import (
     FORMER,
     KINDS,
@@ -44,8 +44,8 @@ def test_rules_are_those_of_the_package() -> None:
     assert 5 < found[RULE].sum() < 55
     agreeing = 0
     for index, each in enumerate(differences.astype(float)):
-        interval, t = crossed_interval(each), t_interval(each.mean(axis=1))
-        bootstrap = crossed_bootstrap(each, resamples=500)
+        interval, t = components(each).interval(), t_interval(each.mean(axis=1))
+        bootstrap = crossed_bootstraps([each], resamples=500)[0]
         assert interval is not None
         assert t is not None
         assert found[RULE][index] == (not interval.low <= 0 <= interval.high)

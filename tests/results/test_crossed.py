@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from attngraft.results.crossed import components, components_of_metric, crossed_interval, crossed_p
+from attngraft.results.crossed import components, components_of_metric
 from attngraft.results.measured import MeanScore, macro_f1
 from attngraft.results.statistics import crossed_bootstraps_of, t_interval
 
@@ -44,7 +44,7 @@ def test_components_are_those_of_the_analysis_of_variance(table: np.ndarray) -> 
 def test_interval_by_hand(table: np.ndarray) -> None:
     seeds, examples = table.shape
     mean, of_seeds, of_examples, rest = by_loops(table)
-    interval = crossed_interval(table)
+    interval = components(table).interval()
     if np.ptp(table.mean(axis=1)) < 1e-12 and abs(mean) > 1e-12:
         assert interval is None
         return
@@ -56,7 +56,7 @@ def test_interval_by_hand(table: np.ndarray) -> None:
 
 @given(tables, st.sampled_from([0.8, 0.95, 0.99]))
 def test_interval_and_p_agree(table: np.ndarray, confidence: float) -> None:
-    interval, p = crossed_interval(table, confidence=confidence), crossed_p(table)
+    interval, p = components(table).interval(confidence), components(table).p_value()
     assert (interval is None) == (p is None)
     if interval is not None and p is not None and abs(p - (1 - confidence)) > 1e-6:
         assert (p < 1 - confidence) == (interval.low > 0 or interval.high < 0)
@@ -64,9 +64,9 @@ def test_interval_and_p_agree(table: np.ndarray, confidence: float) -> None:
 
 def test_the_interval_at_p_ends_at_zero() -> None:
     table = np.random.default_rng(0).normal(0.3, 1, (4, 60)) + np.random.default_rng(1).normal(0, 0.5, 60)
-    p = crossed_p(table)
+    p = components(table).p_value()
     assert p is not None
-    interval = crossed_interval(table, confidence=1 - p)
+    interval = components(table).interval(1 - p)
     assert interval is not None
     assert interval.low == pytest.approx(0, abs=1e-9)
 
@@ -76,7 +76,7 @@ def test_it_contains_the_t_interval_and_equals_it_without_noise_of_examples() ->
     by_seed = generator.normal(1, 0.3, (5, 1))
     for noise in (0.0, 0.2, 5.0):
         table = by_seed + noise * generator.normal(0, 1, (1, 30)) + 1e-9 * generator.normal(0, 1, (5, 30))
-        interval, t = crossed_interval(table), t_interval(table.mean(axis=1))
+        interval, t = components(table).interval(), t_interval(table.mean(axis=1))
         assert interval is not None
         assert t is not None
         assert interval.high >= t.high - 1e-9
@@ -86,20 +86,20 @@ def test_it_contains_the_t_interval_and_equals_it_without_noise_of_examples() ->
 
 def test_nothing_is_known_with_one_seed_one_example_or_equal_seeds() -> None:
     for table in (np.array([[0.0, 1, 1]]), np.array([[1.0], [2.0]]), np.array([[0.0, 1], [1, 0]])):
-        assert crossed_interval(table) is None
-        assert crossed_p(table) is None
+        assert components(table).interval() is None
+        assert components(table).p_value() is None
 
 
 def test_no_difference_is_exactly_zero() -> None:
-    interval = crossed_interval(np.zeros((3, 5)))
+    interval = components(np.zeros((3, 5))).interval()
     assert interval is not None
     assert (interval.point, interval.low, interval.high) == (0, 0, 0)
-    assert crossed_p(np.zeros((3, 5))) == 1
+    assert components(np.zeros((3, 5))).p_value() == 1
 
 
 def test_tiny_p_values_are_finite() -> None:
     table = np.ones((20, 1000)) + 1e-6 * np.random.default_rng(0).normal(0, 1, (20, 1000))
-    p = crossed_p(table)
+    p = components(table).p_value()
     assert p is not None
     assert 0 < p < 1e-50
 
@@ -107,7 +107,7 @@ def test_tiny_p_values_are_finite() -> None:
 @pytest.mark.parametrize("bad", [np.zeros(3), np.zeros((0, 3)), np.array([[np.nan, 0.0]])])
 def test_bad_input(bad: np.ndarray) -> None:
     with pytest.raises(ValueError, match="differences must be"):
-        crossed_interval(bad)
+        components(bad).interval()
 
 
 def test_components_from_resamples_are_those_of_the_table() -> None:

@@ -104,7 +104,7 @@ def test_noise_that_cannot_be_estimated_decides_nothing() -> None:
 
 def test_a_lost_variant_still_counts() -> None:
     test = SequentialTest(["a", "b"], first=3, margin=None, higher_is_better=True)
-    test.lose("b")
+    test.exclude("b")
     assert test.add({"a": found(0.01, seeds=3)}).variants[0].tests == 2
     assert test.undecided == ["a"]
 

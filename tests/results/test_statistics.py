@@ -18,8 +18,8 @@ from attngraft.results.statistics import (
     FEWEST,
     RESAMPLES,
     affordable_resamples,
-    crossed_bootstrap,
-    crossed_bootstrap_of,
+    crossed_bootstraps,
+    crossed_bootstraps_of,
     holm,
     interval_of,
     mcnemar,
@@ -47,7 +47,7 @@ class TestCrossedBootstrap:
     def test_examples_alone_follow_the_binomial(self) -> None:
         """One seed, half of the examples 1: resampled means are binomial, whose quantiles are known."""
         differences = np.array([[0.0, 1.0] * 50])
-        interval = crossed_bootstrap(differences, resamples=20_000)
+        interval = crossed_bootstraps([differences], resamples=20_000)[0]
         assert interval.point == 0.5
         assert interval.low == pytest.approx(stats.binom.ppf(0.025, 100, 0.5) / 100, abs=0.011)
         assert interval.high == pytest.approx(stats.binom.ppf(0.975, 100, 0.5) / 100, abs=0.011)
@@ -56,14 +56,14 @@ class TestCrossedBootstrap:
         """Every resample of four examples, listed."""
         values = np.array([0.0, 1.0, 5.0, 2.0])
         means = [np.mean([values[i] for i in drawn]) for drawn in itertools.product(range(4), repeat=4)]
-        interval = crossed_bootstrap(values[None], resamples=40_000)
+        interval = crossed_bootstraps([values[None]], resamples=40_000)[0]
         assert interval.low == pytest.approx(np.quantile(means, 0.025), abs=0.26)
         assert interval.high == pytest.approx(np.quantile(means, 0.975), abs=0.26)
 
     def test_only_seeds_vary(self) -> None:
         """Every example the same within a seed: nothing is left but the t-interval's question, and its width."""
         by_seed = np.array([0.1, 0.3, 0.35, 0.2, 0.25])
-        interval = crossed_bootstrap(np.repeat(by_seed[:, None], 40, axis=1), resamples=20_000)
+        interval = crossed_bootstraps([np.repeat(by_seed[:, None], 40, axis=1)], resamples=20_000)[0]
         student = t_interval(by_seed)
         assert student is not None
         assert interval.high - interval.low == pytest.approx(student.high - student.low, rel=0.05)
@@ -74,22 +74,22 @@ class TestCrossedBootstrap:
         resamples = [
             differences[generator.integers(60, size=60)][:, generator.integers(80, size=80)].mean() for _ in range(4000)
         ]
-        interval = crossed_bootstrap(differences, resamples=4000)
+        interval = crossed_bootstraps([differences], resamples=4000)[0]
         assert interval.low == pytest.approx(np.quantile(resamples, 0.025), abs=0.02)
         assert interval.high == pytest.approx(np.quantile(resamples, 0.975), abs=0.02)
 
     @given(small_differences)
     @settings(max_examples=50, deadline=None)
     def test_properties(self, differences: np.ndarray) -> None:
-        interval = crossed_bootstrap(differences, resamples=200)
-        assert interval == crossed_bootstrap(differences, resamples=200), "the same input gives the same interval"
+        interval = crossed_bootstraps([differences], resamples=200)[0]
+        assert interval == crossed_bootstraps([differences], resamples=200)[0], "the same input gives the same interval"
         assert interval.low <= interval.point <= interval.high
         assert interval.point == pytest.approx(differences.mean())
-        scaled = crossed_bootstrap(100 * differences, resamples=200)
+        scaled = crossed_bootstraps([100 * differences], resamples=200)[0]
         np.testing.assert_allclose([scaled.low, scaled.high], [100 * interval.low, 100 * interval.high], atol=1e-9)
 
     def test_identical_predictions(self) -> None:
-        interval = crossed_bootstrap(np.zeros((3, 50)))
+        interval = crossed_bootstraps([np.zeros((3, 50))])[0]
         assert (interval.point, interval.low, interval.high) == (0, 0, 0)
 
     @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ class TestCrossedBootstrap:
     )
     def test_refuses_what_has_no_mean(self, differences: np.ndarray) -> None:
         with pytest.raises(ValueError, match="differences must be"):
-            crossed_bootstrap(differences)
+            crossed_bootstraps([differences])[0]
 
     def test_size_of_a_real_study_is_quick(self) -> None:
         differences = np.random.default_rng(0).integers(-1, 2, (3, 10_000)).astype(float)
         start = time.process_time()
-        crossed_bootstrap(differences, resamples=2000)
+        crossed_bootstraps([differences], resamples=2000)[0]
         assert time.process_time() - start < 1.0
 
     @pytest.mark.parametrize("seeds", [2, 3, 5])
@@ -116,7 +116,7 @@ class TestCrossedBootstrap:
             differences = simulated_study(
                 generator, seeds=seeds, examples=150, seed_noise=seed_noise, example_noise=example_noise, noise=noise
             )
-            interval = crossed_bootstrap(differences, resamples=300)
+            interval = crossed_bootstraps([differences], resamples=300)[0]
             covered += interval.low <= 0 <= interval.high
         assert stats.binomtest(covered, studies, 0.95, alternative="less").pvalue > 0.001
 
@@ -131,7 +131,7 @@ class TestBootstrapOfAnyMetric:
         generator = np.random.default_rng(0)
         truth = np.concatenate([np.eye(30, 1, dtype=bool), generator.random((30, 2)) < 0.4], axis=1)
         seeds = [[self.ranked(generator, truth, noise=noise) for _ in range(3)] for noise in (1.0, 0.7)]
-        found = crossed_bootstrap_of(*seeds, resamples=300)
+        found = crossed_bootstraps_of(seeds[0], seeds[1:], resamples=300)[0][0]
         generator, resamples, undefined = np.random.default_rng(0), np.empty((300, 3)), 0
         for row in range(300):
             at = np.repeat(np.arange(30), generator.multinomial(30, np.full(30, 1 / 30)))
@@ -147,8 +147,8 @@ class TestBootstrapOfAnyMetric:
     def test_a_mean_score_has_the_interval_of_its_differences(self) -> None:
         generator = np.random.default_rng(2)
         before, after = (generator.random((2, 3, 400)) < np.array([0.5, 0.6])[:, None, None]).astype(float)
-        found = crossed_bootstrap_of([*map(MeanScore, before)], [*map(MeanScore, after)], resamples=4000)
-        expected = crossed_bootstrap(after - before, resamples=4000)
+        found = crossed_bootstraps_of([*map(MeanScore, before)], [[*map(MeanScore, after)]], resamples=4000)[0][0]
+        expected = crossed_bootstraps([after - before], resamples=4000)[0]
         np.testing.assert_allclose([found.low, found.high], [expected.low, expected.high], atol=0.004)
 
     def test_what_is_undefined_for_one_is_left_out_of_both(self) -> None:
@@ -168,13 +168,13 @@ class TestBootstrapOfAnyMetric:
 
     def test_identical_runs(self) -> None:
         statistic = macro_f1(np.arange(50) % 3, np.arange(50) % 4, classes=4)
-        interval = crossed_bootstrap_of([statistic, statistic], [statistic, statistic])
+        interval = crossed_bootstraps_of([statistic, statistic], [[statistic, statistic]])[0][0]
         assert (interval.point, interval.low, interval.high) == (0, 0, 0)
 
     def test_refuses_what_is_undefined(self) -> None:
         constant = SpearmanCorrelation(np.ones(5), np.arange(5.0))
         with pytest.raises(ValueError, match="undefined"):
-            crossed_bootstrap_of([constant], [constant])
+            crossed_bootstraps_of([constant], [[constant]])[0][0]
 
     def test_fewer_resamples_where_they_take_long(self) -> None:
         truth = np.random.default_rng(0).random((1000, 150)) < 0.3
@@ -201,7 +201,7 @@ class TestBootstrapOfAnyMetric:
         for _ in range(studies):
             target = targets(examples)
             runs = [[f1(target, right=right) for _ in range(seeds)] for right in (0.5, 0.6)]
-            interval = crossed_bootstrap_of(*runs, resamples=200)
+            interval = crossed_bootstraps_of(runs[0], runs[1:], resamples=200)[0][0]
             covered += interval.low <= truth <= interval.high
         assert stats.binomtest(covered, studies, 0.95, alternative="less").pvalue > 0.001
 

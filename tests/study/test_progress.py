@@ -20,7 +20,7 @@ def test_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="attngraft"):
         compare(study(tmp_path), tools=tools(FakeTrainer(fails={("cb_s", 1)})))
     text = caplog.text
-    assert "6 runs of 3 epochs (3 variants, 2 seeds); one at a time, with 1 CPU thread each; about 24 s" in text
+    assert "6 runs of 3 epochs (3 variants, 2 seeds); about 24 s; one at a time, with 1 CPU thread each" in text
     assert "run 2/6: cb_s, seed 0 starts" in text
     assert "baseline, seed 0: finished, top1" in text
     assert "cb_s, seed 1: failed, RuntimeError: out of luck" in text

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from attngraft.errors import FolderError, UsageError
 from attngraft.report.page import report_html
 from attngraft.report.rounds import rounds_table
 from attngraft.results.sequential import ALPHA, MOST_SEEDS
 from attngraft.results.study import UntilResult
-from attngraft.results.wording import until_text
+from attngraft.results.wording import interval_name, until_text
 from attngraft.study import (
     StudyConfig,
     StudyResult,
     compare,
+    example_images,
     incomplete,
     load_result,
     prepare,
     report_only,
     study_from_dict,
 )
+from attngraft.study.decisions import decisive_runs
 from attngraft.study.executors import Processes
-from attngraft.study.until import until_plan
+from attngraft.study.plan import finished_runs, resolve_runs
+from attngraft.study.progress import LiveStudy
+from attngraft.study.runner import write_study
+from attngraft.study.until import UntilQueue, until_plan
 
 from .fakes import EXAMPLES, FakeTrainer, study, tools
 
@@ -183,6 +191,7 @@ def test_without_the_baseline_nothing_goes_on(tmp_path: Path) -> None:
     assert incomplete(result)
     assert [each.seeds for each in until_of(result).rounds] == [3]
     assert max(seed for _, seed in trainer.calls) == 3
+    assert any("A run of baseline failed, and no later round started" in note for note in result.notes)
 
 
 def test_the_budget_ends_before_a_round_that_does_not_fit(tmp_path: Path) -> None:
@@ -201,8 +210,10 @@ def test_the_budget_ends_before_a_round_that_does_not_fit(tmp_path: Path) -> Non
 def test_the_plan_tells_the_worst_cost(tmp_path: Path) -> None:
     prepared = prepare(rounds(tmp_path), tools=tools(FakeTrainer()))
     assert len(prepared.runs) == 4 * MOST_SEEDS
-    assert prepared.seconds == pytest.approx(4 * MOST_SEEDS * (1 + 3))
+    assert prepared.seconds == pytest.approx(4 * 3 * (1 + 3))
+    assert len(prepared.planned) == 12
     plan = until_plan(prepared)
+    assert "80 runs, about 5 min" in plan
     assert "at most" in plan
     assert "starts with 3 seeds (12 runs) and adds one seed at a time" in plan
     assert "up to 20" in plan
@@ -226,6 +237,7 @@ def test_it_is_written_to_the_study_file(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"until": None, "margin": 0.5}, "--margin requires --until decided"),
+        ({"until": "off", "budget": "2h"}, "--budget requires --until decided"),
         ({"until": None, "margin": 1, "budget": "2h"}, "--margin and --budget require --until decided"),
         ({"margin": -0.5}, "margin: must be above zero"),
         ({"margin": 0}, "margin: must be above zero"),
@@ -261,5 +273,86 @@ def test_a_budget_needs_epochs(tmp_path: Path) -> None:
 def test_rounds_cannot_start_again_with_other_seeds(
     whole: tuple[StudyConfig, StudyResult, Noisy],
 ) -> None:
+    other = dataclasses.replace(whole[0], seeds=(0, 1, 2, 3))
     with pytest.raises(FolderError, match="started with seeds 0, 1, 2"):
-        prepare(dataclasses.replace(whole[0], seeds=(0, 1, 2, 3)), tools=tools(FakeTrainer()))
+        prepare(other, tools=tools(FakeTrainer()))
+    with pytest.raises(FolderError, match="started with seeds 0, 1, 2"):
+        report_only(other, tools=tools(FakeTrainer()))
+
+
+def test_a_fixed_study_in_between_does_not_allow_other_seeds(tmp_path: Path) -> None:
+    compare(rounds(tmp_path), tools=tools(Noisy(GAINS, fails={("none", 3)})), costs=False)
+    compare(rounds(tmp_path, until="off", seeds=5), tools=tools(Noisy(GAINS)), costs=False)
+    with pytest.raises(FolderError, match="the rounds of this study started with seeds 0, 1, 2"):
+        prepare(rounds(tmp_path, seeds=5), tools=tools(FakeTrainer()))
+    assert until_of(report_only(rounds(tmp_path), tools=tools(FakeTrainer()))).rounds[0].seeds == 3
+
+
+def test_after_a_fixed_study_rounds_start_with_its_seeds(tmp_path: Path) -> None:
+    compare(rounds(tmp_path, until="off", seeds=5), tools=tools(Noisy(GAINS)), costs=False)
+    with pytest.raises(FolderError, match="this study ran with seeds 0, 1, 2, 3, 4"):
+        prepare(rounds(tmp_path), tools=tools(FakeTrainer()))
+    prepare(rounds(tmp_path, seeds=5), tools=tools(FakeTrainer()))
+
+
+def test_without_runs_seeds_may_change(tmp_path: Path) -> None:
+    write_study(rounds(tmp_path))
+    assert prepare(rounds(tmp_path, seeds=5), tools=tools(FakeTrainer())).seeds == (0, 1, 2, 3, 4)
+
+
+class Split:
+    """A task that has a random split and no fitted files."""
+
+    def save_split(self, path: Path) -> bool:
+        path.write_text("split")
+        return True
+
+    def save_files(self, folder: Path) -> None:
+        pass
+
+
+def test_only_runs_that_start_get_files(tmp_path: Path) -> None:
+    study = resolve_runs(rounds(tmp_path))
+    opened = SimpleNamespace(task=Split(), data=SimpleNamespace(test=None))
+    study = dataclasses.replace(study, benchmark=opened)  # type: ignore[arg-type]
+    assert study.until is not None
+    queue = UntilQueue(study, study.until, concurrency=2)
+    started = [task.run.folder for task in (queue.next(), queue.next()) if task is not None]
+    assert sorted(path.parent for path in (tmp_path / "runs").rglob("split.csv")) == sorted(started)
+
+
+def test_the_live_table_adds_seeds_that_start(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    compare(rounds(tmp_path), tools=tools(Noisy(GAINS, fails={("none", 4)})), progress=(live := LiveStudy(console)))
+    with console.capture() as captured:
+        console.print(live._draw())
+    heads = captured.get()
+    assert all(f"seed {seed}" in heads for seed in range(5))
+    assert "seed 5" not in heads
+
+
+def test_before_the_first_round_is_complete_intervals_are_not_corrected(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        compare(rounds(tmp_path), tools=tools(Noisy(GAINS, stops=("vertical", 2))), costs=False)
+    result = report_only(rounds(tmp_path), tools=tools(FakeTrainer()))
+    assert until_of(result).rounds == []
+    assert interval_name(result) == "95% interval"
+    assert result.variants[1].difference is not None
+    assert "its 95% interval is not corrected" in result.variants[1].difference.why
+
+
+def test_runs_without_a_decision_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left by a fixed number of seeds; cb_s is decided with fewer."""
+    compare(rounds(tmp_path, until="off", seeds=8), tools=tools(Noisy(GAINS)), costs=False)
+    (tmp_path / "study.yaml").unlink()
+    config = rounds(tmp_path)
+    finished, result = finished_runs(config), report_only(config, tools=tools(FakeTrainer()))
+    used = decisive_runs(config, finished)
+    shown: list[list[int]] = []
+    monkeypatch.setattr(example_images, "_selected", lambda before, after, *_: shown.extend(map(list, (before, after))))
+    example_images.example_images(config, result)
+    best = next(variant for variant in result.variants if variant.name == "cb_s")
+    assert shown == [[run.seed for run in each.runs] for each in (result.variants[0], best)]
+    assert len(finished["cb_s"]) == 8
+    assert list(used["cb_s"]) == [run.seed for run in result.variants[1].runs]
+    assert len(used["cb_s"]) < 8

@@ -435,9 +435,9 @@ def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust
 
     prepared = prepare(config, executor=executor, trust_code=trust_code, cache=cache)
     if not as_json:
-        for run in prepared.runs:
+        for run in prepared.planned:
             typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
-        typer.echo(describe_plan(prepared.runs, seconds=prepared.seconds, extra=until_plan(prepared)))
+        typer.echo(describe_plan(prepared.planned, seconds=prepared.seconds, extra=until_plan(prepared)))
         return
     runs = [
         {
@@ -452,9 +452,10 @@ def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust
             "state": run.state,
             "folder": str(run.folder),
         }
-        for run in prepared.runs
+        for run in prepared.planned
     ]
-    print_json({"runs": runs, "seconds": prepared.seconds})
+    most = {"most_runs": len(prepared.runs), "most_seconds": prepared.most_seconds}  # if no variant is decided early
+    print_json({"runs": runs, "seconds": prepared.seconds, **({} if prepared.until is None else most)})
 
 
 def _print_result(result: StudyResult, config: StudyConfig, *, as_json: bool) -> None:

@@ -60,14 +60,21 @@ class Components:
         return self if folds is None else replace(self, examples=self.examples * (1 + folds / (folds - 1)))
 
     def interval(self, confidence: float = CONFIDENCE) -> Interval | None:
-        """Return the interval of the mean difference; None if the noise between seeds cannot be estimated."""
+        """Return the interval of the mean difference over seeds and examples, which decides the verdict.
+
+        Returns None, so that nothing can be called, for one seed or one example, and if all seeds have exactly the same
+        nonzero mean, which happens by chance with few examples. Returns [0, 0] if all differences are zero.
+        """
         if not self._estimable:
             return None
         half = self._half_length(1 - confidence)
         return Interval(point=self.mean, low=self.mean - half, high=self.mean + half)
 
     def p_value(self) -> float | None:
-        """Return the two-sided p-value: one minus the largest confidence at which the interval excludes zero."""
+        """Return the two-sided p-value: one minus the largest confidence at which the interval excludes zero.
+
+        Returns None in the same cases as `interval`, and 1 if the mean is zero.
+        """
         if not self._estimable:
             return None
         if self.mean == 0:
@@ -158,27 +165,3 @@ def components_of_metric(by_seed: np.ndarray, resampled: np.ndarray, *, examples
         examples=examples * of_examples,
         rest=examples * rest,
     )
-
-
-def crossed_interval(differences: np.ndarray, *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the interval of the mean difference over seeds and examples, which decides the verdict.
-
-    Returns None, so that nothing can be called, for one seed or one example, and if all seeds have exactly the same nonzero
-    mean, which happens by chance with few examples. Returns [0, 0] if all differences are zero.
-
-    Args:
-        differences: finite differences, (S, N).
-        confidence: confidence level.
-
-    Raises:
-        ValueError: `differences` is not (S, N), empty, or not finite.
-    """
-    return components(differences).interval(confidence)
-
-
-def crossed_p(differences: np.ndarray) -> float | None:
-    """Return the two-sided p-value of `crossed_interval`, which excludes zero if p is below 1 - confidence.
-
-    Returns None in the same cases as `crossed_interval`, and 1 if all differences are zero.
-    """
-    return components(differences).p_value()

@@ -106,8 +106,8 @@ class SequentialTest:
             return None
         return self._rounds[len(self.done)]
 
-    def lose(self, name: str) -> None:
-        """Exclude a variant whose runs failed. It remains undecided, and still counts as a test."""
+    def exclude(self, name: str) -> None:
+        """Exclude a variant whose run failed. It remains undecided, and still counts as a test."""
         if name in self.undecided:
             self.undecided.remove(name)
 

@@ -25,8 +25,10 @@ _KEPT = 2**26  #: maximum number of counts kept in memory for the next compariso
 _CHUNK = 2**18  #: number of counts drawn at a time, small enough for the CPU's cache
 
 
-def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, random_state: int = 0) -> Interval:
-    """Return the 95% bootstrap interval of the mean difference, resampling both seeds and examples.
+def crossed_bootstraps(
+    differences: Sequence[np.ndarray], *, resamples: int = RESAMPLES, random_state: int = 0
+) -> list[Interval]:
+    """Return the 95% bootstrap interval of each mean difference, resampling both seeds and examples.
 
     Each resample draws S seeds and N examples with replacement. With their counts a (S,) and b (N,), its mean is
     a' D b / (S N) (Owen 2007, "The pigeonhole bootstrap", section 3; conservative for noise specific to one seed and one
@@ -40,20 +42,14 @@ def crossed_bootstrap(differences: np.ndarray, *, resamples: int = RESAMPLES, ra
     only examples are resampled, so the interval does not include the noise between seeds.
 
     Args:
-        differences: finite differences, (S, N).
+        differences: arrays of finite differences, (S, N) each; those with equally many nonzero examples share one drawing
+            of resamples.
         resamples: number of resamples.
         random_state: seed of the resampling.
 
     Raises:
-        ValueError: `differences` is not (S, N), empty, or not finite.
+        ValueError: an array is not (S, N), empty, or not finite.
     """
-    return crossed_bootstraps([differences], resamples=resamples, random_state=random_state)[0]
-
-
-def crossed_bootstraps(
-    differences: Sequence[np.ndarray], *, resamples: int = RESAMPLES, random_state: int = 0
-) -> list[Interval]:
-    """Return `crossed_bootstrap` of each array; arrays with equally many nonzero examples share one drawing of resamples."""
     arrays = [np.asarray(each, dtype=float) for each in differences]
     alike: dict[tuple[int, ...], list[int]] = {}
     for index, array in enumerate(arrays):
@@ -71,30 +67,6 @@ def crossed_bootstraps(
     ]
 
 
-def crossed_bootstrap_of(
-    baseline: Sequence[Statistic],
-    variant: Sequence[Statistic],
-    *,
-    resamples: int = RESAMPLES,
-    random_state: int = 0,
-) -> Interval:
-    """Return the bootstrap interval of the difference in any metric, resampled as in `crossed_bootstrap`.
-
-    For every resample, the metric is recomputed from the examples' counts for both runs of a pair. A part that is undefined
-    for either run (a class missing from the resample) is omitted for both. Resamples without any defined part are dropped.
-
-    Args:
-        baseline: the baseline's statistic for each seed.
-        variant: the variant's statistics, for the same seeds and the same examples in the same order.
-        resamples: number of resamples.
-        random_state: seed of the resampling.
-
-    Raises:
-        ValueError: the metric of all examples is undefined for a seed.
-    """
-    return crossed_bootstraps_of(baseline, [variant], resamples=resamples, random_state=random_state)[0][0]
-
-
 def crossed_bootstraps_of(
     baseline: Sequence[Statistic],
     variants: Sequence[Sequence[Statistic]],
@@ -102,7 +74,21 @@ def crossed_bootstraps_of(
     resamples: int = RESAMPLES,
     random_state: int = 0,
 ) -> list[tuple[Interval, Components]]:
-    """Return `crossed_bootstrap_of` and the variance components for each variant, resampling the baseline once."""
+    """Return each variant's bootstrap interval of the difference in any metric, and its variance components.
+
+    The baseline is resampled once, as in `crossed_bootstraps`. For every resample, the metric is recomputed from the
+    examples' counts for both runs of a pair. A part that is undefined for either run (a class missing from the resample) is
+    omitted for both. Resamples without any defined part are dropped.
+
+    Args:
+        baseline: the baseline's statistic for each seed.
+        variants: each variant's statistics, for the same seeds and the same examples in the same order.
+        resamples: number of resamples.
+        random_state: seed of the resampling.
+
+    Raises:
+        ValueError: the metric of all examples is undefined for a seed.
+    """
     seeds, examples = len(baseline), baseline[0].examples
     by_seed = paired_differences(baseline, variants, np.ones((1, examples)))[:, 0]
     if not np.isfinite(by_seed).all():
@@ -170,7 +156,7 @@ def affordable_resamples(baseline: Sequence[Statistic], variant: Sequence[Statis
 
 
 def interval_of(means: np.ndarray, by_seed: np.ndarray, *, point: float | None = None) -> Interval:
-    """Return the 95% interval of resampled `means`, widened for few seeds as in `crossed_bootstrap`.
+    """Return the 95% interval of resampled `means`, widened for few seeds as in `crossed_bootstraps`.
 
     Args:
         means: resampled values of any statistic, with seeds and examples resampled.

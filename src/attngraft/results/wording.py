@@ -453,8 +453,11 @@ def interval_note(difference: Difference) -> str:
 
 
 def interval_name(result: StudyResult) -> str:
-    """Return the name of the intervals that decide verdicts; those of `--until decided` have the level of their round."""
-    return "95% interval" if result.until is None else "corrected interval"
+    """Return the name of the intervals that decide verdicts.
+
+    Those of `--until decided` have the level of their round; before the first round is complete, they are not corrected.
+    """
+    return "corrected interval" if result.until is not None and result.until.rounds else "95% interval"
 
 
 def difference_sentence(difference: Difference, style: MetricFormat, *, named: str = "95% interval") -> str:

@@ -266,6 +266,25 @@ def refuse_other_folds(config: StudyConfig) -> None:
             )
 
 
+def with_first_round(config: StudyConfig, before: StudyConfig) -> StudyConfig:
+    """Check that rounds start with the seeds of the study `before` in the same folder, and return `config` with them.
+
+    Raises:
+        FolderError: `config` has `until` and other seeds, and runs exist.
+    """
+    first = before.first_round or (None if before.until is None else before.seeds)
+    runs = itertools.product(before.variants, before.all_seeds, before.fold_numbers)
+    if not any(RunFolder(run_folder(config.out, *run)).recipe.is_file() for run in runs):
+        first = None
+    elif config.until is not None and config.seeds != (first or before.seeds):
+        started = "this study ran" if first is None else "the rounds of this study started"
+        raise FolderError(
+            f"{config.out}: {started} with seeds {', '.join(map(str, first or before.seeds))}, and starting with others "
+            "would repeat tests that were already made; use the same --seeds, or another --out"
+        )
+    return dataclasses.replace(config, first_round=None if config.until is not None else first)
+
+
 def refuse_other_variants(config: StudyConfig) -> None:
     """Check that existing runs match the graft, host and `set` of their variant.
 

@@ -140,7 +140,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         variants=variants,
         notes=[
             *([] if halving is None else halving_notes(halving, judged_split=judged_split)),
-            *([] if until is None else until_notes(until.result)),
+            *([] if until is None else until_notes(until.result, baseline=config.baseline.name)),
             *([] if first.recipe.schedule.trains else [_AS_IS]),
             *first.facts.get("notes", []),
             *fold_notes(config),

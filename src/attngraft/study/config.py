@@ -84,6 +84,8 @@ class StudyConfig:
     fitted_epochs: int | None = None  #: epochs that fit the budget, stored so that resuming does not change them
     #: CPU threads of a run, chosen from timed steps if the recipe sets none; stored so that resuming does not change them
     fitted_threads: int | None = None
+    #: seeds of the first round of an earlier `until` that is off now, stored so that its tests are not repeated with others
+    first_round: tuple[int, ...] | None = None
     #: sets of grafts in use (`shortlist`) -> specifications, stored so that resuming does not change them
     graft_sets: Mapping[str, Sequence[str]] = field(default_factory=dict)
     suites: tuple[str, ...] = ()  #: suites to evaluate finished runs under
@@ -203,6 +205,7 @@ class StudyConfig:
             "suites": list(self.suites),
             "fitted_epochs": self.fitted_epochs,
             "fitted_threads": self.fitted_threads,
+            "first_round": None if self.first_round is None else list(self.first_round),
             "graft_sets": {key: list(specs) for key, specs in self.graft_sets.items()},
             "out": str(self.out),
             "command": self.command or None,
@@ -227,6 +230,7 @@ class _StudyFile:
     time_budget: str | None = None
     fitted_epochs: int | None = None
     fitted_threads: int | None = None
+    first_round: list[int] | None = None
     graft_sets: dict[str, list[str]] = field(default_factory=dict)
     halving: int | str | None = None
     until: str | None = None
@@ -302,6 +306,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         time_budget=None if file.time_budget is None else parse_duration(file.time_budget),
         fitted_epochs=file.fitted_epochs,
         fitted_threads=file.fitted_threads,
+        first_round=None if file.first_round is None else tuple(file.first_round),
         graft_sets=file.graft_sets,
         halving=halving,
         until=until,
@@ -313,9 +318,7 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
 
 def _until(file: _StudyFile, variants: Sequence[Variant], seeds: Sequence[int], *, halving: bool) -> Until | None:
     """Return the checked values of `until`, `margin` and `budget`."""
-    if file.until == "off":
-        return None
-    if file.until is None:
+    if file.until in (None, "off"):
         given = [f"--{name}" for name in ("margin", "budget") if getattr(file, name) is not None]
         if given:
             verb = "requires" if len(given) == 1 else "require"

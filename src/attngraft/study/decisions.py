@@ -8,20 +8,18 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from attngraft.counting import format_duration
-from attngraft.results.crossed import Components, components
-from attngraft.results.measured import MeanScore
+from attngraft.results.crossed import Components
 from attngraft.results.sequential import ALPHA, SequentialTest, adjusted_p, rounds_from
-from attngraft.results.statistics import affordable_resamples, crossed_bootstraps_of
 from attngraft.results.study import Difference, RoundVariant, UntilResult
 from attngraft.results.wording import listed, plural
 from attngraft.study.config import StudyConfig, Until
 from attngraft.study.executors.base import FAILURE_FILE
-from attngraft.study.plan import run_folder
-from attngraft.study.predictions import RunStatistics, paired
+from attngraft.study.plan import Records, run_folder
+from attngraft.study.predictions import RunStatistics, paired, read_statistics
+from attngraft.study.verdict import estimate_all
 from attngraft.tasks.task import Task
+from attngraft.training.build import build_task
 
 T = TypeVar("T")
 RunKey = tuple[str, int]  # variant and seed
@@ -45,7 +43,7 @@ def decide(
         until: its `until`.
         task: the task.
         statistics: of all finished runs.
-        failed: runs that failed. Later rounds leave out their variants.
+        failed: runs that failed. Later rounds leave out their variants; if a baseline's run failed, there are none.
         known: differences by variant and number of seeds, to which those that are missing are added.
     """
     baseline = config.baseline.name
@@ -58,7 +56,7 @@ def decide(
         seeds = config.all_seeds[:count]
         for name in list(test.undecided):
             if any((name, seed) in failed and seed not in statistics[name] for seed in seeds):
-                test.lose(name)
+                test.exclude(name)
                 excluded.append(name)
         if not all(seed in statistics[name] for name in [baseline, *test.undecided] for seed in seeds):
             break
@@ -83,15 +81,9 @@ def _difference(
     runs = paired(*({seed: statistics[each][seed] for seed in seeds} for each in (baseline, name)))
     if not all(task.primary in run.statistics for side in runs for run in side.values()):
         return None
-    before, after = ([run.statistics[task.primary] for run in side.values()] for side in runs)
-    scores = [[each.score for each in side if isinstance(each, MeanScore)] for side in (before, after)]
-    try:
-        if len(scores[0]) == len(scores[1]) == len(seeds):
-            return components(np.stack(scores[1]).astype(float) - np.stack(scores[0]).astype(float))
-        resamples = affordable_resamples(before, after)
-        return crossed_bootstraps_of(before, [after], resamples=resamples)[0][1]
-    except ValueError:  # undefined for a seed
-        return None
+    before, after = ({seed: run.statistics[task.primary] for seed, run in side.items()} for side in runs)
+    estimate = estimate_all([(before, after)])[0]
+    return None if estimate is None else estimate.components
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,6 +104,8 @@ class Outcomes:
         if last is None:
             failed = name in self.result.failed
             why = f"not tested, because {'a run of the first round failed' if failed else 'the first round is not finished'}"
+            if difference.interval is not None:
+                why += "; its 95% interval is not corrected"
             return dataclasses.replace(difference, verdict="inside the noise", p_holm=None, why=why)
         count, test = last
         decision = "given up" if test.decision == "unlikely to be decided" else test.decision
@@ -167,6 +161,19 @@ def until_outcomes(config: StudyConfig, until: Until, task: Task, statistics: St
     return Outcomes(result=result, seeds=seeds, rounds=rounds_from(len(config.seeds)))
 
 
+def decisive_runs(config: StudyConfig, records: Records) -> Records:
+    """Return the finished runs that decisions are based on; without `until`, all."""
+    first = next((record for by_seed in records.values() for record in by_seed.values()), None)
+    if config.until is None or first is None:
+        return records
+    task = build_task(first.recipe)
+    statistics = {
+        name: {seed: read_statistics(record, task) for seed, record in by_seed.items()}
+        for name, by_seed in records.items()
+    }
+    return until_outcomes(config, config.until, task, statistics).of_decisions(records)
+
+
 def _failed_runs(config: StudyConfig) -> set[RunKey]:
     """Return the runs whose last attempt failed."""
     return {
@@ -177,8 +184,8 @@ def _failed_runs(config: StudyConfig) -> set[RunKey]:
     }
 
 
-def until_notes(result: UntilResult) -> list[str]:
-    """Return the report's notes on rounds."""
+def until_notes(result: UntilResult, *, baseline: str) -> list[str]:
+    """Return the report's notes on rounds; `baseline` is the baseline's name."""
     notes = [
         f"Seeds were added in rounds, at most {result.most_seeds}. Intervals, p-values and verdicts are corrected for the "
         f"repeated tests and for the number of variants, so that a study calls any equal variant better or worse with a "
@@ -196,7 +203,6 @@ def until_notes(result: UntilResult) -> list[str]:
                 f"Undecided: {listed(left)}. The rounds were {end}; rerun the same command{more} to continue them."
             )
     if result.failed:
-        notes.append(
-            f"A run of {listed(result.failed)} failed, and later rounds left it out; rerun the same command to retry."
-        )
+        after = "no later round started" if baseline in result.failed else "later rounds left it out"
+        notes.append(f"A run of {listed(result.failed)} failed, and {after}; rerun the same command to retry.")
     return notes

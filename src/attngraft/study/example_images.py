@@ -71,9 +71,13 @@ def example_images(config: StudyConfig, result: StudyResult) -> ExampleImages | 
     if baseline is None or variant is None:
         return None
     both = tuple(each for each in config.variants if each.name in (baseline.name, variant.name))
-    records = finished_runs(replace(config, variants=both))
+    finished = finished_runs(replace(config, variants=both))
+    before, after = (  # with `until`, without runs that no decision is based on
+        {run.seed: finished[each.name][run.seed] for run in each.runs if run.seed in finished[each.name]}
+        for each in (baseline, variant)
+    )
     try:
-        return _selected(records[baseline.name], records[variant.name], variant.name, config.out)
+        return _selected(before, after, variant.name, config.out)
     except (AttngraftError, OSError, ValueError) as error:
         log.info("the report has no example images: %s", error)
         return None

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -52,7 +52,10 @@ class Study(StudyConfig):
     benchmark: BenchmarkBatch | None = (
         None  #: the opened data; None before `runner.prepare`, and if all runs are finished
     )
-    seconds: float | None = None  #: estimate for the remaining runs
+    #: `runs`, with `until` only finished ones and those of the next round; empty before `runner.prepare`
+    planned: tuple[PlannedRun, ...] = ()
+    seconds: float | None = None  #: estimate for the remaining ones of `planned`
+    most_seconds: float | None = None  #: estimate for all runs that `until` may add
 
     @property
     def baseline_recipe(self) -> Recipe:
@@ -74,8 +77,21 @@ class Study(StudyConfig):
         # until a run has saved, the data settings may change
         return self.out if any(RunFolder(run.folder).has_saved for run in self.runs) else None
 
-    def save_split(self, task: Task) -> None:
-        """Write the random split or the folds of `task`, if any, for all runs that have not saved anything yet.
+    def save_data_files(self, runs: Sequence[PlannedRun]) -> None:
+        """Write the split and the files of the opened data, if any, for those of `runs` that have not saved anything yet.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        if self.benchmark is None:
+            return
+        self.save_split(self.benchmark.task, runs)
+        self.save_files(self.benchmark.task, runs)
+        if self.benchmark.data.test is not None:
+            self.keep_judged_split(runs)
+
+    def save_split(self, task: Task, runs: Sequence[PlannedRun]) -> None:
+        """Write the random split or the folds of `task`, if any, for those of `runs` that have not saved anything yet.
 
         Without this, a run that starts after images were added would use a different split from earlier runs.
 
@@ -85,21 +101,21 @@ class Study(StudyConfig):
         path = self.out / SPLIT_FILE
         if not task.save_split(path):
             return
-        for run in self.runs:
+        for run in runs:
             folder = RunFolder(run.folder)
             if not folder.has_saved:
                 share(path, folder.split)
 
-    def keep_judged_split(self) -> None:
-        """Judge new runs on the validation split if earlier runs were, even if there is a test split now."""
+    def keep_judged_split(self, runs: Sequence[PlannedRun]) -> None:
+        """Judge new `runs` on the validation split if earlier runs were, even if there is a test split now."""
         folders = [RunFolder(run.folder) for run in self.runs]
         if any(folder.has_saved and folder.judged_on_val for folder in folders):
-            for folder in folders:
+            for folder in (RunFolder(run.folder) for run in runs):
                 if not folder.has_saved:
                     folder.write_data(model_args={}, facts={}, judged_split="val")
 
-    def save_files(self, task: Task) -> None:
-        """Write the files that `task` fitted to the training data, for runs with the baseline's input and fold.
+    def save_files(self, task: Task, runs: Sequence[PlannedRun]) -> None:
+        """Write the files that `task` fitted to the training data, for those of `runs` with the baseline's input and fold.
 
         Raises:
             StorageError: a file cannot be written.
@@ -109,7 +125,7 @@ class Study(StudyConfig):
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else []
         first = self.runs[0]
         inputs: dict[tuple[str, int | None], Mapping[str, object]] = {}  # by variant and fold
-        for run in self.runs if files else ():
+        for run in (first, *runs) if files else ():
             key = (run.variant.name, run.fold)
             if key not in inputs:
                 inputs[key] = {**model_data_config(run.recipe), "task": run.recipe.task}

@@ -39,14 +39,17 @@ class StudyProgress:
         """Called when the runs are planned.
 
         Args:
-            runs: all runs of the study.
-            seconds: estimated time of the remaining runs; None: no estimate.
-            epochs: number of remaining epochs; NaN if unknown.
+            runs: all runs of the study; with `until`, finished runs and those of the next round.
+            seconds: estimated time of the remaining ones of `runs`; None: no estimate.
+            epochs: number of their remaining epochs; NaN if unknown.
             extra: text to append to the description of the plan.
         """
 
     def on_run(self, run: PlannedRun) -> Progress:
-        """Called when a run starts or resumes; returns its callbacks. Several runs may be active."""
+        """Called when a run starts or resumes; returns its callbacks. Several runs may be active.
+
+        With `until`, later rounds start runs that were not planned.
+        """
         return Progress()
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
@@ -74,8 +77,9 @@ class StudyLog(StudyProgress):
         log.info("%s", describe_plan(runs, seconds=seconds, extra=extra))
 
     def on_run(self, run: PlannedRun) -> Progress:
+        self._number.setdefault(run.label, len(self._number) + 1)
         verb = f"resumes after epoch {run.epochs_done}" if run.state == "unfinished" else "starts"
-        log.info("run %d/%d: %s %s", self._number.get(run.label, 0), len(self._number), run.label, verb)
+        log.info("run %d/%d: %s %s", self._number[run.label], len(self._number), run.label, verb)
         return LogLines(label=run.label)
 
     def on_run_end(self, run: PlannedRun, outcome: Ending, message: str) -> None:
@@ -130,6 +134,10 @@ class LiveStudy(StudyProgress):
     def on_run(self, run: PlannedRun) -> Progress:
         self._stage = ""
         self._counts.clear()
+        if run.label not in self._cells:  # of a later round
+            self._runs = [*self._runs, run]
+            self._cells[run.label] = Text("waiting", style="dim")
+            self._clock.add(run.epochs_left)
         if run.label not in self._active:
             self._active[run.label] = self._bars.add_task(run.label, total=None, note="starting")
         return _RunRow(self, run)
@@ -244,6 +252,9 @@ class _Clock:
         self._done = 0
         self._start = time.monotonic()
 
+    def add(self, epochs: int) -> None:
+        self._epochs += epochs
+
     def epoch_done(self) -> None:
         self._done += 1
 
@@ -275,8 +286,8 @@ def describe_plan(runs: Sequence[PlannedRun], *, seconds: float | None, extra: s
     states += [f"{started} started before"] if started else []
     if states:
         text += f"; {', '.join(states)}"
-    if extra and finished < len(runs):
-        text += f"; {extra}"
     if seconds is not None and finished < len(runs):
         text += f"; about {format_duration(seconds)}{' for the rest' if states else ''}"
+    if extra and finished < len(runs):
+        text += f"; {extra}"
     return text

@@ -21,7 +21,7 @@ from pathlib import Path
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.counting import counts_shown
 from attngraft.devices import accelerator_device
-from attngraft.errors import AttngraftError, FolderError, TrainingError, UsageError
+from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
@@ -36,6 +36,7 @@ from attngraft.study.checks import (
     refuse_other_recipes,
     refuse_other_variants,
     refuse_unsupported,
+    with_first_round,
 )
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
@@ -59,7 +60,7 @@ from attngraft.study.throughput import (
     trained_share,
 )
 from attngraft.study.tracking import track_result
-from attngraft.study.until import UntilQueue, check_budget, is_over, until_plan
+from attngraft.study.until import UntilQueue, check_budget, planned_runs, until_plan
 from attngraft.training.failures import is_out_of_memory
 from attngraft.training.lock import locked
 from attngraft.training.loop import train
@@ -149,11 +150,8 @@ def compare(
         try:
             study, executor = _prepare(config, executor, progress, tools, kept)
             write_study(study)
-            if study.benchmark is not None:
-                study.save_split(study.benchmark.task)
-                study.save_files(study.benchmark.task)
-                if study.benchmark.data.test is not None:
-                    study.keep_judged_split()
+            if study.until is None:  # with `until`, for each run that starts
+                study.save_data_files(study.runs)
             with decoded_removed(config.out):
                 train_run = _with_cache(tools.train, study, kept)
                 notes = train_runs(study, executor=executor, train_run=train_run, progress=progress)
@@ -178,9 +176,13 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
 
     Raises:
         TrainingError: no run is finished, or a run's graft or host differs from its variant's.
+        FolderError: `until` started with other seeds.
     """
     config = with_expanded_sets(config, build=False)
     refuse_other_variants(config)
+    path = config.out / STUDY_FILE
+    if path.is_file():
+        config = with_first_round(config, study_from_dict(read_study_file(path), source=str(path)))
     costs = load_costs(config.out, _without_stopped(config))
     return _report(config, costs, [], tools or Tools())
 
@@ -241,8 +243,9 @@ def _prepare(
     fit = study.time_budget is not None and study.fitted_epochs is None
     if not fit:
         refuse_other_recipes(study)
-    benchmark, seconds, placed = None, None, ""
-    if fit or (any(run.state != "finished" for run in study.runs) and not is_over(study)):
+    benchmark, seconds, most_seconds, placed = None, None, None, ""
+    planned = planned_runs(study)
+    if fit or any(run.state != "finished" for run in planned):
         progress.on_stage("opening the data")
         benchmark = tools.open_data(study)
         check_suites(study, benchmark)
@@ -258,6 +261,7 @@ def _prepare(
             if trains and _chooses_threads(study):
                 threads = tools.choose_threads(study, benchmark, executor.concurrency)
                 study = resolve_runs(dataclasses.replace(study, fitted_threads=threads))
+                planned = _same_runs(study, planned)
             estimate = None if counted else tools.measure_throughput(study, benchmark)
         except Exception as error:
             if not is_out_of_memory(error):
@@ -265,9 +269,9 @@ def _prepare(
             estimate = None  # the run will report the error
             log.warning("the time cannot be estimated, because a variant does not fit into memory")
         if isinstance(executor, Automatic):
-            alone = study.time_budget or (0.0 if estimate is None else estimate.seconds(expected_runs(study)))
+            alone = study.time_budget or (0.0 if estimate is None else estimate.seconds(expected_runs(study, planned)))
             # halving's decisions depend on the order in which concurrent runs finish
-            left = 1 if study.halving is not None else sum(run.state != "finished" for run in study.runs)
+            left = 1 if study.halving is not None else sum(run.state != "finished" for run in planned)
             executor = executor.chosen(study.baseline_recipe, runs=left, seconds=alone)
         concurrency = executor.concurrency(study.baseline_recipe)
         placed = _describe_placement(study, concurrency)
@@ -275,29 +279,40 @@ def _prepare(
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
             refuse_other_recipes(study)
+            planned = _same_runs(study, planned)
         if estimate is not None:
-            seconds = estimate.seconds(expected_runs(study)) / concurrency
+            seconds = estimate.seconds(expected_runs(study, planned)) / concurrency
+            most_seconds = None if study.until is None else estimate.seconds(study.runs) / concurrency
+    study = dataclasses.replace(
+        study, benchmark=benchmark, planned=tuple(planned), seconds=seconds, most_seconds=most_seconds
+    )
     counted = any(run.recipe.counts_updates for run in study.runs)
-    epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study))
+    epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study, planned))
     kept = "" if cache is None or benchmark is None else cache.note(benchmark.data.decoded_bytes)
-    extra = "; ".join(filter(None, (halving_plan(study), until_plan(study), placed, kept)))
-    progress.on_plan(study.runs, seconds=seconds, epochs=epochs, extra=extra)
-    return dataclasses.replace(study, benchmark=benchmark, seconds=seconds), executor
+    extra = "; ".join(filter(None, (halving_plan(study), placed, kept, until_plan(study))))
+    progress.on_plan(planned, seconds=seconds, epochs=epochs, extra=extra)
+    return study, executor
+
+
+def _same_runs(study: Study, runs: Sequence[PlannedRun]) -> Sequence[PlannedRun]:
+    """Return `runs` as planned by `study`, whose recipes may have changed."""
+    labels = {run.label for run in runs}
+    return [run for run in study.runs if run.label in labels]
 
 
 def _with_fitted_values(config: StudyConfig) -> StudyConfig:
-    """Return `config` with the epochs and threads that were fitted when this study started, if any."""
+    """Return `config` with the epochs and threads that were fitted when this study started, if any.
+
+    Raises:
+        FolderError: see `with_first_round`.
+    """
     path = config.out / STUDY_FILE
     if not path.is_file():
-        return config
+        return dataclasses.replace(config, first_round=None)
     before = study_from_dict(read_study_file(path), source=str(path))
+    config = with_first_round(config, before)
     if config.fitted_threads is None:
         config = dataclasses.replace(config, fitted_threads=before.fitted_threads)
-    if config.until is not None and before.until is not None and config.seeds != before.seeds:
-        raise FolderError(
-            f"{config.out}: the rounds of this study started with seeds {', '.join(map(str, before.seeds))}, and starting "
-            "with others would repeat tests that were already made; use the same --seeds, or another --out"
-        )
     same_budget = (before.time_budget, before.epochs) == (config.time_budget, config.epochs)
     if config.fitted_epochs is None and config.time_budget is not None and same_budget:
         config = dataclasses.replace(config, fitted_epochs=before.fitted_epochs)

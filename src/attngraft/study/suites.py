@@ -20,6 +20,7 @@ from attngraft.results.measured import MeanOfStatistics, MeanScore, Statistic
 from attngraft.results.records import RecordTable
 from attngraft.results.study import ConditionResult, ConditionVariant, Difference, SuiteResult
 from attngraft.study.config import StudyConfig
+from attngraft.study.decisions import decisive_runs
 from attngraft.study.plan import Records, finished_runs
 from attngraft.study.predictions import RunStatistics, paired
 from attngraft.study.progress import StudyProgress
@@ -76,15 +77,15 @@ def check_suites(config: StudyConfig, benchmark: BenchmarkBatch | None) -> None:
 
 
 def evaluate_finished(config: StudyConfig, *, progress: StudyProgress) -> list[str]:
-    """Evaluate every finished run under the study's suites, and return notes on failures.
+    """Evaluate finished runs under the study's suites, and return notes on failures.
 
-    Finished conditions are reused.
+    With `until`, runs that no decision is based on are omitted. Finished conditions are reused.
 
     Raises:
         KeyboardInterrupt: the study was interrupted; rerun the same command to resume.
     """
     choices, failed = _choices(config), []
-    for name, by_seed in finished_runs(config).items():
+    for name, by_seed in decisive_runs(config, finished_runs(config)).items():
         for seed, record in by_seed.items():
             label, weights = f"{name} seed {seed}", record.recipe.train.judge
             for choice in choices:  # separately, because a suite may fail

@@ -192,13 +192,13 @@ def trained_share(study: Study) -> Callable[[int], float]:
     return share
 
 
-def expected_runs(study: Study) -> list[PlannedRun]:
-    """Return the runs, with the epochs that halving is expected to save counted as done."""
+def expected_runs(study: Study, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """Return `runs`, with the epochs that halving is expected to save counted as done."""
     epochs = study.baseline_recipe.schedule.epochs
     saved = round(epochs * (1 - trained_share(study)(epochs)))
     return [
         run if run.variant.is_baseline else dataclasses.replace(run, epochs_done=max(run.epochs_done, saved))
-        for run in study.runs
+        for run in runs
     ]
 
 

@@ -14,7 +14,7 @@ from attngraft.results.wording import plural
 from attngraft.study.config import Until
 from attngraft.study.decisions import RunKey, decide
 from attngraft.study.executors.base import Outcome, RunTask
-from attngraft.study.plan import Study
+from attngraft.study.plan import PlannedRun, Study
 from attngraft.study.predictions import RunStatistics, read_statistics
 from attngraft.study.throughput import Estimate
 from attngraft.training.build import build_task
@@ -57,7 +57,9 @@ class UntilQueue:
                 return None  # nothing can be compared with it
             if key not in self._active and self._is_open(key):
                 self._active.add(key)
-                return RunTask(run=self._runs[key])
+                run = self._runs[key]
+                self._study.save_data_files([run])  # not for runs of seeds that no round may reach
+                return RunTask(run=run)
         return None
 
     def done(self, task: RunTask, outcome: Outcome) -> None:
@@ -69,6 +71,11 @@ class UntilQueue:
             self._read(key)
         if not self._active and not any(map(self._is_open, self._round)):
             self._round = self._next_round()
+
+    @property
+    def planned(self) -> list[PlannedRun]:
+        """Finished runs, and those of the round that is next."""
+        return [run for key, run in self._runs.items() if key in self._round or run.state == "finished"]
 
     def seed_is_open(self, seed: int) -> bool:
         """Return whether runs of `seed` are waiting or active, or may be added by a later round."""
@@ -128,11 +135,14 @@ def _describe(done: Round) -> str:
     return f"after {plural(done.seeds, 'seed')}: {', '.join([*decided, f'{left} undecided'])}"
 
 
-def is_over(study: Study) -> bool:
-    """Return whether no run is left to train, whatever the budget."""
-    return study.until is not None and not UntilQueue(
-        study, dataclasses.replace(study.until, budget=None), concurrency=1
-    ).seed_is_open(study.all_seeds[-1])
+def planned_runs(study: Study) -> Sequence[PlannedRun]:
+    """Return the runs to plan and estimate: all or, with `until`, finished ones and those of the next round.
+
+    The budget is ignored. If all these runs are finished, no run is left to train.
+    """
+    if study.until is None:
+        return study.runs
+    return UntilQueue(study, dataclasses.replace(study.until, budget=None), concurrency=1).planned
 
 
 def check_budget(study: Study, estimate: Estimate | None, *, concurrency: int) -> None:
@@ -164,7 +174,9 @@ def until_plan(study: Study) -> str:
         return ""
     first, variants = len(study.seeds), len(study.variants)
     limit = "" if study.until.budget is None else f", within {format_duration(study.until.budget)} of training"
+    most = "" if study.most_seconds is None else f", about {format_duration(study.most_seconds)}"
     return (
-        f"at most, if no variant is decided early: --until decided starts with {first} seeds ({first * variants} runs) and "
-        f"adds one seed at a time to undecided variants, up to {len(study.all_seeds)}{limit}"
+        f"--until decided starts with {first} seeds ({first * variants} runs) and adds one seed at a time to undecided "
+        f"variants{limit}; at most, if no variant is decided early, up to {len(study.all_seeds)} seeds "
+        f"({len(study.runs)} runs{most})"
     )

@@ -49,8 +49,53 @@ def compare_statistics(
     return compare_all([(baseline, variant)], higher_is_better=higher_is_better, point=point)[0]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A difference in a metric between a variant and the baseline, over their common seeds."""
+
+    by_seed: np.ndarray  #: difference of each seed, (S,)
+    components: Components
+    scores: np.ndarray | None = None  #: differences of scores, (S, N); None for a metric that is not a mean
+    bootstrap: Interval | None = None  #: None for a mean of scores
+    resamples: int | None = None  #: of `bootstrap`
+
+
+Pair = tuple[Mapping[int, Statistic], Mapping[int, Statistic]]  #: baseline and variant, by seed
+
+
+def estimate_all(pairs: Sequence[Pair]) -> list[Estimate | None]:
+    """Return the difference of each pair, resampling the same baseline once; None if it is undefined for a seed."""
+    found: dict[int, Estimate] = {}
+    # same baseline and resamples -> index -> the variant's statistics, and the difference of each seed
+    others: dict[tuple[tuple[Statistic, ...], int], dict[int, tuple[list[Statistic], np.ndarray]]] = {}
+    for index, pair in enumerate(pairs):
+        first, second = _common(pair)
+        before, after = ([each.score for each in runs if isinstance(each, MeanScore)] for runs in (first, second))
+        if len(before) == len(after) == len(first):
+            scores = np.stack(after).astype(float) - np.stack(before).astype(float)
+            by_seed = scores.mean(axis=1)
+            if np.isfinite(by_seed).all():
+                found[index] = Estimate(by_seed=by_seed, components=components(scores), scores=scores)
+            continue
+        by_seed = paired_differences(first, [second], np.ones((1, first[0].examples)))[0, 0]
+        if np.isfinite(by_seed).all():
+            others.setdefault((tuple(first), affordable_resamples(first, second)), {})[index] = second, by_seed
+    for (same, resamples), variants in others.items():
+        resampled = crossed_bootstraps_of(same, [runs for runs, _ in variants.values()], resamples=resamples)
+        for (index, (_, by_seed)), (bootstrap, estimated) in zip(variants.items(), resampled, strict=True):
+            found[index] = Estimate(by_seed=by_seed, components=estimated, bootstrap=bootstrap, resamples=resamples)
+    return [found.get(index) for index in range(len(pairs))]
+
+
+def _common(pair: Pair) -> tuple[list[Statistic], list[Statistic]]:
+    """Return the statistics of the common seeds."""
+    baseline, variant = pair
+    seeds = sorted(baseline.keys() & variant.keys())
+    return [baseline[seed] for seed in seeds], [variant[seed] for seed in seeds]
+
+
 def compare_all(
-    pairs: Sequence[tuple[Mapping[int, Statistic], Mapping[int, Statistic]]],
+    pairs: Sequence[Pair],
     *,
     higher_is_better: bool,
     point: float | None = None,
@@ -60,50 +105,37 @@ def compare_all(
 
     With `folds`, the interval is widened for the overlap of their training sets (`Components.with_folds`).
     """
-    scores: dict[int, tuple[np.ndarray, list[McNemar]]] = {}  # index -> differences of scores (S, N), tests
-    others: dict[tuple[tuple[Statistic, ...], int], dict[int, list[Statistic]]] = {}  # same baseline and resamples
-    by_seed: dict[int, np.ndarray] = {}
-    for index, (baseline, variant) in enumerate(pairs):
-        seeds = sorted(baseline.keys() & variant.keys())
-        first, second = [baseline[seed] for seed in seeds], [variant[seed] for seed in seeds]
-        before, after = ([each.score for each in runs if isinstance(each, MeanScore)] for runs in (first, second))
-        if len(before) == len(after) == len(seeds):
-            differences = np.stack(after).astype(float) - np.stack(before).astype(float)
-            by_seed[index] = differences.mean(axis=1)
-            if np.isfinite(by_seed[index]).all():
-                tests = []
-                if all(each.binary for each in [*first, *second]):
-                    tests = [mcnemar(*pair, seed=seed) for seed, *pair in zip(seeds, before, after, strict=True)]
-                scores[index] = differences, tests
-        else:
-            by_seed[index] = paired_differences(first, [second], np.ones((1, first[0].examples)))[0, 0]
-            if np.isfinite(by_seed[index]).all():
-                others.setdefault((tuple(first), affordable_resamples(first, second)), {})[index] = second
-    found: dict[int, Difference] = {}
-    intervals = crossed_bootstraps([differences for differences, _ in scores.values()])
-    for (index, (differences, tests)), bootstrap in zip(scores.items(), intervals, strict=True):
-        found[index] = _difference(
-            by_seed[index],
-            bootstrap,
-            components(differences).with_folds(folds),
-            tests=tests,
+    estimates = estimate_all(pairs)
+    scores = {index: each.scores for index, each in enumerate(estimates) if each and each.scores is not None}
+    bootstraps = dict(zip(scores, crossed_bootstraps(list(scores.values())), strict=True))
+    found: list[Difference | None] = []
+    for index, (pair, each) in enumerate(zip(pairs, estimates, strict=True)):
+        if each is None:
+            found.append(None)
+            continue
+        difference = _difference(
+            each.by_seed,
+            each.bootstrap or bootstraps[index],
+            each.components.with_folds(folds),
+            tests=_mcnemar_tests(pair),
             higher_is_better=higher_is_better,
             point=point,
-            identical=not differences.any(),
+            identical=each.scores is not None and not each.scores.any(),
         )
-    for (same, resamples), variants in others.items():
-        resampled = crossed_bootstraps_of(same, list(variants.values()), resamples=resamples)
-        for index, (bootstrap, estimated) in zip(variants, resampled, strict=True):
-            difference = _difference(
-                by_seed[index],
-                bootstrap,
-                estimated.with_folds(folds),
-                tests=[],
-                higher_is_better=higher_is_better,
-                point=point,
-            )
-            found[index] = dataclasses.replace(difference, resamples=resamples)
-    return [found.get(index) for index in range(len(pairs))]
+        found.append(dataclasses.replace(difference, resamples=each.resamples or difference.resamples))
+    return found
+
+
+def _mcnemar_tests(pair: Pair) -> list[McNemar]:
+    """Return the test of each common seed; none if scores are not 0 or 1."""
+    baseline, variant = pair
+    tests = []
+    for seed in sorted(baseline.keys() & variant.keys()):
+        before, after = baseline[seed], variant[seed]
+        if not (isinstance(before, MeanScore) and isinstance(after, MeanScore) and before.binary and after.binary):
+            return []
+        tests.append(mcnemar(before.score, after.score, seed=seed))
+    return tests
 
 
 def _difference(
