@@ -44,6 +44,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     def typed(*arguments: object) -> str:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["attngraft", *map(str, arguments)])
+        monkeypatch.setattr("attngraft.cli.leave_now", sys.exit)  # which would end this process
         with pytest.raises(SystemExit) as stop:
             runpy.run_module("attngraft", run_name="__main__")
         told = capsys.readouterr()
