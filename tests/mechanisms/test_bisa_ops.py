@@ -438,7 +438,6 @@ def test_no_tensor_of_tokens_times_tokens_times_width_is_made(
     form: dict[str, Any], dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mlp, "NUMBERS", 2**10)
-    monkeypatch.setattr(hyper, "in_dispatch_mode", lambda: False)  # the mode here counts nothing
     torch.manual_seed(0)
     layer = BidirectionalAttention(16, 2, hyper_dim=4, mlp_hidden=8, variant=MixVariant(**form), attn_drop=dropout)
     x = torch.randn(1, 128, 16, requires_grad=True)

@@ -152,12 +152,13 @@ def _limit_spinning() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit with 0 (success), 1 (failed), 2 (refused) or 130 (interrupted).
 
-    Without `arguments`, parse `sys.argv`, and skip the interpreter's shutdown, which takes seconds once torch is imported.
+    Without `arguments`, parse `sys.argv`, and skip the interpreter's shutdown after an interrupt, or if torch was imported,
+    which makes it take seconds.
     """
     _limit_spinning()
     try:
         app(args=arguments)
     except SystemExit as end:
-        if arguments is None and isinstance(end.code, int) and "torch" in sys.modules:
+        if arguments is None and isinstance(end.code, int) and (end.code == INTERRUPTED or "torch" in sys.modules):
             leave_now(end.code)
         raise
