@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +38,7 @@ from attngraft.study.plan import finished_runs, resolve_runs
 from attngraft.study.progress import LiveStudy
 from attngraft.study.runner import write_study
 from attngraft.study.until import UntilQueue, until_plan
+from proof.faults.process import forkserver
 
 from .fakes import EXAMPLES, FakeTrainer, study, tools
 
@@ -51,6 +54,22 @@ class Noisy(FakeTrainer):
         generator = np.random.default_rng([seed, *spec.encode()])
         accuracy = (0.6 + self.gains.get(spec, 0.0) + generator.normal(0, 0.01)) * progress
         return (difficulty + generator.normal(0, 0.05, EXAMPLES) < accuracy).astype(float)
+
+
+class Killed(Noisy):
+    """Its process is killed (SIGKILL) in the second epoch of one run."""
+
+    def __init__(self, dies: tuple[str, int]) -> None:
+        super().__init__(GAINS)
+        self.dies = dies
+
+    def during(self, spec: str, seed: int, epoch: int, folder: Path) -> None:
+        if (spec, seed) == self.dies and epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed(out: Path, dies: tuple[str, int]) -> None:
+    compare(rounds(out), tools=tools(Killed(dies)), costs=False)
 
 
 def rounds(out: Path, **changes: Any) -> StudyConfig:
@@ -142,7 +161,24 @@ def test_a_finished_study_trains_and_opens_nothing(whole: tuple[StudyConfig, Stu
     assert (again.calls, opened) == ([], [])
 
 
-def test_a_kill_in_any_round_changes_no_decision(whole: tuple[StudyConfig, StudyResult, Noisy], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_kill_9_in_any_round_changes_no_decision(whole: tuple[StudyConfig, StudyResult, Noisy], tmp_path: Path) -> None:
+    """The study's process is killed once in every round, in the baseline's run or in a variant's."""
+    expected = until_of(whole[1])
+    assert len(expected.rounds) > 2
+    for number, each in enumerate(expected.rounds):
+        process = forkserver.Process(
+            target=killed, args=(tmp_path, (("none", "horizontal")[number % 2], each.seeds - 1))
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert compare(rounds(tmp_path), tools=tools(Noisy(GAINS))).until == expected
+
+
+def test_an_interrupt_in_any_round_changes_no_decision(
+    whole: tuple[StudyConfig, StudyResult, Noisy], tmp_path: Path
+) -> None:
     """Interrupted in every round, in the baseline's run or in a variant's; spending is not reset."""
     expected, config = until_of(whole[1]), rounds(tmp_path)
     for number, each in enumerate(expected.rounds[:4]):

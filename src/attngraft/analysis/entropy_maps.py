@@ -21,19 +21,30 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     images = []
     for image in request.pictures(model):
         recording = recorded(model, image.inputs, "weights", sites=request.sites)
-        maps = {}
-        for site in recording:
-            try:
-                by_head = entropy_on_map(recording, site)
-            except RecordError as error:
-                left_out[site] = str(error)
-            else:
-                maps[site] = {head: map_values(each) for head, each in head_maps(by_head, heads=request.heads)}
-        if not maps:
-            raise RecordError(next(iter(left_out.values())))
+        maps = {
+            site: {head: map_values(each) for head, each in head_maps(by_head, heads=request.heads)}
+            for site, by_head in entropies_on_maps(recording, left_out).items()
+        }
         left_out |= sites_without_maps(recording, model)
         images.append((image, maps))
     return images
+
+
+def entropies_on_maps(recording: Recording, left_out: dict[str, str]) -> dict[str, Tensor]:
+    """Return `entropy_on_map` of each recorded site; a site without a map is added to `left_out` with the reason.
+
+    Raises:
+        RecordError: no site has a map.
+    """
+    entropies = {}
+    for site in recording:
+        try:
+            entropies[site] = entropy_on_map(recording, site)
+        except RecordError as error:
+            left_out[site] = str(error)
+    if not entropies:
+        raise RecordError(next(iter(left_out.values())))
+    return entropies
 
 
 def entropy_on_map(recording: Recording, site: str) -> Tensor:

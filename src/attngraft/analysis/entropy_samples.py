@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attngraft.analysis.entropy_maps import entropy_on_map
+from attngraft.analysis.entropy_maps import entropies_on_maps
 from attngraft.analysis.panels import Values, backdrop, cells, image_row, map_values, table
 from attngraft.analysis.request import Analysis, AnalysisRequest, Content, Measured, ShownImage, by_model
 from attngraft.analysis.tensors import recorded, sites_without_maps
-from attngraft.errors import RecordError
 from attngraft.recording.recording import Recording
 from attngraft.results.analysis import Picture, PictureRow, Pictures
 from attngraft.targets.handle import ModelHandle
@@ -36,14 +35,7 @@ def _measure(request: AnalysisRequest, model: ModelHandle, left_out: dict[str, s
     images = []
     for image in request.pictures(model):
         recording = recorded(model, image.inputs, "weights", sites=request.sites)
-        entropies = {}
-        for site in recording:
-            try:
-                entropies[site] = entropy_on_map(recording, site)
-            except RecordError as error:
-                left_out[site] = str(error)
-        if not entropies:
-            raise RecordError(next(iter(left_out.values())))
+        entropies = entropies_on_maps(recording, left_out)
         left_out |= sites_without_maps(recording, model)
         images.append((image, list(_samples(recording, entropies))))
     return images
