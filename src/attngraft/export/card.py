@@ -79,7 +79,7 @@ class StudyOfRun:
 
     @property
     def command(self) -> str:
-        """The command that repeats the study, without local paths."""
+        """Command line that repeats the study, without local paths."""
         return " ".join(str(_without_paths(word)) for word in self.result.command.split(" "))
 
     @property

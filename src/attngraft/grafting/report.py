@@ -85,7 +85,7 @@ class GraftReport:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters that all grafts add."""
+        """Total number of parameters added by the grafts."""
         return sum(entry.parameters for entry in self.entries)
 
     @property

@@ -223,7 +223,7 @@ def _cache_for(executor: Executor, option: str, out: Path) -> DecodedCache | Non
 
 
 def _with_cache(train_run: TrainRun, study: Study, cache: DecodedCache | None) -> TrainRun:
-    """Return `train_run` with the study's cache, if there is something to keep."""
+    """Return `train_run` with the study's cache, if the task has decoded examples to cache."""
     total = 0 if study.benchmark is None else study.benchmark.data.decoded_bytes
     if total == 0:
         return train_run

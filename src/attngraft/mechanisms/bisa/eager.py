@@ -17,6 +17,7 @@ the softmaxes, D and e, are one more column of the matrix products:
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,6 +93,10 @@ def flops(q: Any, k: Any, v: Any, v_hat: Any, *_: Any) -> int:
     return int(2 * batch * heads * nq * k[2] * (dk + (0 if v is None else v[-1]) + v_hat[-1]))
 
 
+#: decorator of an implementation's forward
+two_way_op = partial(custom_op, formula=formula, gradients=empty_gradients, flops=flops, results=2, needs=4)
+
+
 def _whole_outputs(q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return or_empty(q, v), empty_heads(q, v_hat)
 
@@ -125,16 +130,7 @@ def _whole_backward(to_outputs: Any, operands: Any, saved: Any, scale: float, ne
         return to_q, to_k, to_v, to_v_hat, to_bias.copy_(sums), none
 
 
-@custom_op(
-    "two_way_attention_lean",
-    backward=_whole_backward,
-    formula=formula,
-    outputs=_whole_outputs,
-    gradients=empty_gradients,
-    flops=flops,
-    results=2,
-    needs=4,
-)
+@two_way_op("two_way_attention_lean", backward=_whole_backward, outputs=_whole_outputs)
 def _whole(
     q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -208,17 +204,7 @@ def _tiled_backward(to_outputs: Any, operands: Any, saved: Any, scale: float, ne
         return to_q, to_k, to_v, to_v_hat, to_bias.copy_(sums), none
 
 
-@custom_op(
-    "two_way_attention_tiled",
-    backward=_tiled_backward,
-    formula=formula,
-    outputs=_tiled_outputs,
-    gradients=empty_gradients,
-    flops=flops,
-    results=2,
-    saves=(0, 2, 3),
-    needs=4,
-)
+@two_way_op("two_way_attention_tiled", backward=_tiled_backward, outputs=_tiled_outputs, saves=(0, 2, 3))
 def _tiled(
     q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ backward; with T_i = G g_i (s x s) and g the gradient,
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,16 @@ def empty_gradients(u: Tensor, q_hat: Tensor, hyper: Tensor) -> tuple[Tensor, Te
     return empty_heads(u, u), empty_heads(u, u), to_hyper
 
 
+#: decorator of an implementation's forward
+hyper_op = partial(
+    custom_op,
+    formula=lambda *operands: (formula(*operands),),
+    outputs=lambda u, q_hat, hyper: empty_heads(u, hyper),
+    gradients=empty_gradients,
+    flops=flops,
+)
+
+
 def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Tensor, ...]:
     """Return du, dq_hat and dG."""
     (gradient,), (_, _, hyper) = to_outputs, operands
@@ -73,14 +84,7 @@ def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Ten
         return *(_as_heads(rows, like=operands[0]) for rows in (to_u, to_q_hat)), to_hyper
 
 
-@custom_op(
-    "hyper_transform_lean",
-    backward=_transform_backward,
-    formula=lambda *operands: (formula(*operands),),
-    outputs=lambda u, q_hat, hyper: empty_heads(u, hyper),
-    gradients=empty_gradients,
-    flops=flops,
-)
+@hyper_op("hyper_transform_lean", backward=_transform_backward)
 def _transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     dtype = accumulation_dtype(u)
     with torch.autocast(u.device.type, enabled=False):

@@ -13,10 +13,9 @@ import torch
 import triton
 from torch import Tensor
 
-from attngraft.dispatch.autograd import cast_for_autocast, custom_op
+from attngraft.dispatch.autograd import cast_for_autocast
 from attngraft.mechanisms.bisa import triton_kernels as kernels
-from attngraft.mechanisms.bisa.eager import empty_gradients, flops, or_empty
-from attngraft.mechanisms.bisa.scores import formula
+from attngraft.mechanisms.bisa.eager import empty_gradients, or_empty, two_way_op
 from attngraft.mechanisms.triton_rows import operand
 
 #: number of programs that fills a large GPU; sums over batch entries that share a bias are split into parts to reach it
@@ -98,17 +97,7 @@ def _attend_backward(
     return dq, dk, dv, dv_hat, dbias, none
 
 
-@custom_op(
-    "two_way_attention",
-    backward=_attend_backward,
-    formula=formula,
-    outputs=_empty_outputs,
-    gradients=empty_gradients,
-    flops=flops,
-    results=2,
-    saves=(0, 2, 3),
-    needs=4,
-)
+@two_way_op("two_way_attention", backward=_attend_backward, outputs=_empty_outputs, saves=(0, 2, 3))
 def attend(
     q: Tensor, k: Tensor, v: Tensor | None, v_hat: Tensor, bias: Tensor | None, visible: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attngraft.dispatch.autograd import cast_for_autocast, custom_op
-from attngraft.mechanisms.bisa.hyper import empty_gradients, flops, formula
+from attngraft.dispatch.autograd import cast_for_autocast
+from attngraft.mechanisms.bisa.hyper import hyper_op
 from attngraft.mechanisms.bisa.triton_kernels import PRECISION
 from attngraft.mechanisms.common import as_rows, empty_heads
 from attngraft.mechanisms.triton_rows import matmul
@@ -135,14 +135,7 @@ def _transform_backward(to_outputs: Any, operands: Any, saved: Any) -> tuple[Ten
     return du, dq_hat, parts.sum(0).to(hyper.dtype)
 
 
-@custom_op(
-    "hyper_transform",
-    backward=_transform_backward,
-    formula=lambda *operands: (formula(*operands),),
-    outputs=lambda u, q_hat, hyper: empty_heads(u, hyper),
-    gradients=empty_gradients,
-    flops=flops,
-)
+@hyper_op("hyper_transform", backward=_transform_backward)
 def transform(u: Tensor, q_hat: Tensor, hyper: Tensor) -> Tensor:
     """Return the transformed heads (B, H, N, dv)."""
     out, rows = empty_heads(u, hyper), u.shape[:3].numel()
