@@ -23,7 +23,7 @@ from attngraft.timing.macs import evaluating
 
 Kind = Literal["maps", "filters", "latents"]  #: see `ExplorerLayer.numbers`
 
-_MAPS = frozenset({"weights", "inverse_weights"})  #: names of square maps, without a graft's prefix
+MAPS = frozenset({"weights", "inverse_weights"})  #: names of square maps, without a graft's prefix
 _LATENTS = ("latents_to_tokens", "tokens_to_latents")
 
 STEPS = 127  #: largest value of a signed byte
@@ -177,7 +177,7 @@ def _tensors(recording: Recording, site: str) -> Iterator[tuple[Callable[[Record
         part = name.rpartition(".")[2]
         if part == "local_filters" and tensor.ndim == FILTER_NDIM:
             yield _filters_layer, name
-        elif part in _MAPS:
+        elif part in MAPS:
             yield _maps_layer, name
 
 

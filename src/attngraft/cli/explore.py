@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.models import host_options, open_models
+from attngraft.cli.models import host_options, open_models, open_text_models
 from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.errors import UsageError
 
 
 def explore(
@@ -20,11 +21,21 @@ def explore(
             metavar="RUN|FOLDER|HOST|FILE",
         ),
     ],
-    image: Annotated[Path, typer.Option("--image", help="Image file.", metavar="FILE")],
+    image: Annotated[Path | None, typer.Option("--image", help="Image file.", metavar="FILE")] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Instead of an image: a text, for models of texts.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", help="With --text: the output's text. Default: what each model generates."),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="Output file. Default: <image>.html in the current folder.", metavar="FILE.html"
+            "--out",
+            "-o",
+            help="Output file. Default: <image>.html or text.html in the current folder.",
+            metavar="FILE.html",
         ),
     ] = None,
     name: Annotated[list[str] | None, typer.Option("--name", help="Display names, in the order of --model.")] = None,
@@ -35,12 +46,15 @@ def explore(
     device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
-    title: Annotated[str | None, typer.Option("--title", help="Title of the page. Default: the image's name.")] = None,
+    title: Annotated[
+        str | None, typer.Option("--title", help="Title of the page. Default: the image's name, or the text.")
+    ] = None,
 ) -> None:
-    """Write a page that shows the attention of each layer and head for any patch of an image.
+    """Write a page that shows the attention of each layer and head for any patch of an image, or between tokens of a text.
 
     The page is a single file and needs no network. Two models are shown side by side: a host and its graft, two grafts, or
-    two hosts.
+    two hosts. For models of texts, attention is a matrix with tokens at both sides; in an encoder-decoder's
+    cross-attention, the rows are the output's tokens.
 
     Examples:
 
@@ -51,17 +65,33 @@ def explore(
         attngraft explore --model bixt.safetensors --image dog.jpg
 
         attngraft explore --model flowers-model --image tulip.jpg --sites last:4
+
+        attngraft explore --model mt/runs/baseline/seed0 --model mt/runs/vertical/seed0 --text "A dog runs."
     """
     from attngraft.devices import use_device
     from attngraft.files import check_output
     from attngraft.report.explorer import explore_handles
+    from attngraft.report.text_explorer import explore_text
+    from attngraft.targets.judged import HostOptions
 
-    page = out or Path(f"{image.stem}.html")
+    host = host_options(pretrained, host_weights, host_arg)
+    if text is not None and image is None:
+        if host != HostOptions():
+            raise UsageError(
+                "--pretrained, --host-weights and --host-arg are for hosts; --text takes runs and exported folders"
+            )
+    elif image is None or text is not None:
+        raise UsageError("give either --image FILE, or for models of texts --text TEXT")
+    elif target is not None:
+        raise UsageError("--target belongs to --text TEXT, not to an image")
+    page = out or Path("text.html" if image is None else f"{image.stem}.html")
     check_output(page)
     use_device(device)
-    host = host_options(pretrained, host_weights, host_arg)
-    handles = open_models(
-        model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"
-    )
-    page = explore_handles(handles, image, out=page, sites=sites, title=title)
+    given = {"names": name or [], "weights": weights, "trust_code": trust_code}
+    if image is not None:
+        images = open_models(model, host=host, purpose="explorer", **given)
+        page = explore_handles(images, image, out=page, sites=sites, title=title)
+    else:
+        texts = open_text_models(model, **given)
+        page = explore_text(texts, text, target=target, out=page, sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

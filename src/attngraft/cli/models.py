@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from attngraft.targets.handle import ModelHandle
     from attngraft.targets.images import ImageSet
     from attngraft.targets.judged import HostOptions
+    from attngraft.targets.texts import TextHandle
     from attngraft.training.evaluate import Weights
 
 
@@ -36,27 +38,47 @@ def open_models(
     """
     from attngraft.targets.handle import open_handle
 
+    given = _with_names(models, names)
+    options = options_of_each(models, host)
+    handles = tuple(
+        open_handle(model, name=name, weights=weights, host=own, trust_code=trust_code, purpose=purpose)
+        for (model, name), own in zip(given, options, strict=True)
+    )
+    _refuse_equal_names([handle.name for handle in handles])
+    return handles
+
+
+def open_text_models(
+    models: Sequence[str], *, names: Sequence[str] = (), weights: Weights = "last", trust_code: bool = False
+) -> tuple[TextHandle, ...]:
+    """Open runs and exported folders whose models take texts.
+
+    Raises:
+        UsageError: more names than models, two models with the same name, or a model does not take texts.
+    """
+    from attngraft.targets.texts import open_text_handle
+
+    handles = tuple(
+        open_text_handle(model, name=name, weights=weights, trust_code=trust_code)
+        for model, name in _with_names(models, names)
+    )
+    _refuse_equal_names([handle.name for handle in handles])
+    return handles
+
+
+def _with_names(models: Sequence[str], names: Sequence[str]) -> list[tuple[str, str | None]]:
+    """Return each model with its name from `--name`, or None."""
     if len(names) > len(models):
         raise UsageError(
             f"{len(names)} --name for {len(models)} --model; give at most one --name per --model, in order"
         )
-    found = []
-    for place, (model, own) in enumerate(zip(models, options_of_each(models, host), strict=True)):
-        found.append(
-            open_handle(
-                model,
-                name=names[place] if place < len(names) else None,
-                weights=weights,
-                host=own,
-                trust_code=trust_code,
-                purpose=purpose,
-            )
-        )
-    shown = [handle.name for handle in found]
+    return list(zip_longest(models, names))
+
+
+def _refuse_equal_names(shown: Sequence[str]) -> None:
     for name in shown:
         if shown.count(name) > 1:
             raise UsageError(f"two models are called {name!r}; add --name once per model, in order")
-    return tuple(found)
 
 
 def options_of_each(models: Sequence[str], given: HostOptions | None) -> list[HostOptions]:

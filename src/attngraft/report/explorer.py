@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn
 
 from attngraft._version import __version__
-from attngraft.analysis.explorer import ExplorerData, ExplorerLayer, explorer_data
+from attngraft.analysis.explorer import ExplorerData, ExplorerLayer, QuantizedTensor, explorer_data
 from attngraft.errors import UsageError
 from attngraft.files import write_atomically
 from attngraft.report.templating import render, script
@@ -113,7 +113,7 @@ def explorer_html(views: Sequence[ModelView], *, title: str) -> str:
         version=__version__,
         models=len(views),
         data={"models": [_plain(view) for view in views], "opening": _opening(views)},
-        **script("explorer.js"),
+        **script("maps.js", "explorer.js"),
     )
 
 
@@ -170,17 +170,17 @@ def _plain_layer(layer: ExplorerLayer) -> dict[str, Any]:
         "columns": layer.token_indices.shape[1],
         "places": layer.token_indices.flatten().tolist() if layer.kind == "maps" else [],
         "prefix": list(layer.prefix),
-        "numbers": [
-            {
-                "shape": list(each.bytes.shape),
-                "largest": each.largest,
-                "bytes": base64.b64encode(np.ascontiguousarray(each.bytes.numpy()).tobytes()).decode(),
-            }
-            if each is not None
-            else None
-            for each in layer.numbers
-        ],
+        "numbers": [None if each is None else plain_tensor(each) for each in layer.numbers],
         "entropy": [round(each, 4) for each in layer.entropy],
         "ceiling": round(layer.ceiling, 4),
         "distance": [round(each, 4) for each in layer.distance],
+    }
+
+
+def plain_tensor(tensor: QuantizedTensor) -> dict[str, Any]:
+    """Return a tensor for the page's script (`decoded` in maps.js)."""
+    return {
+        "shape": list(tensor.bytes.shape),
+        "largest": tensor.largest,
+        "bytes": base64.b64encode(np.ascontiguousarray(tensor.bytes.numpy()).tobytes()).decode(),
     }

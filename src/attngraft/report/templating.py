@@ -40,8 +40,9 @@ def render(template: str, **context: Any) -> str:
     return environment().get_template(template).render(themes=css_themes(), **context)
 
 
-def script(name: str) -> dict[str, str]:
+def script(*names: str) -> dict[str, str]:
     """Return a page's `script` and its `script_hash`, which the page's content security policy allows to run."""
     templates = environment()
-    source = templates.loader.get_source(templates, name)[0] if templates.loader else ""
+    loader = templates.loader
+    source = "\n".join(loader.get_source(templates, name)[0] for name in names) if loader else ""
     return {"script": source, "script_hash": base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}

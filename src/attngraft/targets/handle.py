@@ -93,7 +93,7 @@ def open_handle(
         opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
         recipe = opened.record.recipe
         described = {"name": recipe.host.name, "args": recipe.host.args}
-        handle = _served(name or _run_name(opened.record), opened.model, opened.manifest, host=described)
+        handle = _served(name or run_name(opened.record), opened.model, opened.manifest, host=described)
         return replace(handle, record=opened.record, weights=weights)
     config, model = create_target(where, options, trust_code=trust_code)
     handle = model_handle(name or (where if kind == "host" else path.stem), model)
@@ -171,7 +171,7 @@ def _imagenet(model: nn.Module, preparation: Preprocessor) -> Serving | None:
     return Serving(kind="images", input=preparation.host.facts(), activation="softmax", classes=classes)
 
 
-def _run_name(record: RunRecord) -> str:
+def run_name(record: RunRecord) -> str:
     """Return the name of the variant and the seed for a run of a study, otherwise the folder's name."""
     folder, study = record.folder.resolve(), folder_of_study(record.folder)
     if study is None:

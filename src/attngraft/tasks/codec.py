@@ -24,6 +24,20 @@ class Program:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextInput:
+    """A text as input of a model, with the tokens at both sides of its attention maps.
+
+    The rows of a decoder's maps are its input tokens (the start token and all of `target` but the last), so row i belongs
+    to the prediction of `target[i]`.
+    """
+
+    kwargs: Mapping[str, Any]  #: of the forward pass, for a batch of one
+    source: tuple[str, ...]  #: tokens of the text
+    inputs: tuple[str, ...] = ()  #: input tokens of the decoder; empty without a decoder
+    target: tuple[str, ...] = ()  #: predicted or given tokens of the output, one per input token
+
+
 class Codec(ABC):
     """Description of a model's inputs and outputs; returned by `Task.codec`."""
 
@@ -53,6 +67,18 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, outputs: Any) -> list[Any]:
         """Return a JSON-ready value for each example of the model's outputs."""
+
+    def text_input(self, model: nn.Module, text: str, target: str | None = None) -> TextInput:
+        """Return a text as input, to show attention between its tokens (`attngraft explore --text`).
+
+        Args:
+            model: the model, which may generate the output's tokens.
+            text: the text.
+            target: the output's text; None: generate it.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__}.text_input is not implemented; override it for models of texts"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

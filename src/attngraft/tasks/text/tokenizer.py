@@ -42,6 +42,10 @@ class Tokenizer:
         found = self._tokenizer.encode_batch(list(texts))
         return [np.array(each.ids, dtype=np.int64) for each in found], sum(bool(each.overflowing) for each in found)
 
+    def tokens(self, ids: Sequence[int] | np.ndarray) -> tuple[str, ...]:
+        """Return the tokens of ids."""
+        return tuple(str(self._tokenizer.id_to_token(int(index))) for index in ids)
+
     def batch(self, ids: Sequence[np.ndarray]) -> dict[str, Tensor]:
         return pad(ids, value=self.pad)
 
