@@ -87,11 +87,12 @@ def explore(
     page = out or Path("text.html" if image is None else f"{image.stem}.html")
     check_output(page)
     use_device(device)
-    given = {"names": name or [], "weights": weights, "trust_code": trust_code}
-    if image is not None:
-        images = open_models(model, host=host, purpose="explorer", **given)
-        page = explore_handles(images, image, out=page, sites=sites, title=title)
-    else:
-        texts = open_text_models(model, **given)
+    if text is not None:
+        texts = open_text_models(model, names=name or [], weights=weights, trust_code=trust_code)
         page = explore_text(texts, text, target=target, out=page, sites=sites, title=title)
+    elif image is not None:
+        images = open_models(
+            model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"
+        )
+        page = explore_handles(images, image, out=page, sites=sites, title=title)
     typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
