@@ -34,6 +34,7 @@ SMOOTHING = 0.1
 PAPER_VOCABULARY = 9521
 LONGEST = 20  #: tokens of the longest sentence
 WRITTEN = 30  #: tokens that are decoded
+GREEDY = 25  #: sentences of the comparison with decoding without a cache
 BEAM = {"num_beams": 5, "length_penalty": 0.7, "early_stopping": True}
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -153,7 +154,7 @@ def main() -> int:
     parser = options("Training steps, loss and decoding of the translation Transformer.", pairs=30)
     parser.add_argument("--tokens", type=int, default=1000, help="padded tokens of a batch, on either side")
     parser.add_argument("--sentences", type=int, default=1000, help="sentences to translate with a beam of 5")
-    parser.add_argument("--decoded", type=int, default=50, help="sentences decoded in one batch")
+    parser.add_argument("--decoded", type=int, default=50, help="sentences of a batch of this translation")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     arguments = parser.parse_args()
     if arguments.threads:
@@ -180,7 +181,7 @@ def main() -> int:
     loss = paired_ratio(written, ours, pairs=pairs)
 
     host.eval().end = -1
-    source, mask = sentences(arguments.decoded)
+    source, mask = sentences(GREEDY)
     check_outputs(
         host.generate(source, mask, max_new_tokens=WRITTEN),
         uncached(host, source, mask, limit=WRITTEN),
