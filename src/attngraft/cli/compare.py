@@ -277,7 +277,7 @@ def compare(
         attngraft compare --report-only --out study
     """
     if jobs != "1" and not (ray or dry_run or report_only):
-        _start_importing()
+        _prepare_workers()
     from attngraft import study as studies
     from attngraft.cli.values import assignments, refuse_untyped_hosts
     from attngraft.devices import use_device
@@ -396,11 +396,11 @@ def _merge_variants(options: dict[str, Any], base: dict[str, Any]) -> None:
     options["grafts"] = [*own, *others]
 
 
-def _start_importing() -> None:
-    """Import what worker processes need in the background, while this process imports the same."""
+def _prepare_workers() -> None:
+    """Import what worker processes need, and start the process that they are forked from."""
     several = "torch" not in sys.modules and (os.cpu_count() or 1) > 1
     if several and not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
-        worker_context()
+        worker_context(fork=True)
 
 
 def _executor(
