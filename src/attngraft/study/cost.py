@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +58,15 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, seconds: float = 1
         for variant in counted(study.variants, "variants built"):
             recipe = study.recipe_of(variant)
             key, profiler = variant.key, Profiler(recipe, benchmark.for_recipe(recipe))
-            profilers[key] = profiler
+            profilers[key], wait = profiler, synchronizer(profiler.device)
             parameters[key] = count_parameters(profiler.model)
             macs[key] = _macs_of_one_example(profiler)
-            profiler.train_step()  # the first step is slower
+            first = _seconds([profiler.train_step], wait)
             start = time.perf_counter()
             memory[key] = profiler.peak_memory()
-            a_round += time.perf_counter() - start
+            # an upper bound: the first step may include compilation, and counting memory makes small operations slower
+            a_round += min(first, time.perf_counter() - start)
             gc.collect()
-        wait = synchronizer(profiler.device)
         training, slow = _ratios(
             {key: p.train_step for key, p in profilers.items()},
             wait,
@@ -75,15 +75,10 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, seconds: float = 1
             limit=limit * TRAINING_SHARE,
         )
         batches = {key: p.evaluate_batch for key, p in profilers.items()}
-        start = time.perf_counter()
-        for batch in batches.values():
-            batch()
-        if wait is not None:
-            wait()
         inference, slow_inference = _ratios(
             batches,
             wait,
-            a_round=time.perf_counter() - start,
+            a_round=_seconds(counted(batches.values(), "warming up"), wait),
             seconds=seconds * (1 - TRAINING_SHARE),
             limit=limit * (1 - TRAINING_SHARE),
         )
@@ -131,6 +126,16 @@ def _macs_of_one_example(profiler: Profiler) -> int | None:
             args, kwargs = send_to_device((each.args, dict(each.kwargs)), profiler.device)
             macs += count_macs(each.module, *args, **kwargs)
     return macs
+
+
+def _seconds(works: Iterable[Callable[[], None]], wait: Callable[[], object] | None) -> float:
+    """Call each function once; return the seconds."""
+    start = time.perf_counter()
+    for work in works:
+        work()
+    if wait is not None:
+        wait()
+    return time.perf_counter() - start
 
 
 def _ratios(
