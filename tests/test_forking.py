@@ -16,8 +16,10 @@ def found(pipe):
     pipe.send({"torch", "attngraft.study.runner"} <= sys.modules.keys())
 
 if __name__ == "__main__":
-    context = worker_context()
-    assert "torch" not in sys.modules
+    fork = sys.argv[1] == "fork"
+    print("written once")
+    context = worker_context(fork=fork)
+    assert ("torch" in sys.modules) is fork
     ours, theirs = context.Pipe()
     process = context.Process(target=found, args=(theirs,))
     process.start()
@@ -28,9 +30,11 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
-def test_a_worker_has_imported_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("start", ["fork", "new process"])
+def test_a_worker_has_imported_everything(start: str, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout == "True\n"
+    command = [sys.executable, str(script), start]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "written once\nTrue\n"
     assert done.stderr == ""

@@ -69,7 +69,7 @@ def test_exact_counts(shared: Path, name: str):
     agrees(reference_rows(shared)[name])
 
 
-@pytest.mark.slow
+@pytest.mark.product  # the paper's tables have the same models
 def test_all_exact_counts(shared: Path):
     rows = reference_rows(shared)
     assert len(rows) >= 39
