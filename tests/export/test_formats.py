@@ -43,7 +43,7 @@ def hosts_of(graft: str) -> tuple[str, str]:
     return ("swin", "vit") if replaces else ("vit", "swin")
 
 
-#: for `make product`: minutes to translate, while others filter neighborhoods in the same way, and grafts that `GHOSTS` contains
+#: for `make product`: takes minutes, while others filter neighborhoods in the same way; and what `GHOSTS` contains
 REPEATED = {"dynamic_dwconv", "elsa", "ghost"}
 PAIRS = [(graft, host) for graft in [*registered(), *GHOSTS] for host in hosts_of(graft)]
 
