@@ -32,14 +32,15 @@ def worker_context(*, fork: bool = False) -> ForkServerContext | SpawnContext:
     context.set_forkserver_preload(_MODULES)
     for module in _MODULES if fork else ():
         importlib.import_module(module)
-    start: Any = util.spawnv_passfds
+    starting: Any = util
+    start = starting.spawnv_passfds
     # that process and its workers must not receive Ctrl-C; a study stops its workers itself
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    util.spawnv_passfds = _forked if fork else start
+    starting.spawnv_passfds = _forked if fork else start
     try:
         forkserver.ensure_running()
     finally:
-        util.spawnv_passfds = start
+        starting.spawnv_passfds = start
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
@@ -60,7 +61,7 @@ def _forked(path: Any, arguments: Sequence[Any], passed: Sequence[int]) -> int:
         kept = sorted({0, 1, 2, *passed})
         for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
             os.closerange(low + 1, high)
-        server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+        server: Any = forkserver._forkserver
         server.__init__()  # this process holds its lock
         exec(arguments[-1], {})
     except Exception:

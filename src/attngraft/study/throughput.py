@@ -74,7 +74,7 @@ class Estimate:
 
 def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
     """Time real training steps and evaluation batches of all variants."""
-    found = {}
+    found: dict[str, Throughput] = {}
     with cpu_threads(study.baseline_recipe.train.threads):
         # separately, because the models may not fit into memory together
         for variant in counted(study.variants, "variants timed"):
