@@ -317,14 +317,21 @@ def test_first_hour_times_equal_work(
         assert argument in peer[0]
         assert argument in study
     assert [each[each.index("--epochs") + 1] for each in (peer[0], study)] == ["4", "4"]
+    del ran[:]
+    for work in first_hour.demo(folders, ["--epochs", "1"]):
+        work()
+    quiet, checked, busy, again = ran
+    assert quiet[:-1] == busy[:-1] and quiet[-1] != busy[-1]
+    assert quiet[-5:-1] == [str(BENCH.with_name("examples") / "digits.yaml"), "--epochs", "1", "--out"]
+    assert checked == again == ["5 variants"]
     monkeypatch.setattr(sys, "argv", ["first_hour.py", "--parts", "study", "train", "--pairs", "1"])
     assert first_hour.main() == 0
     assert "skipped: study, train, which need --data FOLDER and --peer FILE" in capsys.readouterr().err
 
 
-# `jobs` compares bits that `test_bitwise.py` compares, `import_time` only starts processes
+# `jobs` compares bits that `test_bitwise.py` compares, `import_time` only starts processes, `first_hour` runs `make demo`
 @pytest.mark.parametrize(
-    "name", product_but(COMMANDS, [name for name in COMMANDS if name not in ("jobs", "import_time")])
+    "name", product_but(COMMANDS, [name for name in COMMANDS if name not in ("jobs", "import_time", "first_hour")])
 )
 def test_every_command_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -25,7 +25,7 @@ from tests.seeding import seed
 from tests.slow import product_but
 
 #: number of random examples; few in Triton's interpreter, which is slow: the kernels' own tests list their cases
-EXAMPLES = 6 if INTERPRETING else 20
+EXAMPLES = 3 if INTERPRETING else 20
 DTYPES_AND_TOLERANCES = ((torch.float64, 1e-10), (torch.float32, 1e-4))
 
 

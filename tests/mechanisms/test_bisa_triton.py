@@ -12,7 +12,16 @@ from torch import Tensor
 from attngraft.dispatch.triton import INTERPRETING
 from attngraft.mechanisms.bisa import ops, reference
 from tests.mechanisms.op_tester import as_good_as_plain
-from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
+from tests.mechanisms.triton_runs import (
+    IN_THEIR_PRECISION,
+    compiled_kernels,
+    compiler,
+    gpu,
+    inside,
+    installed,
+    outside,
+    run_inside,
+)
 from tests.slow import product_but
 
 INFINITY = float("inf")
@@ -331,8 +340,9 @@ def test_compiles_whole() -> None:
 @pytest.mark.slow
 @installed
 def test_the_kernels_in_the_interpreter() -> None:
-    """Run the tests of this file, and those of every op, in one process."""
-    chosen = "test_bisa_triton or TestTwoWayMasked or (TestHyper and not TestHyperInChunks)"
+    """Run the tests of this file, and those of every op in precisions of the kernels, in one process."""
+    masked_and_hyper = "(TestTwoWayMasked or (TestHyper and not TestHyperInChunks))"
+    chosen = f"test_bisa_triton or ({masked_and_hyper} and {IN_THEIR_PRECISION})"
     run_inside(Path(__file__), Path(__file__).with_name("test_bisa_ops.py"), only=chosen)
 
 

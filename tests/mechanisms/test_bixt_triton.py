@@ -12,7 +12,16 @@ from torch import Tensor
 from attngraft.dispatch.triton import INTERPRETING
 from attngraft.mechanisms.bixt import ops, reference
 from tests.mechanisms.op_tester import as_good_as_plain
-from tests.mechanisms.triton_runs import compiled_kernels, compiler, gpu, inside, installed, outside, run_inside
+from tests.mechanisms.triton_runs import (
+    IN_THEIR_PRECISION,
+    compiled_kernels,
+    compiler,
+    gpu,
+    inside,
+    installed,
+    outside,
+    run_inside,
+)
 from tests.slow import product_but
 
 
@@ -250,8 +259,8 @@ def test_compiles_whole() -> None:
 @installed
 @pytest.mark.slow
 def test_the_kernels_in_the_interpreter() -> None:
-    """Run the tests of this file, and those of every op, in one process."""
-    chosen = "test_bixt_triton or TestBidirectionalShared"
+    """Run the tests of this file, and those of every op in precisions of the kernels, in one process."""
+    chosen = f"test_bixt_triton or (TestBidirectionalShared and {IN_THEIR_PRECISION})"
     run_inside(Path(__file__), Path(__file__).with_name("test_bixt_ops.py"), only=chosen)
 
 

@@ -21,6 +21,10 @@ installed = pytest.mark.skipif(not (INSTALLED and RECENT), reason="Triton 3.6 or
 gpu = pytest.mark.skipif(INTERPRETING or not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
+#: selects an op's tests that reach the kernels, which reject float64, and that the kernels' own tests do not repeat
+IN_THEIR_PRECISION = "(agree or half_precision or autocast)"
+
+
 def _assembler_is_there() -> bool:
     found = importlib.util.find_spec("triton")
     return found is not None and (Path(str(found.origin)).parent / "backends" / "nvidia" / "bin" / "ptxas").exists()

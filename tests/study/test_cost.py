@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,10 +95,12 @@ def test_inference_is_timed_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_steps_that_take_too_long_say_so() -> None:
     works = {"none": lambda: time.sleep(0.02), "cb_s": lambda: time.sleep(0.02)}
-    found, why = cost_module._ratios(works, None, seconds=0.1, limit=0.1)
+    found, why = cost_module._ratios(works, None, a_round=0.04, seconds=0.1, limit=0.1)
     assert found == {}
-    assert re.fullmatch(r"a batch takes [\d.]+ ms, too long for 5 of every variant", why)
-    assert cost_module._ratios({"none": works["none"]}, None, seconds=9.0, limit=9.0) == ({}, "")
+    assert why == "a batch takes 20 ms, too long for 5 of every variant"
+    assert cost_module._ratios({"none": works["none"]}, None, a_round=0.02, seconds=9.0, limit=9.0) == ({}, "")
+    found, why = cost_module._ratios(works, None, a_round=0.04, seconds=0.1, limit=0.2)
+    assert (found["cb_s"].pairs, why) == (5, "")
 
 
 def recipe_of(config: StudyConfig) -> Recipe:

@@ -75,7 +75,7 @@ def test_other_hosts_share_all_but_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_everything(tmp_path: Path) -> None:
-    result = compare(tiny(tmp_path, time_budget="2m", epochs=3))
+    result = compare(tiny(tmp_path, time_budget="2m", epochs=3, seeds=1))
     assert result.epochs == 3
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "cb_s" in page

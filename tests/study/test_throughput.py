@@ -71,7 +71,7 @@ def test_threads_are_chosen_by_the_time_of_the_study(
 
     before = torch.get_num_threads()
     monkeypatch.setattr(throughput, "Profiler", Model)
-    monkeypatch.setattr(throughput, "_seconds", lambda *_: seconds[torch.get_num_threads()])
+    monkeypatch.setattr(throughput, "_seconds", lambda *_, **__: (9.0, seconds[torch.get_num_threads()]))
     prepared = resolve_runs(study(tmp_path, grafts=["cb_s"]))
     try:
         torch.set_num_threads(4)
@@ -84,3 +84,20 @@ def test_threads_are_chosen_by_the_time_of_the_study(
 def test_one_core_needs_no_timing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert choose_threads(resolve_runs(study(tmp_path)), None, lambda _: 1) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("warm", "calls", "median"), [(False, 2, 0.3), (True, 1, 0.5)])
+def test_the_first_call_counts_if_the_process_is_warm(
+    monkeypatch: pytest.MonkeyPatch, warm: bool, calls: int, median: float
+) -> None:
+    """A first call of 0.5 seconds, and later ones of 0.3."""
+    clock = [0.0]
+    made: list[float] = []
+
+    def work() -> None:
+        made.append(0.3 if made else 0.5)
+        clock[0] += made[-1]
+
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: clock[0])
+    first, later = throughput._seconds(work, None, warm=warm)
+    assert (first, later, len(made)) == (pytest.approx(0.5), pytest.approx(median), calls)

@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from attngraft.study.plan import Study
 from attngraft.tasks.codec import Program
 from attngraft.tasks.task import Task
 from attngraft.timing import PairedRatio, count_macs, count_parameters, several
+from attngraft.timing.paired import collector_off
 from attngraft.training.paths import real_paths
 from attngraft.training.profiler import BenchmarkBatch, Profiler, synchronizer
 from attngraft.training.recipe import Recipe, recipe_to_dict
@@ -34,9 +35,10 @@ from attngraft.training.setup import cpu_threads
 
 COST_FILE = "cost.json"
 PAIRS = 30
-FEWEST_PAIRS = (
-    5  #: below this number of pairs, an interval would be meaningless, and times are omitted, with the reason
-)
+#: below this number of pairs, the range of all ratios covers the median with less than 90% probability; times are then
+#: omitted, with the reason
+FEWEST_PAIRS = 5
+TRAINING_SHARE = 0.75  #: fraction of the time for training steps; the rest is for inference
 
 Costs = dict[str, Cost]  #: by `Variant.key`
 
@@ -51,22 +53,34 @@ def measure_costs(study: Study, benchmark: BenchmarkBatch, *, seconds: float = 1
         limit: maximum seconds; if `FEWEST_PAIRS` rounds take longer, time ratios are omitted.
     """
     profilers, parameters, macs, memory = {}, {}, {}, {}
-    with cpu_threads(study.baseline_recipe.train.threads):
+    with cpu_threads(study.baseline_recipe.train.threads), collector_off():
+        a_round = 0.0
         for variant in counted(study.variants, "variants built"):
             recipe = study.recipe_of(variant)
             key, profiler = variant.key, Profiler(recipe, benchmark.for_recipe(recipe))
-            profilers[key] = profiler
+            profilers[key], wait = profiler, synchronizer(profiler.device)
             parameters[key] = count_parameters(profiler.model)
             macs[key] = _macs_of_one_example(profiler)
+            first = _seconds([profiler.train_step], wait)
+            start = time.perf_counter()
             memory[key] = profiler.peak_memory()
+            # an upper bound: the first step may include compilation, and counting memory makes small operations slower
+            a_round += min(first, time.perf_counter() - start)
             gc.collect()
-        wait = synchronizer(profiler.device)
-        (training, slow), (inference, slow_inference) = (
-            _ratios(works, wait, seconds=seconds * share, limit=limit * share)
-            for works, share in (
-                ({key: p.train_step for key, p in profilers.items()}, 0.75),
-                ({key: p.evaluate_batch for key, p in profilers.items()}, 0.25),
-            )
+        training, slow = _ratios(
+            {key: p.train_step for key, p in profilers.items()},
+            wait,
+            a_round=a_round,
+            seconds=seconds * TRAINING_SHARE,
+            limit=limit * TRAINING_SHARE,
+        )
+        batches = {key: p.evaluate_batch for key, p in profilers.items()}
+        inference, slow_inference = _ratios(
+            batches,
+            wait,
+            a_round=_seconds(counted(batches.values(), "warming up"), wait),
+            seconds=seconds * (1 - TRAINING_SHARE),
+            limit=limit * (1 - TRAINING_SHARE),
         )
     base = study.baseline.key
     reasons = {"training time": slow, "inference time": slow_inference}
@@ -114,27 +128,36 @@ def _macs_of_one_example(profiler: Profiler) -> int | None:
     return macs
 
 
+def _seconds(works: Iterable[Callable[[], None]], wait: Callable[[], object] | None) -> float:
+    """Call each function once; return the seconds."""
+    start = time.perf_counter()
+    for work in works:
+        work()
+    if wait is not None:
+        wait()
+    return time.perf_counter() - start
+
+
 def _ratios(
-    works: Mapping[str, Callable[[], None]], wait: Callable[[], object] | None, *, seconds: float, limit: float
+    works: Mapping[str, Callable[[], None]],
+    wait: Callable[[], object] | None,
+    *,
+    a_round: float,
+    seconds: float,
+    limit: float,
 ) -> tuple[dict[str, PairedRatio], str]:
     """Return each function's time ratio to the first (including the first itself, with ratio 1), or why there are none.
 
     There are none if there is only one function (the reason is empty), or if `FEWEST_PAIRS` rounds take longer than `limit`
-    seconds.
+    seconds. All functions have been called before, and one call of each took about `a_round` seconds.
     """
     base, *others = works
-    start = time.perf_counter()
-    for work in counted(works.values(), "warming up"):
-        work()
-    if wait is not None:
-        wait()
-    a_round = time.perf_counter() - start
     if not others:
         return {}, ""
     if FEWEST_PAIRS * a_round > limit:
         return {}, f"a batch takes {duration(a_round / len(works))}, too long for {FEWEST_PAIRS} of every variant"
     pairs = min(PAIRS, max(FEWEST_PAIRS, int(seconds / a_round)))
-    found = several(works[base], {key: works[key] for key in others}, pairs=pairs, warmup=1, synchronize=wait)
+    found = several(works[base], {key: works[key] for key in others}, pairs=pairs, warmup=0, synchronize=wait)
     step = next(iter(found.values())).baseline_seconds
     same = PairedRatio(ratio=1, low=1, high=1, baseline_seconds=step, candidate_seconds=step, pairs=pairs)
     return {base: same, **found}, ""

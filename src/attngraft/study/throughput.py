@@ -19,7 +19,7 @@ from attngraft.training.recipe import Recipe
 from attngraft.training.setup import cpu_threads
 
 ROUNDS = 3  #: maximum number of timed steps per variant
-LONG_ENOUGH = 0.3  #: seconds of timed steps after which no further one is timed
+LONG_ENOUGH = 0.2  #: seconds of timed steps after which no further one is timed
 MARGIN = 1.1  #: factor that accounts for checkpoints, metrics and events
 #: speed-up from which twice as many threads per run are used; threads wait for each other if another process needs a core
 WORTHWHILE = 1.25
@@ -74,7 +74,7 @@ class Estimate:
 
 def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
     """Time real training steps and evaluation batches of all variants."""
-    found = {}
+    found: dict[str, Throughput] = {}
     with cpu_threads(study.baseline_recipe.train.threads):
         # separately, because the models may not fit into memory together
         for variant in counted(study.variants, "variants timed"):
@@ -82,11 +82,13 @@ def measure_throughput(study: Study, benchmark: BenchmarkBatch) -> Estimate:
             own = benchmark.for_recipe(recipe)
             begin = time.perf_counter()
             profiler = Profiler(recipe, own)
-            profiler.train_step()  # the first step is slower
-            profiler.evaluate_batch()
-            start = time.perf_counter() - begin
             wait = synchronizer(profiler.device)
-            step, batch = _seconds(profiler.train_step, wait), _seconds(profiler.evaluate_batch, wait)
+            built = time.perf_counter() - begin
+            # where kernels are compiled or tuned, and in a process that has not trained before, first calls take longer
+            warm = bool(found) and profiler.device.type == "cpu" and not recipe.train.compile
+            first_step, step = _seconds(profiler.train_step, wait, warm=warm)
+            first_batch, batch = _seconds(profiler.evaluate_batch, wait, warm=warm)
+            start = built + first_step + first_batch
             load, train = own.load_seconds, profiler.recipe.train  # with sizes cut to the data
             load_eval = load * train.accumulate / train.batch_size * len(own.data.val) / own.eval_batches
             if train.workers:  # loading processes load batches in advance
@@ -117,8 +119,7 @@ def choose_threads(study: Study, benchmark: BenchmarkBatch, concurrency: Callabl
     threads = 1
     while threads <= most:
         with cpu_threads(threads):
-            profiler.train_step()  # the first step is slower
-            step = _seconds(profiler.train_step, None)
+            _, step = _seconds(profiler.train_step, None, warm=threads > 1 and not recipe.train.compile)
         train = dataclasses.replace(recipe.train, threads=threads)
         jobs = concurrency(dataclasses.replace(recipe, train=train))
         seconds = step * (CONTENTION if jobs > 1 else 1) / jobs
@@ -129,16 +130,17 @@ def choose_threads(study: Study, benchmark: BenchmarkBatch, concurrency: Callabl
     return chosen
 
 
-def _seconds(work: Callable[[], None], wait: Callable[[], object] | None) -> float:
-    """Return the median seconds of a few calls."""
+def _seconds(work: Callable[[], None], wait: Callable[[], object] | None, *, warm: bool) -> tuple[float, float]:
+    """Return the seconds of the first call, and the median seconds of a few calls, without the first unless `warm`."""
     seconds: list[float] = []
-    while len(seconds) < ROUNDS and sum(seconds) < LONG_ENOUGH:
+    ignored = 0 if warm else 1
+    while len(seconds) < ROUNDS + ignored and sum(seconds[ignored:]) < LONG_ENOUGH:
         start = time.perf_counter()
         work()
         if wait is not None:
             wait()
         seconds.append(time.perf_counter() - start)
-    return float(np.median(seconds))
+    return seconds[0], float(np.median(seconds[ignored:]))
 
 
 def fit_epochs(

@@ -100,7 +100,7 @@ def several(
             work()
     repeats = _repeats(baseline, min_seconds, time_calls)
     seconds = np.empty((pairs, len(works)))
-    with _collector_off():
+    with collector_off():
         for row, order in enumerate(counted(rounds(len(works), pairs), "timing rounds", total=pairs)):
             gc.collect()
             for column in order:
@@ -128,7 +128,7 @@ def duration(
     time_calls = _timer(clock, synchronize)
     for _ in range(warmup):
         work()
-    with _collector_off():
+    with collector_off():
         seconds = np.array([time_calls(work, 1) for _ in counted(range(samples), "timing rounds")])
     median, low, high = median_interval(seconds)
     return Duration(seconds=median, low=low, high=high, samples=samples)
@@ -196,7 +196,7 @@ def _summary(baseline: np.ndarray, candidate: np.ndarray) -> PairedRatio:
 
 
 @contextmanager
-def _collector_off() -> Iterator[None]:
+def collector_off() -> Iterator[None]:
     """Disable the garbage collector during samples; garbage is collected between rounds.
 
     Existing objects are frozen meanwhile, since traversing them in every round would take longer than the samples. If the

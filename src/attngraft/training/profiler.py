@@ -156,7 +156,8 @@ class Profiler:
 
     def peak_memory(self) -> int:
         """Return the peak memory of an update in bytes, including model, optimizer state and batch."""
-        self.train_step()  # creates the optimizer's state, which exists in all later steps
+        if not self._update.state.optimizer.state:
+            self.train_step()  # creates the optimizer's state, which exists in all later steps
         return peak_bytes(self.train_step, self.device, kept=self._state())
 
 

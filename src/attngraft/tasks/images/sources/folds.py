@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from sklearn.model_selection import KFold, StratifiedKFold
 
 from attngraft.errors import DataError
 from attngraft.suggest import shortened
@@ -31,6 +30,8 @@ def draw_folds(
         DataError: there are fewer examples, groups, or examples of a class than folds, or all examples of a class are in one
             fold, so that there are none to train on.
     """
+    from sklearn.model_selection import KFold, StratifiedKFold  # local import: it takes a second
+
     total = f"{noun}s" if groups is None else "groups"
     units = len(labels) if groups is None else len(set(groups))
     if units < folds:
