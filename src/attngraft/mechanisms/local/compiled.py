@@ -109,4 +109,4 @@ def _neighbors(maps: Tensor, heads: int, near: Neighborhood) -> Tensor:
 
 
 def _padded(maps: Tensor, near: Neighborhood) -> Tensor:
-    return F.pad(maps, (0, 0) + (near.radius,) * 4)
+    return F.pad(maps, (0, 0) + (near.radius,) * 4).contiguous()
