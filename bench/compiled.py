@@ -1,6 +1,6 @@
 """Time of compiled models: what a graft costs of a compiled host, relative to what it costs of the eager host.
 
-    python bench/compiled.py --threads 1 --out benchmarks/compiled.json
+    python bench/compiled.py --threads 1 --only vit_tiny_patch16_224 --out benchmarks/compiled.json
 
 Grafts are timed on a ViT-Ti of three blocks and on the first stage of a Swin-T, at 224; models of our own with fewer layers
 relative to their eager form. All are compiled with `fullgraph=True` and Inductor. The upper limit of a compiled graft is the
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's own choice by default")
     parser.add_argument("--backend", default="inductor", help="backend of torch.compile")
-    parser.add_argument("--only", nargs="+", help="these specifications and models only")
+    parser.add_argument("--only", nargs="+", help="these hosts, specifications and models only")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -63,11 +63,10 @@ def main() -> int:
     setting = current_setting()
     torch.manual_seed(0)
     batch = torch.randn(arguments.batch, 3, 224, 224), torch.randint(1000, (arguments.batch,))
-    chosen = {name for _, specs in HOSTS.values() for name in specs} | MODELS.keys()
-    chosen &= set(arguments.only or chosen)
     lines: list[Measurement] = []
     for host_name, (changes, specs) in HOSTS.items():
-        if names := [spec for spec in specs if spec in chosen]:
+        only = {host_name, *specs} & set(arguments.only or [host_name])
+        if names := [spec for spec in specs if host_name in only or spec in only]:
             host = timm.create_model(host_name, **changes)
             eager = {name: grafted(host, name) for name in names}
             fast_host = compiled(host, batch[0], what=host_name, backend=arguments.backend)
@@ -83,7 +82,7 @@ def main() -> int:
                     title = f"{host_name}, {name}, {what}"
                     lines.append(measurement(f"{title}, eager", plain[name], bar=None))
                     lines.append(measurement(f"{title}, compiled", whole[name], bar=plain[name].high))
-    for name in [name for name in MODELS if name in chosen]:
+    for name in [name for name in MODELS if name in (arguments.only or MODELS)]:
         model = timm.create_model(name, **MODELS[name])
         fast_model = compiled(model, batch[0], what=name, backend=arguments.backend)
         for what, work in (("inference", forward), ("training step", training_step)):
