@@ -1,6 +1,6 @@
 """Time of compiled models: what a graft costs of a compiled host, relative to what it costs of the eager host.
 
-    python bench/compiled.py --threads 1 --only vit_tiny_patch16_224 --out benchmarks/compiled.json
+    python bench/compiled.py --threads 1 --out FILE
 
 Grafts are timed on a ViT-Ti of three blocks and on the first stage of a Swin-T, at 224; models of our own with fewer layers
 relative to their eager form. All are compiled with `fullgraph=True` and Inductor. The upper limit of a compiled graft is the
