@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import timm
 import torch
@@ -22,14 +23,17 @@ from attngraft.bench.command import finish, options
 from attngraft.bench.result import Measurement, check_outputs, current_setting, measurement
 from attngraft.timing import paired_ratio, several
 
-HOSTS = {
+HOSTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "vit_tiny_patch16_224": (
         {"depth": 3},
         ("cb_s", "horizontal", "vertical", "bisa@first:2", "ghost", "uniform_heads"),
     ),
     "swin_tiny_patch4_window7_224": ({"depths": (2,), "num_heads": (3,)}, ("cb_s", "bisa", "elsa")),
 }
-MODELS = {"bixt_ti_l64_p16": {"depth": 3}, "elsa_swin_tiny": {"depths": (2, 2), "num_heads": (3, 6)}}
+MODELS: dict[str, dict[str, Any]] = {
+    "bixt_ti_l64_p16": {"depth": 3},
+    "elsa_swin_tiny": {"depths": (2, 2), "num_heads": (3, 6)},
+}
 
 
 def compiled(model: nn.Module, images: torch.Tensor, *, what: str, backend: str) -> nn.Module:
