@@ -40,6 +40,7 @@ COMMANDS = {
     "report_size": ["--seeds", "2", "--epochs", "3", "--images", "300", "--classes", "12"],
     "data_loading": ["--invented", "80", "--batch", "16", "--epochs", "1", "--workers", "1"],
     "bisa_layer": ["--shapes", "LeViT-128S, stage 1", "4096 tokens", "--threads", "1"],
+    "compiled": ["--batch", "1", "--only", "cb_s", "--backend", "eager"],
     "bisa_models": ["--hosts", "levit_128s", "--batch", "2", "--threads", "1"],
     "jobs": ["--epochs", "1", "--depth", "1", "--size", "8"],
     "local_filter": ["--ghosts", "add", "--threads", "1"],
@@ -359,6 +360,6 @@ def test_every_command_runs(
     result = read_benchmark(out, BenchResult)
     assert json.loads(capsys.readouterr().out)["title"] == result.title
     assert result.measurements
-    assert name == "triton_kernels" or all(
+    assert name in ("triton_kernels", "compiled") or all(
         line.bar is not None for line in result.measurements if "products" not in line.name
     )

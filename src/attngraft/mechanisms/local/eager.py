@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attngraft.dispatch.autograd import accumulation_dtype, custom_op, empty_gradients, needs_aten_ops
-from attngraft.mechanisms.local import reference, shifted
+from attngraft.mechanisms.local import compiled, reference, shifted
 from attngraft.mechanisms.local.banded import Band, Mirrored, PaddedValues, Products, Stack, Strip
 from attngraft.mechanisms.local.geometry import Neighborhood
 from attngraft.mechanisms.local.shifted import Shifted, Sums
@@ -36,13 +36,19 @@ def local_filter(
     near, dtype = neighborhood, accumulation_dtype(values)
     with _without_autocast(values):
         image, weights = (tensor.to(dtype).permute(0, 2, 3, 1).contiguous() for tensor in (values, filters))
+        if addend is not None:
+            addend = addend.to(dtype)
+        if _is_compiled(image) and _is_banded(near, multiplier):
+            by_head = _weights(weights.unflatten(-1, (-1, near.offsets)), softmax, -1).flatten(3)
+            out = compiled.WeightedSum.apply(image, by_head, addend, near.size, near.dilation)
+            return out.permute(0, 3, 1, 2).to(values.dtype)
         by_channel = None if multiplier is None else multiplier.to(dtype)
         out = apply_filters(image, weights, by_channel, near.size, near.dilation, near.stride, softmax)
         out = out.permute(0, 3, 1, 2)
         if addend is not None:
-            addend = addend.to(dtype).unsqueeze(1)
+            static = addend.unsqueeze(1)
             added = F.conv2d(
-                image.permute(0, 3, 1, 2), addend, None, near.stride, near.radius, near.dilation, len(addend)
+                image.permute(0, 3, 1, 2), static, None, near.stride, near.radius, near.dilation, len(static)
             )
             # in place, because allocating another map takes longer than the addition
             out = added[:, :, : filters.shape[2], : filters.shape[3]].add_(out)
@@ -56,8 +62,14 @@ def local_scores(queries: Tensor, keys: Tensor, *, heads: int, neighborhood: Nei
     dtype = accumulation_dtype(queries)
     with _without_autocast(queries):
         both = (tensor.to(dtype).permute(0, 2, 3, 1).contiguous() for tensor in (queries, keys))
-        scores = compute_scores(*both, heads, neighborhood.size, neighborhood.dilation)
+        score: Any = compiled.Scores.apply if _is_compiled(queries) else compute_scores
+        scores = score(*both, heads, neighborhood.size, neighborhood.dilation)
     return scores.permute(0, 3, 1, 2).to(queries.dtype)
+
+
+def _is_compiled(tensor: Tensor) -> bool:
+    """Return whether the loops of a compiler replace the custom operations."""
+    return torch.compiler.is_compiling() and tensor.device.type == "cpu"
 
 
 def _without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
