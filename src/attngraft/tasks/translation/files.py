@@ -17,9 +17,7 @@ from attngraft.tasks.images.sources.table import KINDS, LabelTable, decode_utf8
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})*", re.IGNORECASE)
 #: extensions of two or three letters that are no languages
-_OTHER = frozenset(
-    ("7z bin cfg doc h5 htm ini js log md npy npz odt pdf pkl pt pth py rar rst sh tar tgz txt xml yml zip").split()
-)
+_OTHER = re.compile("bin|cfg|doc|htm|ini|js|log|md|npy|npz|odt|pdf|pkl|pt|pth|py|rar|rst|sh|tar|tgz|txt|xml|yml|zip")
 
 
 def aligned_files(path: Path) -> dict[str, dict[str, Path]]:
@@ -42,7 +40,7 @@ def languages_of(files: Mapping[str, Mapping[str, Path]]) -> list[str]:
 
 
 def _is_language(extension: str) -> bool:
-    other = f".{extension.lower()}" in KINDS or extension.lower() in _OTHER or is_image(f"x.{extension}")
+    other = f".{extension.lower()}" in KINDS or _OTHER.fullmatch(extension.lower()) or is_image(f"x.{extension}")
     return bool(_LANGUAGE.fullmatch(extension)) and not other
 
 

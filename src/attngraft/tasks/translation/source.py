@@ -157,9 +157,8 @@ def _tables(
                 f"available: {', '.join(languages)}"
             )
         if not path.is_dir() or not tables_in(path):
-            raise DataError(
-                f"{path}: {'no' if path.is_dir() else 'no such file, folder or prefix of'} pair of files; {_GIVE}"
-            )
+            what = "no pair of files" if path.is_dir() else "no such file, folder or prefix of two files"
+            raise DataError(f"{path}: {what}; {_GIVE}")
         return None, settings
     if len(tables) == 1:  # whatever it is called
         return {"pairs": next(iter(tables.values()))}, settings
