@@ -337,7 +337,9 @@ def _of_folder(folder: Path, config: TranslationConfig, host: Mapping[str, Any])
     pad = host.get("pad") if pad is None else pad
     end = decoder.get("end") if end is None else end
     if pad is None or end is None:
-        raise ConfigError(f"task.tokens=host: the tokenizer in {folder} has no padding or no end token; add it, and save it again")
+        raise ConfigError(
+            f"task.tokens=host: the tokenizer in {folder} has no padding or no end token; add it, and save it again"
+        )
     ids = TokenIds(
         kind="host",
         pad=int(pad),
