@@ -109,7 +109,11 @@ def test_it_compiles() -> None:
 def test_recorded_cross_attention_is_over_source_tokens() -> None:
     """Padding gets no attention, and the recorded map is the one that acts."""
     model = TestMtTransformer().make_again()
-    source, mask, target = torch.randint(4, 30, (2, 7)), torch.ones(2, 7, dtype=torch.long), torch.randint(4, 30, (2, 5))
+    source, mask, target = (
+        torch.randint(4, 30, (2, 7)),
+        torch.ones(2, 7, dtype=torch.long),
+        torch.randint(4, 30, (2, 5)),
+    )
     mask[0, 4:] = 0
     outputs: list[Tensor] = []
     hook = model.decoder[1].cross_attn.proj.register_forward_hook(lambda *call: outputs.append(call[1][0]))

@@ -25,15 +25,12 @@ class TranslationCodec(Codec):
         tokenizer: tokenizer of the model's sources and targets.
         decoding: settings of beam search.
         max_length: largest number of tokens of a source; None: unlimited.
-        forced: first token of every translation, after the start token; None: any.
     """
 
     lines = True
 
-    def __init__(
-        self, tokenizer: PairTokenizer, decoding: DecodingConfig, *, max_length: int | None, forced: int | None
-    ) -> None:
-        self.tokenizer, self.decoding, self.max_length, self.forced = tokenizer, decoding, max_length, forced
+    def __init__(self, tokenizer: PairTokenizer, decoding: DecodingConfig, *, max_length: int | None) -> None:
+        self.tokenizer, self.decoding, self.max_length = tokenizer, decoding, max_length
 
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return random source and target tokens (B, 16)."""
@@ -74,8 +71,8 @@ class TranslationCodec(Codec):
         if self.decoding.beams > 1 and not greedy:
             penalty = self.decoding.length_penalty
             options |= {"num_beams": self.decoding.beams, "length_penalty": penalty, "early_stopping": True}
-        if self.forced is not None:
-            options["forced_bos_token_id"] = self.forced
+        if self.tokenizer.forced is not None:
+            options["forced_bos_token_id"] = self.tokenizer.forced
 
         def call(called: Any, given: Mapping[str, Tensor]) -> Tensor:
             ids = called.generate(**given, **options)

@@ -18,14 +18,14 @@ from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
 from attngraft.strict import read
 from attngraft.tasks.images.sources.splitting import save_split, split_digest
-from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, Split, StepContext, Task, TaskData
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, Task, TaskData
 from attngraft.tasks.text.lengths import call_padded, logits_of
 from attngraft.tasks.translation.codec import TranslationCodec
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.examples import example_section
 from attngraft.tasks.translation.metrics import Scorer, measure
 from attngraft.tasks.translation.source import PairSource, open_pairs
-from attngraft.tasks.translation.split import PairSplit
+from attngraft.tasks.translation.split import PairSplit, encode_pairs
 from attngraft.tasks.translation.tokenizer import SETTINGS, PairTokenizer, new_tokenizer, read_tokenizer
 
 _INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -91,33 +91,36 @@ class Translation(Task):
             raise DataError(
                 f"the run's tokenizer ({FITTED_FOLDER} in its folder) is missing or was changed; restore its files"
             )
-        splits = {name: PairSplit(pairs, self._tokenizer) for name, pairs in source.parts().items()}
+        splits, notes = encode_pairs(source, self._tokenizer, self.config, model_data_config)
+        facts = self._facts(source, splits)
         any_size = model_data_config["vocab_size"] is None  # a host for any vocabulary
-        special = {name: getattr(self._tokenizer, name) for name in ("vocab_size", "pad", "start", "end")}
+        sizes = {name: getattr(self._tokenizer, name) for name in ("vocab_size", "pad", "start", "end")}
         return TaskData(
             train=splits["train"],
             val=splits["val"],
             test=splits.get("test"),
-            model_args=special if any_size else {},
-            facts={"task": self.name, "source": self.config.data.source, **self._facts(source, splits)},
+            model_args=sizes if any_size else {},
+            facts={**facts, "notes": [*source.notes, *notes]},
             refusal=source.refusal,
         )
 
     def _facts(self, source: PairSource, splits: Mapping[str, PairSplit]) -> dict[str, Any]:
-        tokenizer = self._tokenizer
-        assert tokenizer is not None
-        lengths = {"source": splits["train"].source_ids, "target": splits["train"].target_ids}
+        tokenizer, lengths = self._trained(), splits["train"].lengths
         facts: dict[str, Any] = {
+            "task": self.name,
+            "source": self.config.data.source,
             "kind": "text",
             "where": source.where,
             "split": source.origin,
             "languages": list(source.columns),
             "sizes": {name: len(split) for name, split in splits.items()},
             "input": {"tokenizer": tokenizer.digest, "tokens": tokenizer.ids.kind, "vocab_size": tokenizer.vocab_size},
-            "tokens": {side: {"median": int(np.median(n := [*map(len, ids)])), "longest": max(n)} for side, ids in lengths.items()},
+            "tokens": {
+                side: {"median": int(np.median(numbers)), "longest": int(numbers.max())}
+                for side, numbers in zip(("source", "target"), lengths.T, strict=True)
+            },
             "metrics": self._scorer.signatures,
             "unigram": _unigram(source, splits, tokenizer.vocab_size),
-            "notes": [*source.notes, *(note for split in splits.values() for note in split.notes)],
             "split_digest": split_digest(source.val),
             "check": {"train_digest": split_digest(source.train)},
             **({} if source.test is None else {"test_digest": split_digest(source.test)}),
@@ -191,9 +194,12 @@ class Translation(Task):
         return call_padded(model, inputs, lambda called, given: logits_of(called(**given)))
 
     def _codec(self) -> TranslationCodec:
+        return TranslationCodec(self._trained(), self.config.decoding, max_length=self._positions)
+
+    def _trained(self) -> PairTokenizer:
         if self._tokenizer is None:
             raise TypeError("the task has no tokenizer yet; call load or load_files first")
-        return TranslationCodec(self._tokenizer, self.config.decoding, max_length=self._positions)
+        return self._tokenizer
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> TranslationCodec:
         self._positions = model_data_config.get("max_length")
@@ -266,9 +272,7 @@ def _unigram(source: PairSource, splits: Mapping[str, PairSplit], vocab_size: in
     The loss is the cross-entropy of target tokens under their frequencies in the training part, plus one; the accuracy is
     that of the most frequent token.
     """
-    counts = {
-        name: np.bincount(np.concatenate(split.target_ids), minlength=vocab_size) for name, split in splits.items()
-    }
+    counts = {name: np.bincount(np.concatenate(split.targets), minlength=vocab_size) for name, split in splits.items()}
     train = counts["train"] + 1
     surprise, top = np.log(train.sum() / train), int(train.argmax())
     return {
