@@ -1,6 +1,6 @@
 """The recipe's `task` section for translation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from attngraft.strict import FieldError, require
@@ -30,6 +30,36 @@ class TranslationDataConfig(TableDataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """The cross-entropy of target tokens, with label smoothing in training."""
+
+    smoothing: float = 0.1  #: probability that the other V - 1 tokens of the vocabulary share
+
+    def __post_init__(self) -> None:
+        require(self, "smoothing", 0 <= self.smoothing < 0.5, "must lie in [0, 0.5)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """Beam search in final evaluations, prediction and export; evaluations during training decode greedily."""
+
+    beams: int = 5  #: number of partial translations that are kept; 1: greedy decoding
+    length_penalty: float = 0.7  #: score: log-probability / length^length_penalty
+    max_length: int = 100  #: largest number of tokens of a translation, with its end token
+
+    def __post_init__(self) -> None:
+        require(self, "beams", self.beams >= 1, "must be at least 1")
+        require(self, "max_length", self.max_length >= 1, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """The primary metric."""
+
+    primary: Literal["bleu", "chrf", "perplexity", "accuracy", "loss"] = "bleu"  #: metric used to compare runs
+
+
+@dataclass(frozen=True, kw_only=True)
 class TranslationConfig:
     """The `task` section of a translation recipe."""
 
@@ -45,6 +75,9 @@ class TranslationConfig:
     #: pairs of more tokens than the host has positions or `batch_tokens`: `drop` them from training, and refuse them in
     #: validation and test; or `cut` them
     long: Literal["drop", "cut"] = "drop"
+    loss: LossConfig = field(default_factory=LossConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         require(self, "vocab_size", self.vocab_size >= SMALLEST, f"must be at least {SMALLEST}")

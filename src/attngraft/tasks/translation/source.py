@@ -217,7 +217,7 @@ def _expanded(table: LabelTable) -> LabelTable:
 
 def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tuple[Pairs, np.ndarray]:
     """Return the pairs without empty sentences, and their rows."""
-    sources, targets = ([_clean(entry) for entry in table.columns[name]] for name in columns)
+    sources, targets = ([clean(entry) for entry in table.columns[name]] for name in columns)
     rows = np.array([row for row in range(len(table)) if sources[row] and targets[row]], dtype=np.int64)
     if empty := sorted({*range(len(table))} - set(rows.tolist())):
         lines = shortened((f"row {n}" if isinstance(n := table.numbers[row], int) else n for row in empty), _SHOWN)
@@ -229,7 +229,8 @@ def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tup
     return Pairs(names=names, sources=sources, targets=targets, places=places), rows
 
 
-def _clean(entry: Any) -> str:
+def clean(entry: Any) -> str:
+    """Return a sentence in Unicode normal form C, without spaces at its ends; empty for a missing entry."""
     return "" if entry is None else unicodedata.normalize("NFC", str(entry)).strip()
 
 
