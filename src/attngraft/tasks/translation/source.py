@@ -241,10 +241,9 @@ def _short(pairs: Pairs, words: int | None, notes: list[str]) -> Pairs:
         max(len(source.split()), len(target.split())) <= words
         for source, target in zip(pairs.sources, pairs.targets, strict=True)
     ]
-    if not all(short):
-        notes.append(
-            f"{short.count(False)} training pairs of more than {words} words are not used (task.data.max_length)."
-        )
+    if dropped := short.count(False):
+        what = f"{dropped} training pair{'' if dropped == 1 else 's'} of more than {words} words"
+        notes.append(f"{what} {'is' if dropped == 1 else 'are'} not used (task.data.max_length).")
     return pairs.take(np.flatnonzero(short))
 
 
