@@ -50,6 +50,7 @@ PACKAGES: Mapping[str, Package] = {
             "bixt": "models.bixt.host",
             "elsa.swin": "models.elsa.host",
             "elsa.volo": "models.elsa.host",
+            "translation": "models.translation.host",
         },
         always=False,
     ),
