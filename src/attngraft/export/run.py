@@ -19,6 +19,7 @@ from attngraft.export.check import check_outputs, in_precision
 from attngraft.export.fold import fold as fold_model
 from attngraft.files import write_atomically
 from attngraft.hosts import forget
+from attngraft.models.transformers_folder import CONFIG
 from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.targets.run import open_run
@@ -141,7 +142,7 @@ def export_run(
         if as_transformers:
             plain_model = hf.write_transformers(source.model, folder, tokenizer=folder / FITTED_FOLDER)
             checks.append(
-                check_outputs(plain_model, source.model, manifest, codec=codec, file=hf.CONFIG, tolerance=RELOADING)
+                check_outputs(plain_model, source.model, manifest, codec=codec, file=CONFIG, tolerance=RELOADING)
             )
         elif "hf" in to:
             timm_config.write_config(source.model, manifest, folder)

@@ -43,7 +43,7 @@ T5 = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 32, "num_layers": 1, "dr
 KINDS = {"marian": BART, "bart": BART, "mbart": BART, "m2m_100": BART, "t5": T5, "mt5": T5}
 
 
-def host(folder: Path, kind: str) -> str:
+def write_host(folder: Path, kind: str) -> str:
     """Write a configuration without weights and without a tokenizer."""
     ids = {"vocab_size": 340, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 2}
     folder.mkdir(parents=True)
@@ -54,7 +54,7 @@ def host(folder: Path, kind: str) -> str:
 def recipe(folder: Path, kind: str, graft: str | None = None, **fields: Any) -> Recipe:
     return recipe_from_dict(
         {
-            "host": {"name": host(folder / kind, kind)},
+            "host": {"name": write_host(folder / kind, kind)},
             "graft": graft,
             "task": section(folder / "pairs", **fields),
             "optimizer": {"lr": 3e-3},
@@ -118,4 +118,6 @@ def test_what_an_encoder_decoder_refuses(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="no AutoModelForSeq2SeqLM of model_type 'bert'; use another host for this task"
     ):
-        model_data_config(recipe_from_dict({"host": f"hf:{tmp_path / 'bert'}", "task": section(tmp_path / "pairs")}))
+        model_data_config(
+            recipe_from_dict({"host": {"name": f"hf:{tmp_path / 'bert'}"}, "task": section(tmp_path / "pairs")})
+        )

@@ -33,11 +33,11 @@ def horizontal_attention(
     """Return the weighted heads (B, H, N, dv) and alpha (B, N, H)."""
     tensors = cast_for_autocast(heads, x, head, context, score, score_bias)
     if is_traced():
-        return reference.horizontal_attention(*tensors, identity)
+        return reference.horizontal_attention(*tensors, identity=identity)
     if (
         not torch.is_grad_enabled()
     ):  # in generation of one token at a time, an autograd function takes a third of the time
-        return _weigh_heads(*tensors, identity)[:2]
+        return _weigh_heads(*tensors, identity=identity)[:2]
     function: Any = _Horizontal.apply
     return function(*tensors, identity)
 
@@ -53,12 +53,13 @@ def vertical_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the gated tokens and beta, both (B, N, C)."""
     tensors = cast_for_autocast(merged, x, context, merged_weight, gate, gate_bias)
-    if is_traced():
-        return reference.vertical_attention(*tensors, identity)
-    if not torch.is_grad_enabled():
-        return _gate_channels(*tensors, identity)[:2]
     function: Any = _Vertical.apply
-    return function(*tensors, identity)
+    if is_traced():
+        function = reference.vertical_attention
+    elif not torch.is_grad_enabled():
+        function = _gate_channels
+    gated, beta, *_ = function(*tensors, identity)
+    return gated, beta
 
 
 def _weigh_heads(
