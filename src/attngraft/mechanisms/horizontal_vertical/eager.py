@@ -32,14 +32,13 @@ def horizontal_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted heads (B, H, N, dv) and alpha (B, N, H)."""
     tensors = cast_for_autocast(heads, x, head, context, score, score_bias)
-    if is_traced():
-        return reference.horizontal_attention(*tensors, identity=identity)
-    if (
-        not torch.is_grad_enabled()
-    ):  # in generation of one token at a time, an autograd function takes a third of the time
-        return _weigh_heads(*tensors, identity=identity)[:2]
     function: Any = _Horizontal.apply
-    return function(*tensors, identity)
+    if is_traced():
+        function = reference.horizontal_attention
+    elif not torch.is_grad_enabled():  # an autograd function takes long for one token at a time
+        function = _weigh_heads
+    weighted, alpha, *_ = function(*tensors, identity)
+    return weighted, alpha
 
 
 def vertical_attention(
