@@ -7,46 +7,11 @@ from typing import Any
 
 import numpy as np
 
-ENGLISH = [
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "red",
-    "blue",
-    "green",
-    "big",
-    "small",
-    "house",
-    "tree",
-    "bird",
-]
-GERMAN = [
-    "eins",
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "zehn",
-    "rote",
-    "blaue",
-    "grüne",
-    "große",
-    "kleine",
-    "Haus",
-    "Baum",
-    "Vogel",
-]
+WORDS = (
+    "one eins two zwei three drei four vier five fünf six sechs seven sieben eight acht nine neun ten zehn "
+    "red rote blue blaue green grüne big große small kleine house Haus tree Baum bird Vogel"
+)
+ENGLISH, GERMAN = WORDS.split()[::2], WORDS.split()[1::2]
 HOST = {"name": "attngraft:mt_transformer", "args": {"dim": 32, "depth": 1, "heads": 2, "hidden": 64, "positions": 40}}
 
 

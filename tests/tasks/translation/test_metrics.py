@@ -122,6 +122,6 @@ def test_tokens_are_weighed_equally() -> None:
 
 
 def test_without_sacrebleu_the_command_to_install_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
     with pytest.raises(ConfigError, match=r"pip install 'attngraft\[text\]'"):
         Scorer()

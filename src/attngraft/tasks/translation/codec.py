@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from attngraft.tasks.task import unwrapped
 from attngraft.tasks.text.lengths import call_padded, logits_of
 from attngraft.tasks.text.tokenizer import pad
 from attngraft.tasks.translation.config import DecodingConfig
+from attngraft.tasks.translation.source import clean
 from attngraft.tasks.translation.tokenizer import PairTokenizer
 
 _LENGTH = 16  #: tokens of example sources and targets
@@ -38,23 +40,25 @@ class TranslationCodec(Codec):
         source, target = torch.randint(self.tokenizer.vocab_size, (2, batch_size, length))
         return (), {"input_ids": source, "attention_mask": torch.ones_like(source), "decoder_input_ids": target}
 
-    def check(self, text: str) -> None:
-        """Check that a sentence is not too long.
-
-        Raises:
-            DataError: it has more tokens than the model has positions.
-        """
-        (ids,) = self.tokenizer.encode_source([text])
-        if self.max_length is not None and len(ids) > self.max_length:
-            raise DataError(
-                f"the sentence has {len(ids)} tokens, and the model at most {self.max_length} positions; divide it"
-            )
+    def check(self, raw: str) -> None:
+        self._ids([raw])
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return `input_ids` and `attention_mask` (B, N) of sentences."""
-        for text in inputs:
-            self.check(text)
-        return (), pad(self.tokenizer.encode_source(inputs), value=self.tokenizer.pad)
+        """Return `input_ids` and `attention_mask` (B, N) of sentences.
+
+        Raises:
+            DataError: a sentence has more tokens than the model has positions.
+        """
+        return (), pad(self._ids(inputs), value=self.tokenizer.pad)
+
+    def _ids(self, texts: Sequence[str]) -> list[np.ndarray]:
+        found = self.tokenizer.encode_source([clean(text) for text in texts])
+        longest = max(map(len, found))
+        if self.max_length is not None and longest > self.max_length:
+            raise DataError(
+                f"the sentence has {longest} tokens, but the model has {self.max_length} positions; divide the sentence"
+            )
+        return found
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Return the tokens of the best translations found by beam search."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.results.sections import Column, Section, Table
+from attngraft.results.sections import Cell, Column, Section, Table
 
 STORED = 60  #: number of sentences; the report shows those on which variants differ to different degrees
 _NOTE = (
@@ -29,5 +29,5 @@ def example_section(predictions: Mapping[str, Any]) -> Section:
         Column(name="reference", kind="text", role="common"),
         Column(name="translation", kind="text", role="compared"),
     ]
-    cells = [[str(source[row]), str(reference[row]), str(translation[row])] for row in rows]
+    cells: list[list[Cell]] = [[str(source[row]), str(reference[row]), str(translation[row])] for row in rows]
     return Section(name="translations", title="Translations", note=_NOTE, table=Table(columns=columns, rows=cells))

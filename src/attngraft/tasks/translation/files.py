@@ -12,12 +12,15 @@ from attngraft.errors import DataError
 from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
-from attngraft.tasks.images.sources.listing import is_image
+from attngraft.tasks.images.sources.listing import is_image, is_unsupported
 from attngraft.tasks.images.sources.table import KINDS, LabelTable, decode_utf8
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}([-_][a-z0-9]{2,8})*", re.IGNORECASE)
 #: extensions of two or three letters that are no languages
-_OTHER = re.compile("bin|cfg|doc|htm|ini|js|log|md|npy|npz|odt|pdf|pkl|pt|pth|py|rar|rst|sh|tar|tgz|txt|xml|yml|zip")
+_OTHER = re.compile(
+    "avi|bak|bin|cc|cfg|cpp|css|doc|htm|ini|js|log|md|mov|npy|npz|odt|pdf|pkl|pt|pth|py|rar|rst|sql|svg|tar|tex|tgz|txt|wav|"
+    "xls|xml|xz|yml|zip"
+)
 
 
 def aligned_files(path: Path) -> dict[str, dict[str, Path]]:
@@ -40,7 +43,13 @@ def languages_of(files: Mapping[str, Mapping[str, Path]]) -> list[str]:
 
 
 def _is_language(extension: str) -> bool:
-    other = f".{extension.lower()}" in KINDS or _OTHER.fullmatch(extension.lower()) or is_image(f"x.{extension}")
+    name = f"x.{extension}"
+    other = (
+        f".{extension.lower()}" in KINDS
+        or _OTHER.fullmatch(extension.lower())
+        or is_image(name)
+        or is_unsupported(name)
+    )
     return bool(_LANGUAGE.fullmatch(extension)) and not other
 
 

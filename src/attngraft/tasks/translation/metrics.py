@@ -30,7 +30,8 @@ class Scorer:
 
     def __init__(self, *, lower_case: bool = False, language: str = "") -> None:
         try:
-            from sacrebleu.metrics import BLEU, CHRF
+            from sacrebleu.metrics.bleu import BLEU
+            from sacrebleu.metrics.chrf import CHRF
         except ImportError:
             raise ConfigError(MISSING) from None
         try:

@@ -217,7 +217,7 @@ def _expanded(table: LabelTable) -> LabelTable:
 
 def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tuple[Pairs, np.ndarray]:
     """Return the pairs without empty sentences, and their rows."""
-    sources, targets = ([_clean(entry) for entry in table.columns[name]] for name in columns)
+    sources, targets = ([clean(entry) for entry in table.columns[name]] for name in columns)
     rows = np.array([row for row in range(len(table)) if sources[row] and targets[row]], dtype=np.int64)
     if empty := sorted({*range(len(table))} - set(rows.tolist())):
         lines = shortened((f"row {n}" if isinstance(n := table.numbers[row], int) else n for row in empty), _SHOWN)
@@ -229,7 +229,8 @@ def _pairs(table: LabelTable, columns: tuple[str, str], notes: list[str]) -> tup
     return Pairs(names=names, sources=sources, targets=targets, places=places), rows
 
 
-def _clean(entry: Any) -> str:
+def clean(entry: Any) -> str:
+    """Return a sentence in Unicode normal form C, without spaces at its ends; empty for a missing entry."""
     return "" if entry is None else unicodedata.normalize("NFC", str(entry)).strip()
 
 
@@ -240,10 +241,9 @@ def _short(pairs: Pairs, words: int | None, notes: list[str]) -> Pairs:
         max(len(source.split()), len(target.split())) <= words
         for source, target in zip(pairs.sources, pairs.targets, strict=True)
     ]
-    if not all(short):
-        notes.append(
-            f"{short.count(False)} training pairs of more than {words} words are not used (task.data.max_length)."
-        )
+    if dropped := short.count(False):
+        what = f"{dropped} training pair{'' if dropped == 1 else 's'} of more than {words} words"
+        notes.append(f"{what} {'is' if dropped == 1 else 'are'} not used (task.data.max_length).")
     return pairs.take(np.flatnonzero(short))
 
 

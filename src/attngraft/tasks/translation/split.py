@@ -20,7 +20,6 @@ from attngraft.tasks.translation.tokenizer import PairTokenizer
 IGNORED = -100  #: label of padding
 _NO_LIMIT = 2**31
 _NOUNS = {"train": "training", "val": "validation", "test": "test"}
-_WIDTH = 4  #: pairs of a batch differ by less than this many tokens in their shorter sentence, where possible
 
 
 class PairSplit(Split):
@@ -29,7 +28,7 @@ class PairSplit(Split):
     Args:
         pairs: the pairs.
         tokenizer: their tokenizer.
-        batch_tokens: largest number of padded tokens of the longer side in a batch; None: batches of `train.batch_size` pairs.
+        batch_tokens: largest number of padded tokens of the longer side in a batch; None: `train.batch_size` pairs.
         ids: the ids of all sources, and of all targets; None: the pairs are encoded.
     """
 
@@ -41,11 +40,11 @@ class PairSplit(Split):
         batch_tokens: int | None = None,
         ids: Iterable[list[np.ndarray]] | None = None,
     ) -> None:
-        self.pairs, self.pad, self.start, self.batch_tokens = pairs, tokenizer.pad, tokenizer.start, batch_tokens
+        self.pairs, self.batch_tokens, self._tokenizer = pairs, batch_tokens, tokenizer
+        self._pad, self._first = tokenizer.pad, np.array([tokenizer.start], dtype=np.int32)
         if ids is None:
             ids = [tokenizer.encode_source(pairs.sources), tokenizer.encode_target(pairs.targets)]
         self.sources, self.targets = ids
-        self._digest = tokenizer.digest
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -68,19 +67,22 @@ class PairSplit(Split):
     def __getitem__(self, key: tuple[int, int]) -> int:
         return key[1]
 
+    def take(self, indices: np.ndarray, ids: Sequence[list[np.ndarray]] | None = None) -> PairSplit:
+        """Return the split of these pairs, with other `ids` if given."""
+        ids = [[side[i] for i in indices] for side in ((self.sources, self.targets) if ids is None else ids)]
+        return PairSplit(self.pairs.take(indices), self._tokenizer, batch_tokens=self.batch_tokens, ids=ids)
+
     def collate(self, examples: list[int]) -> Batch:
         """Return a batch of B pairs with Ns source and Nt target tokens, padded to the longest.
 
-        `input_ids` and `attention_mask` (B, Ns), `decoder_input_ids` (B, Nt): the start token and the target without its last
-        token, `labels` (B, Nt): the target, -100 at padding, and the texts `source` and `reference`.
+        `input_ids` and `attention_mask` (B, Ns), `decoder_input_ids` (B, Nt): the start token and the target without its
+        last token, `labels` (B, Nt): the target, -100 at padding, and the texts `source` and `reference`.
         """
-        targets = [self.targets[i] for i in examples]
-        first = np.array([self.start], dtype=np.int32)
+        sources, targets = ([side[i] for i in examples] for side in (self.sources, self.targets))
+        inputs = [np.concatenate([self._first, each[:-1]]) for each in targets]
         return {
-            **pad([self.sources[i] for i in examples], value=self.pad),
-            "decoder_input_ids": pad([np.concatenate([first, each[:-1]]) for each in targets], value=self.pad)[
-                "input_ids"
-            ],
+            **pad(sources, value=self._pad),
+            "decoder_input_ids": pad(inputs, value=self._pad)["input_ids"],
             "labels": pad(targets, value=IGNORED)["input_ids"],
             "source": [self.pairs.sources[i] for i in examples],
             "reference": [self.pairs.targets[i] for i in examples],
@@ -90,7 +92,7 @@ class PairSplit(Split):
         return self.pairs.names[index]
 
     def fingerprint(self) -> bytes:
-        found = hashlib.sha256(self._digest.encode())
+        found = hashlib.sha256(self._tokenizer.digest.encode())
         for text in (*self.pairs.sources, *self.pairs.targets):
             found.update(text.encode("utf-8", "surrogateescape") + b"\n")
         return found.digest()
@@ -101,8 +103,8 @@ class PairSplit(Split):
             return None
         random = generator(seed, epoch, -1)
         shuffled = random.permutation(len(self))
-        longer, shorter = self.lengths.max(1)[shuffled], self.lengths.min(1)[shuffled]
-        batches = np.split(shuffled[np.lexsort((shorter // _WIDTH, longer))], self._ends)
+        by_length = np.argsort(self.lengths.max(1)[shuffled], kind="stable")
+        batches = np.split(shuffled[by_length], self._ends)
         return [batches[number] for number in random.permutation(len(batches))]
 
 
@@ -131,27 +133,22 @@ def encode_pairs(
         ]
         split = PairSplit(pairs, tokenizer, batch_tokens=budget)
         long = np.flatnonzero((split.lengths > limits).any(1))
-        if len(long) and config.long == "drop":
-            first = pairs.places[long[0]]
-            sizes = f"{split.lengths[long[0], 0]} and {split.lengths[long[0], 1]}"
+        if len(long):
+            several = f"{len(long)} {_NOUNS[name]} {'pair is' if len(long) == 1 else 'pairs are'}"
+            sizes = "{} and {} tokens".format(*split.lengths[long[0]])
+            first, most = pairs.places[long[0]], _described(limits)
+        if len(long) and config.long == "cut":
+            notes.append(f"{several} cut to {most} (task.long=cut).")
+            sides = zip((split.sources, split.targets), limits, strict=True)
+            split = split.take(np.arange(len(pairs)), [[_cut(each, limit) for each in side] for side, limit in sides])
+        elif len(long):
             if name != "train" or len(long) == len(pairs):
                 raise DataError(
-                    f"{first}: the sentences have {sizes} tokens, but the host takes {_described(limits)}; shorten them, or cut "
-                    "long pairs with --set task.long=cut"
+                    f"{first}: the sentences have {sizes}, but the host takes {most}; shorten them, or cut long pairs with "
+                    "--set task.long=cut"
                 )
-            notes.append(
-                f"{len(long)} training pairs of more than {_described(limits)} are not used, such as {first} ({sizes} tokens)."
-            )
-            kept = np.setdiff1d(np.arange(len(pairs)), long)
-            ids = ([side[i] for i in kept] for side in (split.sources, split.targets))
-            split = PairSplit(pairs.take(kept), tokenizer, batch_tokens=budget, ids=ids)
-        elif len(long):
-            notes.append(f"{len(long)} {_NOUNS[name]} pairs are cut to {_described(limits)} (task.long=cut).")
-            ids = (
-                [_cut(each, limit) for each in side]
-                for side, limit in zip((split.sources, split.targets), limits, strict=True)
-            )
-            split = PairSplit(pairs, tokenizer, batch_tokens=budget, ids=ids)
+            notes.append(f"{several} not used, because of more than {most}, such as {first} ({sizes}).")
+            split = split.take(np.setdiff1d(np.arange(len(pairs)), long))
         splits[name] = split
     return splits, notes
 

@@ -69,19 +69,19 @@ class Translation(Task):
         section = {key: value for key, value in config.items() if key != "name"}
         if "data" not in section:
             raise ConfigError(
-                "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe (a "
-                "folder with train.en and train.de, or a table with a column per language)"
+                "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
+                "(a folder with train.en and train.de, or a table with a column per language)"
             )
         return cls(read(cls.config_class, section, where="task"), seed=seed)
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        limit = _decoder(model_data_config)["max_length"]
+        limit, wanted = _decoder(model_data_config)["max_length"], self.config.decoding.max_length
         self._positions = model_data_config["max_length"]
-        if limit is not None and self.config.decoding.max_length > limit:
+        if limit is not None and wanted > limit:
             raise ConfigError(
-                f"task.decoding.max_length: the host has {limit} positions, got {self.config.decoding.max_length}; use --set "
+                f"task.decoding.max_length: the host has {limit} positions, got {wanted}; use --set "
                 f"task.decoding.max_length={limit}"
             )
         source = self._source = open_pairs(self.config, saved_split=self._saved_split)
