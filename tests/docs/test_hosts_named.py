@@ -70,10 +70,11 @@ NAMED = {
     "torchvision.swin": ("Swin (V1 and V2)",),
     "t2t_vit": ("T2T-ViT",),
     "bixt": ("BiXT", "its baselines"),
+    "translation": ("the translation Transformer",),
 }
 #: the row of README's table, by the beginning of an adapter's name
 ROWS = {"timm": "timm", "hf": "transformers", "torch": "torch.nn", "torchvision": "torchvision"}
-ROWS |= {"t2t_vit": "attngraft", "bixt": "attngraft"}
+ROWS |= dict.fromkeys(("t2t_vit", "bixt", "translation"), "attngraft")
 
 
 def text(page: Path) -> str:
