@@ -12,6 +12,7 @@ import torch
 
 import attngraft
 from attngraft.errors import UsageError
+from attngraft.export.predict import open_model
 from attngraft.export.run import export_run
 from attngraft.tasks.task import StepContext
 from attngraft.training.build import build_model, build_task, model_data_config
@@ -23,6 +24,7 @@ from tests.contract.stirring import stir
 from tests.contract.task_contract import total
 from tests.slow import slow_but
 from tests.tasks.translation.pairs import section
+from tests.tasks.translation.test_tokenizer import host_tokenizer
 
 pytest.importorskip("sacrebleu", reason="needs the extra text")
 transformers = pytest.importorskip("transformers", reason="needs the extra hf")
@@ -52,11 +54,15 @@ def write_host(folder: Path, kind: str) -> str:
 
 
 def recipe(folder: Path, kind: str, graft: str | None = None, **fields: Any) -> Recipe:
+    return recipe_of({"name": write_host(folder / kind, kind)}, section(folder / "pairs", **fields), graft)
+
+
+def recipe_of(host: dict[str, Any], task: dict[str, Any], graft: str | None = None) -> Recipe:
     return recipe_from_dict(
         {
-            "host": {"name": write_host(folder / kind, kind)},
+            "host": host,
             "graft": graft,
-            "task": section(folder / "pairs", **fields),
+            "task": task,
             "optimizer": {"lr": 3e-3},
             "schedule": {"epochs": 1, "warmup_epochs": 0},
             "train": {"batch_size": 8, "eval_batch_size": 16, "threads": 1},
@@ -84,19 +90,34 @@ def test_every_family_learns_and_translates(tmp_path: Path, kind: str, graft: st
     assert list(together.outputs["translation"]) == [each.outputs["translation"][0] for each in alone]
 
 
-def test_a_run_is_exported_for_transformers(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(recipe(tmp_path, "marian"), run)
-    assert evaluate_run(run).metrics["bleu"] == pytest.approx(read_run(run).epochs[-1]["val/bleu"])
+def test_a_fine_tuned_model_is_exported_for_transformers(tmp_path: Path) -> None:
+    """It starts from the weights of a folder, with its tokenizer, which has a token for each language."""
+    tokenizer, run = host_tokenizer("nllb"), tmp_path / "run"
+    ids = {"vocab_size": len(tokenizer), "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+    own = transformers.M2M100ForConditionalGeneration(
+        transformers.M2M100Config(**{**BART, **ids, "max_position_embeddings": 80})
+    )
+    for part in (own, tokenizer):
+        part.save_pretrained(tmp_path / "nllb")
+    task = section(tmp_path / "pairs", source="eng_Latn", target="deu_Latn")
+    task["data"] |= {"source_column": "en", "target_column": "de"}
+    train(recipe_of({"name": f"hf:{tmp_path / 'nllb'}", "pretrained": True}, task), run)
+    (tmp_path / "nllb").rename(tmp_path / "moved")
+    assert evaluate_run(run).metrics["perplexity"] == pytest.approx(read_run(run).epochs[-1]["val/perplexity"])
     made = export_run(run, tmp_path / "model", to=["hf"])
     assert [check.file for check in made.manifest.checks] == ["model.safetensors", "config.json"]
-    ids = torch.tensor([[5, 9, 7, 1]])
+    words = transformers.AutoTokenizer.from_pretrained(tmp_path / "model", src_lang="eng_Latn")
     models: list[Any] = [
         transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model"),
         attngraft.load(tmp_path / "model"),
     ]
-    found, expected = (each.generate(input_ids=ids, num_beams=5, max_new_tokens=6) for each in models)
-    assert torch.equal(found, expected) and type(models[0]).__name__ == "MarianMTModel"
+    assert type(models[0]) is type(own)
+    options = {"num_beams": 5, "length_penalty": 0.7, "early_stopping": True, "max_new_tokens": 12}
+    options["forced_bos_token_id"] = words.convert_tokens_to_ids("deu_Latn")
+    found, expected = (each.generate(**words(["A red house."], return_tensors="pt"), **options) for each in models)
+    assert torch.equal(found, expected)
+    (translation,) = open_model(tmp_path / "model")(["A red house."])
+    assert translation.value == words.decode(found[0], skip_special_tokens=True)
     with pytest.raises(UsageError, match="--to pt2: only for image models"):
         export_run(run, tmp_path / "other", to=["hf", "pt2"])
 
