@@ -28,6 +28,7 @@ from attngraft.tasks.translation.source import PairSource, open_pairs
 from attngraft.tasks.translation.split import PairSplit, encode_pairs
 from attngraft.tasks.translation.tokenizer import SETTINGS, PairTokenizer, new_tokenizer, read_tokenizer
 
+_PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is on its plateau
 _INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
@@ -171,7 +172,7 @@ class Translation(Task):
         return {"loss": Loss(mean=F.cross_entropy(logits.flatten(0, 1), labels, label_smoothing=smoothing))}
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
-        logits, labels = self._logits(model, batch), batch["labels"]
+        logits, labels = self._logits(model, batch).detach(), batch["labels"]
         known = labels >= 0
         nll = F.cross_entropy(logits.transpose(1, 2).float(), labels, reduction="none").cpu().double()
         correct = (logits.argmax(-1) == labels) & known
@@ -236,14 +237,14 @@ class Translation(Task):
         return Chance(description="always the most frequent sentence or token of the training part", values=values)
 
     def training_note(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> str:
-        """Return a warning if the validation loss is not below that of the tokens' frequencies in training."""
+        """Return a warning if the validation loss is hardly below that of the tokens' frequencies in training."""
         loss, frequencies = metrics.get("loss", 0.0), facts["unigram"]["loss"]["val"]
-        if loss < frequencies:
+        if loss < _PLATEAU * frequencies:
             return ""
         return (
-            f"the decoder has not learned from its inputs: the validation loss is {loss:.3g}, and that of the tokens' "
-            f"frequencies alone {frequencies:.3g}; use a lower learning rate (--set optimizer.lr) or a longer warm-up "
-            "(--set schedule.warmup_steps)"
+            f"the decoder has learned little more than the frequencies of tokens: the validation loss is {loss:.3g}, and "
+            f"that of the frequencies alone {frequencies:.3g}; use a lower learning rate (--set optimizer.lr), a longer "
+            "warm-up (--set schedule.warmup_steps), or more updates"
         )
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
