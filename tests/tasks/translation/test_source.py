@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from attngraft.cli import main
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.tasks.images.sources.splitting import save_split
 from attngraft.tasks.translation.config import TranslationConfig, TranslationDataConfig
@@ -208,3 +209,26 @@ def test_missing_sources(tmp_path: Path) -> None:
     write_pairs(tmp_path, {"train": sentences(2)})
     with pytest.raises(DataError, match="no validation split .*task.data.val_fraction=0.2"):
         opened(tmp_path)
+
+
+def test_data_check_reports_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pairs(tmp_path / "own", {"train": [*sentences(9), ("one", "")]})
+    direction = ["--set", "task.source=en", "--set", "task.target=de"]
+
+    def check(*options: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(["data", "check", str(tmp_path / "own"), *options])
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    code, out, _ = check(*direction, "--save-split", str(tmp_path / "split.csv"))
+    assert code == 0 and "7 train pairs, 2 val pairs" in out and "1 pair with an empty sentence is not used" in out
+    assert "--recipe tiny-translation --set task.source=en --set task.target=de --host" in out
+    assert len((tmp_path / "split.csv").read_text().splitlines()) == 10
+    details = json.loads(check(*direction, "--json")[1])
+    assert details["columns"] == ["en", "de"] and details["sizes"] == {"train": 7, "val": 2}
+    assert details["words"]["train"]["source"]["longest"] <= 8
+    code, _, err = check()
+    assert code == 2 and "use --set task.source=en --set task.target=de" in err
+    write_pairs(tmp_path / "own", {"train": sentences(20), "val": sentences(20)})
+    code, out, _ = check(*direction)
+    assert code == 2 and "Training would be refused: " in out and "20 of 20 validation pairs are copies" in out

@@ -72,6 +72,16 @@ class PairSource:
         """Return the pairs of each split."""
         return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
+    def words(self) -> dict[str, dict[str, dict[str, int]]]:
+        """Return the median and the largest number of words of a sentence, by split and side."""
+        found: dict[str, dict[str, dict[str, int]]] = {}
+        for part, pairs in self.parts().items():
+            for side, texts in {"source": pairs.sources, "target": pairs.targets}.items():
+                counts = [len(text.split()) for text in texts]
+                longest = {"median": int(np.median(counts)), "longest": max(counts)}
+                found.setdefault(part, {})[side] = longest
+        return found
+
 
 def open_pairs(config: TranslationConfig, *, saved_split: Path | None = None) -> PairSource:
     """Read the files or tables and split the pairs; `saved_split` is a file that replaces the random split.

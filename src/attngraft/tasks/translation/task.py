@@ -50,7 +50,7 @@ class Translation(Task):
         "loss": Metric(label="loss", higher_is_better=False),
     }
     auto_class = "AutoModelForSeq2SeqLM"
-    capabilities = frozenset({"export", "folds", "generation", "halving", "predict"})
+    capabilities = frozenset({"data_check", "export", "folds", "generation", "halving", "predict"})
     has_light_inference = True
     config_class = TranslationConfig
 
