@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -24,7 +25,7 @@ from attngraft.tasks.translation.codec import TranslationCodec
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.examples import example_section
 from attngraft.tasks.translation.metrics import Scorer, measure
-from attngraft.tasks.translation.source import PairSource, open_pairs
+from attngraft.tasks.translation.source import Pairs, PairSource, open_pairs
 from attngraft.tasks.translation.split import PairSplit, encode_pairs
 from attngraft.tasks.translation.tokenizer import SETTINGS, PairTokenizer, new_tokenizer, read_tokenizer
 
@@ -101,9 +102,17 @@ class Translation(Task):
             val=splits["val"],
             test=splits.get("test"),
             model_args=sizes if any_size else {},
+            whole=(lambda: self._whole(source, model_data_config)) if source.drawn and source.test is None else None,
             facts={**facts, "notes": [*source.notes, *notes]},
             refusal=source.refusal,
         )
+
+    def _whole(self, source: PairSource, host: Mapping[str, Any]) -> PairSplit:
+        """Return training and validation pairs together."""
+        parts = source.train, source.val
+        names = [field.name for field in fields(Pairs)]
+        pairs = Pairs(**{name: [each for part in parts for each in getattr(part, name)] for name in names})
+        return encode_pairs(replace(source, val=pairs), self._trained(), self.config, host)[0]["val"]
 
     def _facts(self, source: PairSource, splits: Mapping[str, PairSplit]) -> dict[str, Any]:
         tokenizer, lengths = self._trained(), splits["train"].lengths
@@ -205,6 +214,13 @@ class Translation(Task):
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> TranslationCodec:
         self._positions = model_data_config.get("max_length")
         return self._codec()
+
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        if not model_data_config.get("decoder") or model_data_config.get("tokenizer"):
+            return ""  # `load` rejects other models
+        save = "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
+        return f"the tokenizer that it was trained with (save it in the host's folder: {save})"
 
     # -- metrics -------------------------------------------------------------------------------------------------------
 
