@@ -26,7 +26,8 @@ from attngraft.tasks.translation.examples import example_section
 from attngraft.tasks.translation.metrics import Scorer, measure
 from attngraft.tasks.translation.source import PairSource, open_pairs
 from attngraft.tasks.translation.split import PairSplit, encode_pairs
-from attngraft.tasks.translation.tokenizer import SETTINGS, PairTokenizer, new_tokenizer, read_tokenizer
+from attngraft.tasks.translation.tokenizer import new_tokenizer, read_tokenizer
+from attngraft.tasks.translation.trained import SETTINGS, PairTokenizer
 
 _INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
