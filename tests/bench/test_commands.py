@@ -47,7 +47,9 @@ COMMANDS = {
     "recording": ["--batch", "1", "--large-batch", "2", "--large", "vit_tiny_patch16_224", "--threads", "1"],
     "resampling": [],
     "triton_kernels": ["--only", "two-way"],
+    "generation": ["--sizes", "192", "--tokens", "2", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
+    "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share
 
@@ -170,6 +172,17 @@ def test_the_check_of_local_filter_detects_a_shift(monkeypatch: pytest.MonkeyPat
         local_filter.check(ghost)
 
 
+def test_the_loss_of_translation_is_its_one_hot_form():
+    """With padding, and with gradients; smoothing over all classes is another loss."""
+    translation = command("translation")
+    logits, labels = torch.randn(6, 11, requires_grad=True), torch.tensor([3, -100, 0, 10, 5, -100])
+    losses = translation.smoothed_loss, translation.one_hot_loss
+    ours, written = (translation.with_gradient(loss, logits, labels)() for loss in losses)
+    check_outputs(ours, written, what="loss")
+    with pytest.raises(WrongOutputsError, match="loss"):
+        check_outputs(nn.functional.cross_entropy(logits, labels, label_smoothing=0.1), written[0], what="loss")
+
+
 class Large(TorchDispatchMode):
     """Holds the storage of every tensor with so many numbers or more, so that no two are the same by chance."""
 
@@ -251,6 +264,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "recording": {"SMALL": "vit_tiny_patch16_224"},
     "local_filter": {"PIXELS": 14, "IMAGES": 1, "SECONDS": 0.01},
     "elsa_models": {"SMALL": 64, "LARGE": (128,)},
+    "translation": {
+        "SIZES": {"vocab_size": 50, "dim": 24, "depth": 1, "heads": 3, "hidden": 32},
+        "WRITTEN": 4,
+        "GREEDY": 2,
+    },
     "resampling": {"IMAGES": 60, "CLASSES": 5, "RESAMPLES": 20, "FEW": 5, "WITHIN": 1e6, "VARIANTS": 2, "EXAMPLES": 50},
 }
 

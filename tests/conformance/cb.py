@@ -13,7 +13,7 @@ import attngraft
 from attngraft.mechanisms import context_broadcast as package
 from attngraft.recording import measures as measured
 from tests.conformance import hosts
-from tests.conformance.translation import Attention
+from tests.conformance.attention import Attention
 from tests.conformance.vector import Builder, Built, Slot, Vector
 
 #: a vector's variant -> its graft

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+import attngraft
 from attngraft.mechanisms.horizontal_vertical import HorizontalAttention, VerticalAttention
+from attngraft.models.translation.model import EPS, additive_mask
 from tests.conformance import hosts
-from tests.conformance.translation import Attention, TranslationLayer, key_padding
+from tests.conformance.attention import Attention, key_padding
 from tests.conformance.vector import Builder, Built, Slot, Vector
 from tests.listening import Heard
 
@@ -118,15 +120,15 @@ def swin_block(vector: Vector) -> Built:
     return Built(block, lambda x: {"out": block(x)}, block_slot)
 
 
-#: name in the translation host -> our name
+#: name in the code of the translation host -> our name
 TRANSLATION = (
-    (r"^slf_attn\.layer_norm\.", "attention_norm."),
-    (r"^slf_attn\.", "attention."),
-    (r"^(enc|crs|cross)_attn\.layer_norm\.", "cross_norm."),
-    (r"^(enc|crs|cross)_attn\.", "cross_attention."),
-    (r"^pos_ffn\.layer_norm\.", "feed_forward_norm."),
-    (r"^pos_ffn\.w_1\.", "expand."),
-    (r"^pos_ffn\.w_2\.", "contract."),
+    (r"^slf_attn\.layer_norm\.", "self_attn_norm."),
+    (r"^slf_attn\.", "self_attn."),
+    (r"^(enc|crs|cross)_attn\.layer_norm\.", "cross_attn_norm."),
+    (r"^(enc|crs|cross)_attn\.", "cross_attn."),
+    (r"_attn\.(horizontal|vertical)\.", r"_attn.grafts.\1."),
+    (r"^pos_ffn\.layer_norm\.", "mlp_norm."),
+    (r"^pos_ffn\.w_", "mlp.fc"),
 )
 
 
@@ -137,23 +139,20 @@ def translation_slot(key: str) -> Slot:
 
 
 def translation_layer(vector: Vector) -> Built:
-    """Build an encoder layer or, with memory, a decoder layer: causal over itself, with padding on the memory."""
-    parts = {translation_slot(key).name.split(".")[0]: key.split(".")[0] for key in vector.state_shapes}
+    """Build a layer of `mt_transformer`: of the encoder, or with memory of the decoder; padding on the keys or memory."""
     hidden, dim = vector.state_shapes["pos_ffn.w_1.weight"]
-    module = TranslationLayer(
-        dim,
-        attention=attention_module(vector, f"{parts['attention']}.") if "attention" in parts else None,
-        cross_attention=attention_module(vector, f"{parts['cross_attention']}.")
-        if "cross_attention" in parts
-        else None,
-        hidden=hidden,
-        eps=vector.config["eps"],
-    )
+    sizes = {"dim": dim, "hidden": hidden, "heads": vector.config["num_heads"]}
+    model = attngraft.create_model("mt_transformer", vocab_size=8, depth=1, **sizes)
+    stack = "decoder" if "memory" in vector.inputs else "encoder"
+    attngraft.graft(model, " + ".join(f"{name}@{stack}" for name in vector.config["hv"]))
+    module = getattr(model, stack)[0]
+    if vector.config["eps"] != EPS:
+        raise ValueError(f"the layers' norms have eps {EPS}")
 
     def outputs(x: Tensor, memory: Tensor | None = None) -> dict[str, Tensor]:
-        if memory is None:
-            return {"out": module(x, visible=padding(vector, x.shape[1]))}
-        return {"out": module(x, memory, memory_visible=padding(vector, memory.shape[1]), causal=True)}
+        visible = padding(vector, (x if memory is None else memory).shape[1])
+        bias = None if visible is None else additive_mask(visible, x)
+        return {"out": module(x, bias) if memory is None else module(x, memory, bias)[0]}
 
     return Built(module, outputs, translation_slot)
 

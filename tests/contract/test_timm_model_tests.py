@@ -30,8 +30,9 @@ OF_TOKENS = {**EVERY, **_INTERMEDIATES, "default_cfgs_non_std": 1}
 
 
 def is_ours(name: str) -> bool:
-    """Whether attngraft registered the model `name`, other than transformers' models."""
-    return timm.models.model_entrypoint(name).__module__.startswith("attngraft.") and name != "transformers_classifier"
+    """Whether attngraft registered the model `name`, other than transformers' models and those of text."""
+    others = ("transformers_classifier", "mt_transformer")
+    return timm.models.model_entrypoint(name).__module__.startswith("attngraft.") and name not in others
 
 
 @pytest.fixture(scope="module")

@@ -63,16 +63,18 @@ NAMED = {
     "hf.distilbert": ("DistilBERT",),
     "hf.modernbert": ("ModernBERT",),
     "hf.marian": ("Marian, BART",),
+    "hf.m2m_100": ("mBART, M2M100 (NLLB)",),
     "hf.t5": ("T5, mT5",),
     "torch.nn": ("`MultiheadAttention`, encoder and decoder layers",),
     "torchvision.vit": ("ViT",),
     "torchvision.swin": ("Swin (V1 and V2)",),
     "t2t_vit": ("T2T-ViT",),
     "bixt": ("BiXT", "its baselines"),
+    "translation": ("the translation Transformer",),
 }
 #: the row of README's table, by the beginning of an adapter's name
 ROWS = {"timm": "timm", "hf": "transformers", "torch": "torch.nn", "torchvision": "torchvision"}
-ROWS |= {"t2t_vit": "attngraft", "bixt": "attngraft"}
+ROWS |= dict.fromkeys(("t2t_vit", "bixt", "translation"), "attngraft")
 
 
 def text(page: Path) -> str:

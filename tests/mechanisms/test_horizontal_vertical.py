@@ -12,7 +12,7 @@ from attngraft.errors import UsageError
 from attngraft.mechanisms.horizontal_vertical import HorizontalAttention, VerticalAttention
 from attngraft.mechanisms.registry import graft_types
 from attngraft.timing.macs import activation_bytes
-from tests.conformance.translation import Attention, TranslationLayer, key_padding
+from tests.conformance.attention import Attention, key_padding
 from tests.listening import Heard
 
 
@@ -164,20 +164,6 @@ def test_attention_refuses() -> None:
         attention()(x, x, causal=True)
 
 
-def test_decoder_layer_looks_back_and_at_memory() -> None:
-    layer = TranslationLayer(24, attention=attention(), cross_attention=attention(), hidden=48).double().eval()
-    x, memory = torch.randn(2, 6, 24, dtype=torch.float64), torch.randn(2, 9, 24, dtype=torch.float64)
-    visible = key_padding(torch.tensor([4, 9]), 9)
-    out = layer(x, memory, memory_visible=visible, causal=True)
-    later, padding = x.clone(), memory.clone()
-    later[:, 3:] += 1
-    padding[0, 4:] += 1
-    assert torch.equal(layer(later, memory, memory_visible=visible, causal=True)[:, :3], out[:, :3])
-    torch.testing.assert_close(layer(x, padding, memory_visible=visible, causal=True), out)
-    with pytest.raises(UsageError, match="a layer with cross-attention requires `memory`"):
-        layer(x)
-
-
 def test_no_more_is_kept_for_the_backward_pass_than_plain_pytorch_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     heads, x = torch.randn(2, 50, 4, 8).transpose(1, 2).requires_grad_(), torch.randn(2, 50, 32, requires_grad=True)
     merged = torch.randn(2, 50, 32, requires_grad=True)
@@ -190,3 +176,16 @@ def test_no_more_is_kept_for_the_backward_pass_than_plain_pytorch_keeps(monkeypa
         ]
     assert kept["eager"][0] <= kept["reference"][0]
     assert kept["eager"][1] <= kept["reference"][1]
+
+
+@pytest.mark.parametrize("identity", [False, True])
+def test_outputs_without_gradients_are_the_same_bit_for_bit(identity: bool) -> None:
+    torch.manual_seed(0)
+    heads, x = torch.randn(2, 3, 5, 8), torch.randn(2, 5, 24)
+    horizontal, vertical = HorizontalAttention(24, 8, identity=identity), VerticalAttention(24, identity=identity)
+    for parameter in (*horizontal.parameters(), *vertical.parameters()):
+        nn.init.normal_(parameter)
+    for module, tokens in ((horizontal, heads), (vertical, torch.randn(2, 5, 24))):
+        expected = module(tokens, x)
+        with torch.no_grad():
+            assert torch.equal(module(tokens, x), expected) and expected.requires_grad

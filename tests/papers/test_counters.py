@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import attngraft
-from attngraft.grafting.spec import parse
 from attngraft.papers.counters import (
     COUNTERS,
     GI,
@@ -23,7 +22,6 @@ from attngraft.papers.counters import (
     count_cb_multiplications,
     count_hv,
 )
-from attngraft.papers.skeletons import SKELETONS
 from tests.slow import slow_but
 
 IMAGE = (torch.empty(1, 3, 224, 224, device="meta"),)
@@ -88,10 +86,21 @@ def test_hv_t2t(shared: Path, variant: str):
 @pytest.mark.parametrize(("model", "vocabulary"), [("transformer_wmt16", 9521), ("transformer_wmt17", 28138)])
 def test_hv_translation(shared: Path, model: str, vocabulary: int, variant: str):
     expected = hv_row(shared, model, variant)
-    built, example = SKELETONS["translation_transformer"](parse(HV_SPECS[variant]), vocabulary=vocabulary)
-    counted = count_hv(built, example)
+    built = on_meta("mt_transformer", HV_SPECS[variant], vocab_size=vocabulary)
+    sentence = torch.zeros(1, 64, dtype=torch.int64, device="meta")
+    counted = count_hv(built, (sentence, None, sentence))
     assert counted["params"] * MI == expected["params_counter"] == sum(p.numel() for p in built.parameters())
     assert counted["macs"] * GI == expected["macs_linear_only"]
+
+
+def test_hv_in_theory():
+    """The notes of Table 1."""
+    sizes = [(on_meta("mt_transformer"), "vertical", 197_120), (on_meta("mt_transformer"), "horizontal", 36_929)]
+    one_head = {"dim": 32, "heads": 1, "hidden": 32, "depth": 1}
+    sizes.append((on_meta("mt_transformer", **one_head), "vertical(reduction=1)", 3 * 32**2 + 32))
+    sizes.append((on_meta("mt_transformer", **one_head), "horizontal", 2 * 32**2 + 32 + 1))
+    for model, spec, expected in sizes:
+        assert {entry.parameters for entry in attngraft.plan(model, spec).entries} == {expected}
 
 
 BISA_LEVIT = {None: 0, "misa@first:1": 1, "bisa@first:1": 2, "misa@first:2": 3, "bisa@first:2": 4}  # row of Table 4

@@ -18,12 +18,11 @@ import torch
 from torch import nn
 
 from attngraft.errors import ConfigError, HostError
-from attngraft.grafting.spec import parse
 from attngraft.models.create import create_model
+from attngraft.models.host_input import other_input
 from attngraft.papers.counters import COUNTERS, Inputs
 from attngraft.papers.runs import Run, matching
 from attngraft.papers.schema import Paper, PaperColumn, PaperRow, PaperTable
-from attngraft.papers.skeletons import SKELETONS
 from attngraft.suggest import did_you_mean
 from attngraft.tensors import meta_device
 
@@ -185,10 +184,11 @@ def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
         HostError: the model is unknown, or cannot be built or grafted.
     """
     name = table.model_of(row)
-    if name in SKELETONS:
-        return SKELETONS[name](parse(row.graft), **row.args)
     if name is None or not timm.is_model(name):
         raise HostError(f"there is no model {name!r}")
     with meta_device():
         model = create_model(name, graft=row.graft, **row.args).eval()
-        return model, (torch.empty(1, *row.input),)
+        if other_input(model) is None:
+            return model, (torch.empty(1, *row.input),)
+        sentence = torch.zeros(1, *row.input, dtype=torch.int64)
+        return model, (sentence, None, sentence)

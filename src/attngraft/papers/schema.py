@@ -41,7 +41,7 @@ class PaperRow:
     printed: Mapping[str, Any]  #: column id -> number as printed, as text
     model: str | None = None  #: name for `attngraft.create_model`; None: the table's model
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the model's factory
-    input: tuple[int, ...] = (3, 224, 224)  #: size of one example
+    input: tuple[int, ...] = (3, 224, 224)  #: size of one example: an image, or [N] tokens of source and target
     graft: str | None = None  #: graft specification
     minus: str | None = None  #: model whose counts are subtracted, if the paper prints a difference
     missing: str | None = None  #: the task or model without which this row cannot be computed

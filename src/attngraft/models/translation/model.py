@@ -155,6 +155,8 @@ class TranslationTransformer(nn.Module):
         ValueError: sizes are inconsistent, or an option has an unknown value.
     """
 
+    positions: Tensor  #: sinusoidal codes (positions, C)
+
     def __init__(
         self,
         *,
@@ -282,16 +284,16 @@ class TranslationTransformer(nn.Module):
         self._check_length(limit, "max_new_tokens")
 
         def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-            *given, cache = state
-            logits, cache = self.decode(tokens, *given, cache)
-            return logits[:, -1], (*given, cache)
+            memory, mask, cache = state
+            logits, cache = self.decode(tokens, memory, mask, cache)
+            return logits[:, -1], (memory, mask, cache)
 
         with torch.no_grad():
-            memory = self.encode(input_ids, attention_mask)
+            encoded = self.encode(input_ids, attention_mask)
         return beam_search(
             step,
             select,
-            (memory, attention_mask, None),
+            (encoded, attention_mask, None),
             start=input_ids.new_full((len(input_ids), 1), self.start),
             end=self.end,
             pad=self.pad,

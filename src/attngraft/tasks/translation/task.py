@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -24,11 +25,12 @@ from attngraft.tasks.translation.codec import TranslationCodec
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.examples import example_section
 from attngraft.tasks.translation.metrics import Scorer, measure
-from attngraft.tasks.translation.source import PairSource, open_pairs
+from attngraft.tasks.translation.source import Pairs, PairSource, open_pairs
 from attngraft.tasks.translation.split import PairSplit, encode_pairs
 from attngraft.tasks.translation.tokenizer import new_tokenizer, read_tokenizer
 from attngraft.tasks.translation.trained import SETTINGS, PairTokenizer
 
+_PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is on its plateau
 _INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
@@ -101,9 +103,17 @@ class Translation(Task):
             val=splits["val"],
             test=splits.get("test"),
             model_args=sizes if any_size else {},
+            whole=(lambda: self._whole(source, model_data_config)) if source.drawn and source.test is None else None,
             facts={**facts, "notes": [*source.notes, *notes]},
             refusal=source.refusal,
         )
+
+    def _whole(self, source: PairSource, host: Mapping[str, Any]) -> PairSplit:
+        """Return training and validation pairs together."""
+        parts = source.train, source.val
+        names = [field.name for field in fields(Pairs)]
+        pairs = Pairs(**{name: [each for part in parts for each in getattr(part, name)] for name in names})
+        return encode_pairs(replace(source, val=pairs), self._trained(), self.config, host)[0]["val"]
 
     def _facts(self, source: PairSource, splits: Mapping[str, PairSplit]) -> dict[str, Any]:
         tokenizer, lengths = self._trained(), splits["train"].lengths
@@ -172,7 +182,7 @@ class Translation(Task):
         return {"loss": Loss(mean=F.cross_entropy(logits.flatten(0, 1), labels, label_smoothing=smoothing))}
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
-        logits, labels = self._logits(model, batch), batch["labels"]
+        logits, labels = self._logits(model, batch).detach(), batch["labels"]
         known = labels >= 0
         nll = F.cross_entropy(logits.transpose(1, 2).float(), labels, reduction="none").cpu().double()
         correct = (logits.argmax(-1) == labels) & known
@@ -206,6 +216,13 @@ class Translation(Task):
         self._positions = model_data_config.get("max_length")
         return self._codec()
 
+    @classmethod
+    def missing_from_host(cls, model_data_config: Mapping[str, Any]) -> str:
+        if not model_data_config.get("decoder") or model_data_config.get("tokenizer"):
+            return ""  # `load` rejects other models
+        save = "AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
+        return f"the tokenizer that it was trained with (save it in the host's folder: {save})"
+
     # -- metrics -------------------------------------------------------------------------------------------------------
 
     @property
@@ -237,14 +254,14 @@ class Translation(Task):
         return Chance(description="always the most frequent sentence or token of the training part", values=values)
 
     def training_note(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> str:
-        """Return a warning if the validation loss is not below that of the tokens' frequencies in training."""
+        """Return a warning if the validation loss is hardly below that of the tokens' frequencies in training."""
         loss, frequencies = metrics.get("loss", 0.0), facts["unigram"]["loss"]["val"]
-        if loss < frequencies:
+        if loss < _PLATEAU * frequencies:
             return ""
         return (
-            f"the decoder has not learned from its inputs: the validation loss is {loss:.3g}, and that of the tokens' "
-            f"frequencies alone {frequencies:.3g}; use a lower learning rate (--set optimizer.lr) or a longer warm-up "
-            "(--set schedule.warmup_steps)"
+            f"the decoder has learned little more than the frequencies of tokens: the validation loss is {loss:.3g}, and "
+            f"that of the frequencies alone {frequencies:.3g}; use a lower learning rate (--set optimizer.lr), a longer "
+            "warm-up (--set schedule.warmup_steps), or more updates"
         )
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:

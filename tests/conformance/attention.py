@@ -1,4 +1,4 @@
-"""Attention and layers of the translation Transformer that contain horizontal and vertical attention."""
+"""Attention that contains horizontal and vertical attention."""
 
 from __future__ import annotations
 
@@ -111,57 +111,3 @@ class Attention(nn.Module):
 def key_padding(lengths: Tensor, tokens: int) -> Tensor:
     """Return the mask of keys that are not padding, (B, 1, 1, Nk): the first `lengths[b]` of entry b."""
     return (torch.arange(tokens, device=lengths.device) < lengths.unsqueeze(-1))[:, None, None, :]
-
-
-class TranslationLayer(nn.Module):
-    """Encoder or decoder layer of the translation Transformer, post-norm (Eq. 4).
-
-    LN(x + attention(x)), with cross-attention LN(x + attention(x, memory)) after it, then LN(x + w2 relu(w1 x)).
-
-    Args:
-        dim: C.
-        attention: self-attention, called as `attention(x, visible=, causal=)`; or None.
-        cross_attention: called as `cross_attention(x, memory, visible=)`; or None (an encoder layer).
-        hidden: width of the feed-forward network.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        attention: nn.Module | None = None,
-        cross_attention: nn.Module | None = None,
-        hidden: int,
-        eps: float = 1e-6,
-    ) -> None:
-        super().__init__()
-        self.attention = attention
-        self.attention_norm = nn.LayerNorm(dim, eps=eps) if attention is not None else None
-        self.cross_attention = cross_attention
-        self.cross_norm = nn.LayerNorm(dim, eps=eps) if cross_attention is not None else None
-        self.expand = nn.Linear(dim, hidden)
-        self.act = nn.ReLU()
-        self.contract = nn.Linear(hidden, dim)
-        self.feed_forward_norm = nn.LayerNorm(dim, eps=eps)
-
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        *,
-        visible: Tensor | None = None,
-        memory_visible: Tensor | None = None,
-        causal: bool = False,
-    ) -> Tensor:
-        """Transform (B, N, C), with memory (B, Nk, C) for cross-attention; masks as in `Attention`.
-
-        Raises:
-            UsageError: `memory` is missing, or passed to a layer without cross-attention.
-        """
-        if (memory is None) != (self.cross_attention is None):
-            raise UsageError("a layer with cross-attention requires `memory`, and one without does not accept it")
-        if self.attention is not None and self.attention_norm is not None:
-            x = self.attention_norm(x + self.attention(x, visible=visible, causal=causal))
-        if self.cross_attention is not None and self.cross_norm is not None:
-            x = self.cross_norm(x + self.cross_attention(x, memory, visible=memory_visible))
-        return cast(Tensor, self.feed_forward_norm(x + self.contract(self.act(self.expand(x)))))
