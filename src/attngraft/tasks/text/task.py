@@ -64,7 +64,10 @@ class TextClassification(LabelTask):
     capabilities = frozenset({"data_check", "export", "folds", "halving", "labels", "predict"})
     config: TextClassificationConfig
     config_class = TextClassificationConfig
-    sources = "a .csv, .tsv, .jsonl or .parquet with a column of texts and one of labels, or a folder with train.csv and val.csv"
+    sources = (
+        "a .csv, .tsv, .jsonl or .parquet with a column of texts and one of labels, or a folder with train.csv and "
+        "val.csv"
+    )
     noun = "text"
 
     def __init__(self, config: TextClassificationConfig, *, seed: int) -> None:

@@ -15,7 +15,7 @@ from attngraft.tasks.text.lengths import call_padded, logits_of
 from attngraft.tasks.text.tokenizer import pad
 from attngraft.tasks.translation.config import DecodingConfig
 from attngraft.tasks.translation.source import clean
-from attngraft.tasks.translation.tokenizer import PairTokenizer
+from attngraft.tasks.translation.trained import PairTokenizer
 
 _LENGTH = 16  #: tokens of example sources and targets
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attngraft.errors import DataError
 from attngraft.suggest import shortened
@@ -61,10 +62,10 @@ def usual_name(stem: str, names: Sequence[str]) -> bool:
 
 def with_usual_splits(stems: Sequence[str], config: DataConfig) -> DataConfig:
     """Return the settings with the names of splits such as `test_2016_flickr`, if there is one such name for a split."""
-    given = {"train_split": TRAIN_NAMES, "test_split": TEST_NAMES}
+    given: dict[str, tuple[str, ...]] = {"train_split": TRAIN_NAMES, "test_split": TEST_NAMES}
     if not config.splits_train:
         given["val_split"] = tuple(name for name in VAL_NAMES if name not in TEST_NAMES)
-    chosen = {}
+    chosen: dict[str, Any] = {}
     for field, names in given.items():
         found = [stem for stem in stems if usual_name(stem, names)]
         if getattr(config, field) is None and len(found) == 1:

@@ -15,7 +15,7 @@ from attngraft.tasks.task import Batch, Split
 from attngraft.tasks.text.tokenizer import pad
 from attngraft.tasks.translation.config import TranslationConfig
 from attngraft.tasks.translation.source import Pairs, PairSource
-from attngraft.tasks.translation.tokenizer import PairTokenizer
+from attngraft.tasks.translation.trained import PairTokenizer
 
 IGNORED = -100  #: label of padding
 _NO_LIMIT = 2**31

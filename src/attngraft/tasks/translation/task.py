@@ -27,7 +27,8 @@ from attngraft.tasks.translation.examples import example_section
 from attngraft.tasks.translation.metrics import Scorer, measure
 from attngraft.tasks.translation.source import Pairs, PairSource, open_pairs
 from attngraft.tasks.translation.split import PairSplit, encode_pairs
-from attngraft.tasks.translation.tokenizer import SETTINGS, PairTokenizer, new_tokenizer, read_tokenizer
+from attngraft.tasks.translation.tokenizer import new_tokenizer, read_tokenizer
+from attngraft.tasks.translation.trained import SETTINGS, PairTokenizer
 
 _PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is on its plateau
 _INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
