@@ -48,6 +48,7 @@ COMMANDS = {
     "recording": ["--batch", "1", "--large-batch", "2", "--large", "vit_tiny_patch16_224", "--threads", "1"],
     "resampling": [],
     "triton_kernels": ["--only", "two-way"],
+    "generation": ["--sizes", "192", "--tokens", "2", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
     "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }

@@ -160,6 +160,9 @@ class TaskContract:
             for index in range(5):
                 for other, row in ((alone[index], 0), (shuffled, order.index(index))):
                     found = np.asarray({**other.statistics, **other.outputs}[name][row])
+                    if found.dtype.kind == "U":
+                        assert found == column[index], name
+                        continue
                     np.testing.assert_allclose(found, column[index], rtol=1e-4, atol=1e-5, err_msg=name)
 
     def test_statistics_are_the_metrics_of_repeated_examples(self, loaded: Loaded) -> None:

@@ -63,6 +63,7 @@ NAMED = {
     "hf.distilbert": ("DistilBERT",),
     "hf.modernbert": ("ModernBERT",),
     "hf.marian": ("Marian, BART",),
+    "hf.m2m_100": ("mBART, M2M100 (NLLB)",),
     "hf.t5": ("T5, mT5",),
     "torch.nn": ("`MultiheadAttention`, encoder and decoder layers",),
     "torchvision.vit": ("ViT",),

@@ -7,9 +7,37 @@ import random
 
 import pytest
 
-from attngraft.grafting.where import Where, covering, matches, near_paths, parse_where
+from attngraft.attention import AttentionGeometry, MlpGeometry
+from attngraft.grafting.where import Where, covering, matches, parse_where, unmatched_hint
+from attngraft.hosts import Site
 
-BLOCKS = [f"blocks.{index}.mlp" for index in range(12)]
+
+def mlp(path: str) -> Site:
+    return Site(path=path, kind="mlp", geometry=MlpGeometry(dim=8, hidden=16))
+
+
+def attention(path: str, *, cross: bool = False) -> Site:
+    geometry = AttentionGeometry(dim=8, heads=2, key_width=4, value_width=4, cross=cross)
+    return Site(path=path, kind="attention", geometry=geometry)
+
+
+BLOCKS = [mlp(f"blocks.{index}.mlp") for index in range(12)]
+#: an encoder-decoder whose names for attention differ by side
+PAIR = [
+    *(attention(f"encoder.{index}.SelfAttention") for index in range(2)),
+    mlp("encoder.1.fc"),
+    attention("decoder.0.attn"),
+    attention("decoder.0.enc", cross=True),
+    attention("decoder.1.attn"),
+    attention("decoder.1.enc", cross=True),
+    mlp("decoder.1.fc"),
+]
+#: paths with a segment of the same name
+NAMED = [
+    attention("layer.0.attention.self"),
+    attention("layer.0.crossattention.self", cross=True),
+    attention("layer.1.attention"),
+]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +84,45 @@ def test_half_of_an_odd_number_rounds_up() -> None:
     assert parse_where("last:50%").select(BLOCKS[:5]) == [2, 3, 4]
 
 
-def test_near_paths_suggest_ancestors_and_fall_back_to_the_first() -> None:
-    assert "blocks.11" in near_paths("block.11", BLOCKS)
-    assert near_paths("zzz", BLOCKS) == BLOCKS[:4]
+@pytest.mark.parametrize(
+    ("text", "sites", "expected"),
+    [
+        ("encoder.self", PAIR, [0, 1]),
+        ("decoder.self", PAIR, [3, 5]),
+        ("decoder.cross", PAIR, [4, 6]),
+        ("decoder.1.cross", PAIR, [6]),
+        ("decoder.0-1.self, encoder.1.fc", PAIR, [2, 3, 5]),
+        ("*.cross", PAIR, [4, 6]),
+        ("cross", PAIR, [4, 6]),
+        ("self", PAIR, [0, 1, 3, 5]),
+        ("decoder", PAIR, [3, 4, 5, 6, 7]),
+        ("encoder.cross", PAIR, []),
+        ("encoder.self.0", PAIR, []),
+        ("layer.*.*.self", NAMED, [0, 1]),
+        ("layer.0.crossattention.self", NAMED, [1]),
+        ("layer.self", NAMED, [0, 2]),
+        ("layer.cross", NAMED, [1]),
+    ],
+)
+def test_the_last_segment_selects_self_or_cross_attention(text: str, sites: list[Site], expected: list[int]) -> None:
+    """A segment of the path takes precedence."""
+    where = parse_where(text)
+    assert where.select(sites) == expected and where.unmatched(sites) == ([] if expected else [text])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sites", "hint"),
+    [
+        ("block.11", BLOCKS, "similar paths: blocks.11, "),
+        ("zzz", BLOCKS, "similar paths: blocks.0.mlp, blocks.1.mlp, blocks.2.mlp, blocks.3.mlp"),
+        ("decoder.cros", PAIR, "similar paths: decoder.cross, "),
+        ("encoder.cross", PAIR, "similar paths: decoder.cross, "),
+        ("encoder.cross", PAIR[:2], "this model has no cross-attention; write encoder, or use an encoder-decoder"),
+        ("blocks.1.self", BLOCKS, "self selects attention sites, but these sites are MLPs; write blocks.1"),
+    ],
+)
+def test_a_pattern_without_a_match_gets_a_hint(pattern: str, sites: list[Site], hint: str) -> None:
+    assert unmatched_hint(pattern, sites).startswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -80,5 +144,7 @@ def test_what_covers_matches_nothing_else() -> None:
         paths = [".".join(path) for path in itertools.product(["a", "b"], "0123", ["x", "y"])]
         draw.shuffle(paths)
         count = draw.randint(1, 15)
-        chosen = Where("patterns", patterns=covering(paths[:count], paths[count:])).select(paths)
+        chosen = Where("patterns", patterns=covering(paths[:count], paths[count:])).select(
+            [mlp(path) for path in paths]
+        )
         assert chosen == list(range(count))

@@ -176,3 +176,16 @@ def test_no_more_is_kept_for_the_backward_pass_than_plain_pytorch_keeps(monkeypa
         ]
     assert kept["eager"][0] <= kept["reference"][0]
     assert kept["eager"][1] <= kept["reference"][1]
+
+
+@pytest.mark.parametrize("identity", [False, True])
+def test_outputs_without_gradients_are_the_same_bit_for_bit(identity: bool) -> None:
+    torch.manual_seed(0)
+    heads, x = torch.randn(2, 3, 5, 8), torch.randn(2, 5, 24)
+    horizontal, vertical = HorizontalAttention(24, 8, identity=identity), VerticalAttention(24, identity=identity)
+    for parameter in (*horizontal.parameters(), *vertical.parameters()):
+        nn.init.normal_(parameter)
+    for module, tokens in ((horizontal, heads), (vertical, torch.randn(2, 5, 24))):
+        expected = module(tokens, x)
+        with torch.no_grad():
+            assert torch.equal(module(tokens, x), expected) and expected.requires_grad

@@ -185,3 +185,73 @@ def test_no_remote_code(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "evil"} | code))
     with pytest.raises(UsageError, match="cannot read it"):
         create_host(str(tmp_path))
+
+
+PAIR = {
+    "vocab_size": 30,
+    "d_model": 16,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 16,
+    "decoder_ffn_dim": 16,
+    "max_position_embeddings": 20,
+}
+T5_PAIR = {"vocab_size": 30, "d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1}
+
+
+def saved_pair(folder: Path, kind: str, **config: Any) -> Any:
+    torch.manual_seed(0)
+    sizes = T5_PAIR if kind.endswith("t5") else PAIR
+    settings = transformers.AutoConfig.for_model(kind, **{**sizes, **config})
+    model: Any = transformers.AutoModelForSeq2SeqLM.from_config(settings)
+    model.generation_config.num_beams = 4
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "decoder"),
+    [
+        ("marian", {"decoder_start_token_id": 0}, {"start": 0, "end": 1, "max_length": 20, "forced": None}),
+        ("bart", {}, {"start": 2, "end": 1, "max_length": 20, "forced": None}),
+        ("mbart", {"decoder_start_token_id": 5}, {"start": 5, "end": 1, "max_length": 20, "forced": None}),
+        ("m2m_100", {}, {"start": 2, "end": 1, "max_length": 20, "forced": None}),
+        ("t5", {"decoder_start_token_id": 3}, {"start": 3, "end": 1, "max_length": None, "forced": None}),
+        ("mt5", {}, {"start": 0, "end": 1, "max_length": None, "forced": None}),
+    ],
+)
+def test_an_encoder_decoder(tmp_path: Path, kind: str, config: dict[str, Any], decoder: dict[str, Any]) -> None:
+    own = saved_pair(tmp_path, kind, **config)
+    if kind == "m2m_100":
+        own.generation_config.forced_bos_token_id = decoder["forced"] = 7
+        own.save_pretrained(tmp_path)
+    recipe = Recipe(host=HostConfig(name=f"hf:{tmp_path}", pretrained=True))
+    expected = {"kind": "text", "tokenizer": None, "max_length": decoder["max_length"], "vocab_size": 30}
+    assert host_input(recipe.host.name, recipe.host.args) == {**expected, "pad": 0, "decoder": decoder}
+    model: Any = build_initial_model(recipe, {})[0].eval()
+    ids, mask = torch.tensor([[5, 6, 7, 1], [8, 1, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    given = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.tensor([[decoder["start"], 6]] * 2)}
+    assert torch.equal(model(**given).logits, own(**given).logits)
+    for beams in ({}, {"num_beams": 5, "length_penalty": 0.7, "early_stopping": True}):
+        options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 6, **beams}
+        assert torch.equal(model.generate(**options), own.generate(**options))
+    again = recipe_from_dict(recipe_to_dict(recipe))
+    assert again.host.args["generation"]["num_beams"] == 4  # of the folder, which is not read again
+
+
+def test_an_encoder_decoder_without_an_end(tmp_path: Path) -> None:
+    saved_pair(tmp_path, "marian", decoder_start_token_id=0)
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+    with pytest.raises(UsageError, match=r"config\.json has no eos_token_id, which translation needs; add it"):
+        create_host(f"hf:{tmp_path}")
+    saved_text(tmp_path / "bert", "bert")
+    with pytest.raises(
+        UsageError, match="no AutoModelForSeq2SeqLM of model_type 'bert'; use another host for this task"
+    ):
+        create_host(f"hf:{tmp_path / 'bert'}", auto_class="AutoModelForSeq2SeqLM")

@@ -10,7 +10,7 @@ import pytest
 
 from attngraft.report.page import report_html
 from attngraft.report.sections import NUMBERED, ROWS, matrix_view, section_views
-from attngraft.results.sections import Column, Matrix, Section, Table
+from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.results.study import StudyResult
 from tests.report import studies
 from tests.report.test_page import Page
@@ -45,6 +45,33 @@ def test_variants_stand_side_by_side_as_differences_to_the_baseline():
         ["c1", "1,001", "75.0", "0.0", "n/a"],
         ["c2", "1,002", "n/a", "n/a", "n/a"],
     ]
+
+
+def _translations(*texts: str) -> list[Section]:
+    columns = [Column(name="source", kind="text"), Column(name="reference", kind="text", role="common")]
+    columns.append(Column(name="translation", kind="text", role="compared"))
+    rows: list[list[Cell]] = [[f"source {index}", f"<b>{index}</b>", text] for index, text in enumerate(texts)]
+    return [Section(name="translations", title="Translations", table=Table(columns=columns, rows=rows))]
+
+
+def test_texts_are_compared_word_by_word():
+    """With a text that is HTML, a missing one, and more rows than are shown."""
+    same = [f"the same sentence {index}" for index in range(20)]
+    study = _study(_translations("a man <i> walks", *same), _translations("a woman <i> walks & waits", *same))
+    (view,) = section_views(study)
+    found = view.comparison
+    assert found is not None
+    assert (found.fixed, found.groups, found.text) == (["source", "reference"], ["translation"], True)
+    assert len(found.rows) == 10
+    assert found.rows[0][2] == "a man <i> walks"
+    assert found.rows[0][3] == "a <mark>woman</mark> &lt;i&gt; walks <mark>&amp; waits</mark>"
+    assert "<mark>" not in "".join(found.rows[-1])
+    own = view.parts[1].table
+    assert own is not None and own.head == ["source", "reference", "translation"]
+    page = report_html(study)
+    assert "<mark>woman</mark> &lt;i&gt; walks" in page and "<b>0</b>" not in page
+    (alone,) = section_views(_study([], _translations("a", "b"), _translations("a", "c")))
+    assert alone.comparison is not None and [row[2:] for row in alone.comparison.rows] == [["b", "c"], ["a", "a"]]
 
 
 def test_each_variant_has_its_own_table_with_its_difference():

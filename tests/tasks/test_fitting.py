@@ -29,6 +29,9 @@ def table(path: Path, header: str, rows: list[str]) -> Path:
         ("name,review,stars", ["Ann,good,1"], {}, "text_classification", "texts in column 'review'"),
         ("image,title,label", ["0.png,A rose,a"], {}, "classification", "column 'label'"),
         ("image,title,label", ["0,A rose,a"], {}, "classification", "column 'label'"),
+        ("source,target", ["a house,ein Haus"], {}, "translation", "pairs of sentences in x.csv"),
+        ("en,de", ["a,b"], {"source_column": "en", "target_column": "de"}, "translation", "pairs of sentences"),
+        ("path,source,target", ["0.png,a,b"], {}, "classification", "column 'target'"),
         ("when,what", ["1,2"], {}, "classification", "the default"),
     ],
 )
@@ -58,6 +61,16 @@ def test_other_sources(tmp_path: Path) -> None:
     for source, task in (("digits", "classification"), ("bars", "regression"), ("nowhere", "classification")):
         assert fitting_task({"source": source})[0] == task
     assert fitting_task({}) == ("classification", "the default")
+
+
+def test_line_aligned_files_of_two_languages_mean_translation(tmp_path: Path) -> None:
+    for name in ("train.en", "train.de", "train.txt", "readme.md", "readme.txt"):
+        (tmp_path / name).write_text("a\n")
+    for source in (tmp_path, tmp_path / "train"):
+        expected = ("translation", f"line-aligned files of de and en in {source}")
+        assert fitting_task({"source": str(source)}) == expected
+    (tmp_path / "train.de").unlink()
+    assert fitting_task({"source": str(tmp_path)})[0] == "classification"
 
 
 def test_columns_of_0_and_1_are_read_without_being_named(tmp_path: Path) -> None:

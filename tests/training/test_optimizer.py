@@ -114,6 +114,13 @@ def test_schedules_set_the_rate_of_every_update() -> None:
     assert sorted(set(rates(name="step", decay_epochs=4)), reverse=True) == pytest.approx([1, 0.1, 0.01])
     steps = rates(name="multistep", decay_milestones=[2, 5], decay_rate=0.5)
     assert (steps[6], steps[8], steps[20]) == (1, 0.5, 0.25)
+    linear = rates(name="linear", warmup_epochs=2.5, warmup_lr=0)
+    assert linear[:11] == pytest.approx([update / 10 for update in range(11)])
+    assert linear[10:] == pytest.approx([1 - update / 30 for update in range(30)])
+    root = rates(name="inverse_sqrt", warmup_steps=10)
+    assert root[:10] == pytest.approx([(update + 1) / 10 for update in range(10)])
+    assert root[39] == pytest.approx(0.5)
+    assert max(rates(name="inverse_sqrt", warmup_steps=4000)) == pytest.approx(0.01)
     cool = rates(name="cosine", cooldown_epochs=3, min_lr=0.01)
     assert cool[-12:] == pytest.approx([0.01] * 12)
 

@@ -20,6 +20,7 @@ from attngraft.training.recipe import load_recipe, load_schedule, packaged_recip
 from tests.slow import slow_but
 from tests.tasks.images.datasets import make_folder
 from tests.tasks.text import toys
+from tests.tasks.translation import pairs
 from tests.training.toys import metric_rows
 
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 24, "depth": 1, "num_heads": 3}
@@ -34,6 +35,7 @@ TINY: dict[str, dict[str, Any]] = {
     "bixt": VIT | {"patch_size": 8, "stride": 8, "depth": 2, "num_latents": 4},
     "elsa_swin": {"img_size": 56, "embed_dim": 8, "depths": [1, 1, 1, 2], "num_heads": [1, 1, 2, 2]},
     "elsa_volo": {"img_size": 32, "layers": [1, 1, 1, 1], "stem_hidden_dim": 8, **FOUR},
+    "mt_transformer": {"dim": 16, "depth": 1, "heads": 2, "hidden": 32},
     "t2t": {"img_size": 32, "embed_dim": 24, "depth": 1, "num_heads": 3, "token_width": 8},
 }  # fmt: skip
 TABLES = {  # the labels that four images have in turn
@@ -69,7 +71,7 @@ def teacher(folder: Path) -> dict[str, Any]:
     return {"name": "vit_tiny_patch16_224", "args": VIT, "weights": str(folder / "teacher.safetensors")}
 
 
-QUICK = ("bixt-small", "deit-distilled", "elsa-deit-imagenet", "t2t-imagenet100")
+QUICK = ("bixt-small", "deit-distilled", "elsa-deit-imagenet", "t2t-imagenet100", "tiny-translation")
 
 
 @pytest.mark.parametrize("name", slow_but(packaged_recipes(), *QUICK))
@@ -78,7 +80,13 @@ def test_one_step(name: str, tmp_path: Path) -> None:
     task = plain.task["name"]
     changes: dict[str, Any] = {f"schedule.{field}": value for field, value in load_schedule(name).over(1)[0].items()}
     changes |= {"train.workers": 0, "train.threads": 1, "host.pretrained": False}
-    if task == "text_classification":
+    if task == "translation":
+        changes |= {f"host.args.{field}": value for field, value in TINY["mt_transformer"].items()}
+        changes |= {
+            f"task.{field}": value for field, value in pairs.section(tmp_path / "pairs").items() if field == "data"
+        }
+        changes |= {"task.vocab_size": 340, "task.decoding.max_length": 8}
+    elif task == "text_classification":
         changes["host.name"] = toys.host(tmp_path / "bert")
         changes["task.data"] = {"source": str(toys.table(tmp_path / "texts.csv", toys.sentences(16)))}
         changes["task.tokenizer.vocab_size"] = 80

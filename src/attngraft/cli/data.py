@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
     from attngraft.tasks.text.config import TextDataConfig
+    from attngraft.tasks.text.source import TextSource
+    from attngraft.tasks.translation.config import TranslationConfig
+    from attngraft.tasks.translation.source import PairSource
     from attngraft.training.recipe import Recipe
 
 _CLASSES = 30  #: most classes listed
@@ -33,7 +36,7 @@ def check(
         str,
         typer.Argument(
             metavar="PATH",
-            help="A folder, .tar, .npz, .csv, .parquet, shards (x-{000..009}.tar), hf:PATH, timm:NAME, digits.",
+            help="A folder, .tar, .npz, .csv, .jsonl, .parquet, shards (x-{000..009}.tar), hf:PATH, timm:NAME, digits.",
         ),
     ],
     task: Annotated[
@@ -49,7 +52,11 @@ def check(
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="FIELD=VALUE", help="Set a field of task.data (label_column=kind); repeatable."),
+        typer.Option(
+            "--set",
+            metavar="FIELD=VALUE",
+            help="Set a field of task.data (label_column=kind) or of the task (task.source=en); repeatable.",
+        ),
     ] = None,
     save_split: Annotated[
         Path | None,
@@ -83,6 +90,8 @@ def check(
         attngraft data check ages.csv --task regression --set label_column=age
 
         attngraft data check reviews.csv --task text_classification
+
+        attngraft data check ./multi30k --set task.source=en --set task.target=de
     """
     from attngraft.files import check_output
     from attngraft.strict import read
@@ -100,13 +109,17 @@ def check(
     check_output(contact_sheet)
     given = {"source": source, "val_fraction": val_fraction, "split_seed": split_seed}
     settings = {name: value for name, value in given.items() if value is not None}
-    settings |= assignments([text.removeprefix("task.data.") for text in set_ or []], option="--set")
-    if task is None and (found := fitting_task(settings)[0]) in ("text_classification", "regression"):
+    texts = [text.removeprefix("task.data.") for text in set_ or []]
+    others = [text.removeprefix("task.") for text in texts if text.startswith("task.")]
+    settings |= assignments([text for text in texts if not text.startswith("task.")], option="--set")
+    if task is None and (found := fitting_task(settings)[0]) in ("text_classification", "regression", "translation"):
         task = found  # of other labels, the images themselves show the task
-    if task == "text_classification":
+    if others and task != "translation":
+        raise UsageError(f"--set task.{others[0]}: only fields of task.data can be set for these data")
+    if task in ("text_classification", "translation"):
         if contact_sheet is not None:
             raise UsageError("--contact-sheet: only for image data; remove it")
-        _check_texts(settings, save_split, as_json=as_json)
+        _check_texts(task, settings, assignments(others, option="--set"), save_split, as_json=as_json)
         return
     config: DataConfig = read(data_config(task), settings, where="task.data")
     with counts_displayed():
@@ -156,51 +169,72 @@ def _batch_note(recipe: Recipe, examples: int, noun: str) -> list[str]:
     return [f"Batches of {size} are cut to the {examples} training {noun}."] if size > examples else []
 
 
-def _check_texts(settings: dict[str, Any], split: Path | None, *, as_json: bool) -> None:
+def _check_texts(
+    task: str, settings: dict[str, Any], section: dict[str, Any], split: Path | None, *, as_json: bool
+) -> None:
+    """Check the data of a task of texts; `section` has the fields of the task besides `data`."""
     from attngraft.strict import read
     from attngraft.tasks.images.sources.splitting import save_split
     from attngraft.tasks.text.config import TextDataConfig
     from attngraft.tasks.text.source import open_texts
+    from attngraft.tasks.translation.config import TranslationConfig
+    from attngraft.tasks.translation.source import open_pairs
 
-    config: TextDataConfig = read(TextDataConfig, settings, where="task.data")
+    noun = "pairs" if task == "translation" else "texts"
+    config: TextDataConfig | TranslationConfig
+    source: TextSource | PairSource
+    if task == "translation":
+        config = read(TranslationConfig, {**section, "data": settings}, where="task")
+    else:
+        config = read(TextDataConfig, settings, where="task.data")
     try:
-        source = open_texts(config)
+        source = open_pairs(config) if isinstance(config, TranslationConfig) else open_texts(config)
     except DataError as error:
         if as_json:
-            print_json({"task": "text_classification", "refusals": [str(error)]})
+            print_json({"task": task, "refusals": [str(error)]})
         else:
-            _show_outcome((), [str(error)], config, "text_classification")
+            _show_outcome((), [str(error)], config, task)
         raise typer.Exit(DataError.exit_code) from None
     if split is not None:
         save_split(split, {"train": source.train, "val": source.val})
         typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
-    refusals = [source.refusal] if source.refusal else []
-    notes = [*source.notes, *_batch_note(_default_recipe("text_classification", settings), len(source.train), "texts")]
-    counts, sizes = source.counts(), {name: len(texts) for name, texts in source.parts().items()}
+    refusals, notes = [source.refusal] if source.refusal else [], list(source.notes)
+    if noun == "texts":
+        notes += _batch_note(_default_recipe(task, settings), len(source.train), noun)
+    sizes = {name: len(texts) for name, texts in source.parts().items()}
+    title, details, table = _described(source)
     if as_json:
-        found = {
-            "task": "text_classification",
-            "where": source.where,
-            "column": source.column,
-            "split": source.origin,
-            "classes": list(source.classes),
-            "sizes": sizes,
-            "counts": counts,
-            "notes": notes,
-            "refusals": refusals,
-        }
-        print_json(found)
+        shared = {"task": task, "where": source.where, "split": source.origin, "sizes": sizes}
+        print_json({**shared, **details, "notes": notes, "refusals": refusals})
     else:
         console = output_console()
-        console.print(
-            f"[bold]{escape(source.where)}[/bold]: texts in column {source.column!r}, {len(source.classes)} classes"
-        )
-        numbers = ", ".join(f"{size:,} {part} texts" for part, size in sizes.items())
+        console.print(f"[bold]{escape(source.where)}[/bold]: {escape(title)}")
+        numbers = ", ".join(f"{size:,} {part} {noun}" for part, size in sizes.items())
         console.print(f"Split: {escape(source.origin)}; {numbers}")
-        console.print(_class_table(source.classes, {part: list(by.values()) for part, by in counts.items()}, "texts"))
-        _show_outcome(notes, refusals, config, "text_classification")
+        console.print(table)
+        _show_outcome(notes, refusals, config, task)
     if refusals:
         raise typer.Exit(DataError.exit_code)
+
+
+def _described(source: TextSource | PairSource) -> tuple[str, dict[str, Any], Table]:
+    """Return a title, JSON-ready details, and a table: texts of each class, or numbers of words in sentences."""
+    from attngraft.tasks.translation.source import PairSource
+
+    if not isinstance(source, PairSource):
+        counts = source.counts()
+        table = _class_table(source.classes, {part: list(by.values()) for part, by in counts.items()}, "texts")
+        title = f"texts in column {source.column!r}, {len(source.classes)} classes"
+        return title, {"column": source.column, "classes": list(source.classes), "counts": counts}, table
+    words = source.words()
+    table = Table("words", *(f"{part}: median, longest" for part in source.parts()))
+    for side, name in zip(("source", "target"), source.columns, strict=True):
+        table.add_row(escape(name), *(f"{by[side]['median']}, {by[side]['longest']}" for by in words.values()))
+    return (
+        f"sentences in {source.columns[0]} and {source.columns[1]}",
+        {"columns": source.columns, "words": words},
+        table,
+    )
 
 
 def _save_split(result: Inspection, path: Path) -> None:
@@ -252,7 +286,7 @@ def _show(result: Inspection, config: DataConfig) -> None:
 
 
 def _show_outcome(
-    notes: Sequence[str], refusals: Sequence[str], config: DataConfig | TextDataConfig, task: str
+    notes: Sequence[str], refusals: Sequence[str], config: DataConfig | TextDataConfig | TranslationConfig, task: str
 ) -> None:
     console = output_console()
     for note in notes:
@@ -275,16 +309,19 @@ def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], no
     return table
 
 
-def _compare_command(config: DataConfig | TextDataConfig, task: str) -> str:
+def _compare_command(config: DataConfig | TextDataConfig | TranslationConfig, task: str) -> str:
     """Return the command that compares grafts on these data."""
     from attngraft.tasks.task import load_task
 
-    words = ["attngraft", "compare", "--data", config.source]
+    data = config if not hasattr(config, "data") else config.data
+    words = ["attngraft", "compare", "--data", data.source]
     recipe = load_task(task).default_recipe
     words += [] if recipe == "default" else ["--task", task] if recipe is None else ["--recipe", recipe]
-    for field in fields(config):
-        value: Any = getattr(config, field.name)
-        value = int(value) if isinstance(value, float) and value.is_integer() else value
-        if field.name != "source" and value != field.default:
-            words += ["--set", f"task.data.{field.name}={value if isinstance(value, str) else json.dumps(value)}"]
+    for section, prefix in ((config, "task."), (data, "task.data.")) if data is not config else ((data, "task.data."),):
+        for field in fields(section):
+            value: Any = getattr(section, field.name)
+            value = int(value) if isinstance(value, float) and value.is_integer() else value
+            plain = value is None or isinstance(value, str | int | float | tuple)
+            if (section, field.name) != (data, "source") and plain and value != field.default:
+                words += ["--set", f"{prefix}{field.name}={value if isinstance(value, str) else json.dumps(value)}"]
     return f"{shlex.join(words)} --host ... --graft ..."

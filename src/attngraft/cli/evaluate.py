@@ -72,6 +72,10 @@ def evaluate(
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of the host.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="task.FIELD=VALUE", help="Change a field of the task; repeatable."),
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option("--limit", min=1, metavar="N", help="With --suite: use only N images, evenly spaced."),
@@ -110,11 +114,14 @@ def evaluate(
         attngraft eval bixt.safetensors --data ./imagenet --split val --out judged-bixt
 
         attngraft eval hf:./my-bert --pretrained --task text_classification --data reviews.csv
+
+        attngraft eval hf:./opus-mt-en-de --pretrained --task translation --data ./newstest2014
+        --set task.source=en --set task.target=de
     """
     from attngraft.cli.models import host_options
     from attngraft.devices import use_device
     from attngraft.files import check_output
-    from attngraft.targets.judged import open_target
+    from attngraft.targets.judged import open_target, with_settings
 
     if limit is not None and not suite:
         raise UsageError("--limit requires --suite; add a suite, or remove --limit")
@@ -122,6 +129,7 @@ def evaluate(
     use_device(device)
     check_output(out, folder=True)
     opened = open_target(model, weights=weights, host=host, task=task, out=out, trust_code=trust_code)
+    opened = with_settings(opened, set_ or [])
     if suite:
         if out is None and not opened.is_run:
             raise UsageError(f"{model}: not a run, so suites require an output folder; add --out FOLDER")

@@ -1,22 +1,23 @@
-"""`attngraft predict`: predictions for images and texts."""
+"""`attngraft predict`: predictions for images and texts, and translations."""
 
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Literal, cast, get_args
+from typing import IO, Annotated, Literal, cast
 
 import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import progress_bars
-from attngraft.cli.values import DEVICE, TRUST_CODE, find_images, find_texts
+from attngraft.cli.values import DEVICE, TRUST_CODE, find_images, find_lines, find_texts
 from attngraft.errors import UsageError
 
 _SHOWN = 20  #: maximum number of unreadable images named on the terminal
 
 
-Format = Literal["csv", "json", "jsonl"]
+Format = Literal["csv", "json", "jsonl", "text"]
 
 
 def predict(
@@ -27,20 +28,28 @@ def predict(
         list[str] | None,
         typer.Argument(
             help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, "
-            ".parquet), or files with one text per line; - reads texts.",
+            ".parquet), or files with one text per line; - reads texts. Translation: files with one sentence per line; "
+            "default: standard input.",
             metavar="INPUTS...",
         ),
+    ] = None,
+    more: Annotated[
+        list[str] | None, typer.Option("--input", help="The same as INPUTS; repeatable.", metavar="FILE")
     ] = None,
     text: Annotated[
         list[str] | None,
         typer.Option("--text", help="A text, for a text model; repeatable.", metavar="TEXT"),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Output file. Default: standard output.", metavar="FILE")
+        Path | None,
+        typer.Option("--out", "--output", "-o", help="Output file. Default: standard output.", metavar="FILE"),
     ] = None,
     form: Annotated[
         Format | None,
-        typer.Option("--format", help="Default: from the output file's extension; csv on standard output."),
+        typer.Option(
+            "--format",
+            help="Default: from the output file's extension; csv on standard output. Translation: text, one line per input.",
+        ),
     ] = None,
     top: Annotated[
         int | None,
@@ -53,9 +62,11 @@ def predict(
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
-    """Predict classes or numbers for images or texts, preprocessed exactly as in the run's evaluation.
+    """Predict classes or numbers for images or texts, or translate, with the preprocessing of the run's evaluation.
 
-    Unreadable images are listed and do not stop the command; the exit code is then 1.
+    Unreadable images and sentences that are too long are listed and do not stop the command; the exit code is then 1.
+
+    Translations are written while standard input is read, --batch lines at a time; blank lines stay blank.
 
     Examples:
 
@@ -68,18 +79,30 @@ def predict(
         attngraft predict reviews-model new-reviews.csv --top 2 --out labels.csv
 
         attngraft predict reviews-model --text "A wonderful film."
+
+        attngraft predict mt/runs/vertical/seed0 < sentences.en > sentences.de
     """
     from attngraft.export.predict import WRITERS, open_model
     from attngraft.files import check_output, printable
 
-    chosen = form or _format_of(out)
-    given = inputs or []
-    if not given and not text:
-        raise UsageError("nothing to predict: give images, or for a text model a table or --text TEXT")
+    given = [*(inputs or []), *(more or [])]
+    nothing = "nothing to predict: give images, or for a text model a table or --text TEXT"
+    if not given and not text and sys.stdin.isatty():
+        raise UsageError(nothing)
     check_output(out)
     predictor = open_model(model, checkpoint=checkpoint, device=device, trust_code=trust_code)
-    serving, stdin = predictor.serving, sys.stdin.buffer if "-" in given else None
-    if serving.kind == "other":
+    chosen, serving = form or _format_of(out, lines=predictor.lines), predictor.serving
+    if chosen == "text" and not predictor.lines:
+        raise UsageError(f"--format text: {model} does not write text; use csv, json or jsonl")
+    if not given and not text:
+        if not predictor.lines:
+            raise UsageError(nothing)
+        given = ["-"]
+    stdin = sys.stdin.buffer if "-" in given else None
+    files: Iterable[str]
+    if predictor.lines:
+        files = itertools.chain(find_lines(given, stdin=stdin), text or [])
+    elif serving.kind == "other":
         files = [*given, *(text or [])]
     elif serving.kind == "text":
         files = [*find_texts(given, column=serving.input["column"], stdin=stdin), *(text or [])]
@@ -87,34 +110,44 @@ def predict(
         raise UsageError(f"--text: {model} takes images; give image files, folders or patterns")
     else:
         files = find_images(given, stdin=stdin)
+    total = len(files) if isinstance(files, list) else None
     unreadable = []
     with _output(out) as file, progress_bars(described=False) as bar:
-        progress = bar.add_task({"text": "texts", "other": "inputs"}.get(serving.kind, "images"), total=len(files))
+        progress = bar.add_task({"text": "texts", "other": "inputs"}.get(serving.kind, "images"), total=total)
         writer = WRITERS[chosen](file, serving, top=top)
         writer.begin()
-        for prediction in predictor(files, batch=batch):
+        for number, prediction in enumerate(predictor(files, batch=batch), start=1):
             writer.add(prediction)
             if prediction.error is not None:
-                unreadable.append(prediction)
+                name = f"line {number}" if predictor.lines else prediction.image
+                unreadable.append((name, prediction.error))
+            if predictor.lines:
+                file.flush()
             bar.advance(progress)
         writer.end()
     if not unreadable:
         return
-    for prediction in unreadable[:_SHOWN]:
-        typer.echo(f"attngraft: {printable(prediction.image)}: {prediction.error}", err=True)
+    for name, error in unreadable[:_SHOWN]:
+        typer.echo(f"attngraft: {printable(name)}: {error}", err=True)
     if len(unreadable) > _SHOWN:
         typer.echo(f"attngraft: and {len(unreadable) - _SHOWN} more, listed in the output", err=True)
-    typer.echo(f"attngraft: {len(unreadable)} of {len(files)} images could not be read", err=True)
+    what = (
+        "lines could not be translated; they are empty in the output" if predictor.lines else "images could not be read"
+    )
+    typer.echo(f"attngraft: {len(unreadable)} of {number} {what}", err=True)
     raise typer.Exit(1)
 
 
-def _format_of(out: Path | None) -> Format:
+def _format_of(out: Path | None, *, lines: bool) -> Format:
+    """Return the format of the output; `lines`: whether outputs are lines of text."""
     if out is None:
-        return "csv"
+        return "text" if lines else "csv"
     extension = out.suffix.lower().removeprefix(".")
-    if extension not in get_args(Format):
+    if extension in ("csv", "json", "jsonl"):
+        return cast(Format, extension)
+    if not lines:
         raise UsageError(f"--out {out}: unknown extension; use .csv, .json or .jsonl, or add --format")
-    return cast(Format, extension)
+    return "text"
 
 
 @contextmanager

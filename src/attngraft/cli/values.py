@@ -2,14 +2,14 @@
 
 import glob
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import typer
 
 from attngraft.cli.output import is_first_process
-from attngraft.errors import UsageError
+from attngraft.errors import DataError, UsageError
 
 HOST = (
     "A timm model; or attngraft:NAME, torchvision:NAME, hf:FOLDER, hf:USER/NAME (transformers), "
@@ -147,6 +147,32 @@ def find_texts(arguments: Sequence[str], *, column: str, stdin: IO[bytes] | None
             raise UsageError(f"{argument}: contains no texts")
         found += texts
     return found
+
+
+def find_lines(arguments: Sequence[str], *, stdin: IO[bytes] | None) -> Iterator[str]:
+    """Return the lines of files, plain or .gz, and, for `-`, those of `stdin` as they arrive; blank lines are kept.
+
+    Raises:
+        UsageError: a missing file.
+        DataError: a file that cannot be read, or input that is not text.
+    """
+    missing = next((each for each in arguments if each != "-" and not os.path.isfile(each)), None)
+    if missing is not None:
+        raise UsageError(f"{missing}: no such file; give files with one sentence per line, or --text TEXT")
+    return (line for argument in arguments for line in _lines_of(argument, stdin))
+
+
+def _lines_of(argument: str, stdin: IO[bytes] | None) -> Iterator[str]:
+    from attngraft.tasks.translation.files import read_lines
+
+    if argument != "-":
+        yield from read_lines(Path(argument))
+        return
+    for number, line in enumerate(stdin or (), start=1):
+        try:
+            yield line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"standard input: line {number} is not UTF-8 text; convert it to UTF-8") from None
 
 
 def _lines(stdin: IO[bytes] | None) -> list[str]:

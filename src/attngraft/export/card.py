@@ -21,7 +21,8 @@ from attngraft.training.run_folder import RunRecord, folder_of_study
 from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
-_PIPELINES = {"images": "image-classification", "text": "text-classification", "other": None}  #: tasks of the Hub
+#: tasks of the Hub, by kind of inputs or by task
+_PIPELINES = {"images": "image-classification", "text": "text-classification", "translation": "translation"}
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
 _COUNTED = 20  #: largest number of classes for which the card lists image counts
 
@@ -114,16 +115,17 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     """
     from huggingface_hub import ModelCardData  # local import: it is slow
 
-    maker, pipeline = _maker(manifest.host.name), _PIPELINES[manifest.serving.kind]
+    kind = manifest.serving.kind
+    maker, pipeline = _maker(manifest.host.name), _PIPELINES.get(manifest.task if kind == "other" else kind)
     header = ModelCardData(
         license="unknown",
         library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
-        pipeline_tag=None if manifest.serving.numeric else pipeline,
+        pipeline_tag=None if manifest.serving.numeric and kind != "other" else pipeline,
         tags=[
             "attngraft",
             *(["timm"] if maker in ("timm", "attngraft") else []),
-            *([pipeline] if pipeline and not manifest.serving.numeric else []),
-            *(["image-regression"] if pipeline and manifest.serving.numeric else []),
+            *([pipeline] if pipeline and (kind == "other" or not manifest.serving.numeric) else []),
+            *(["image-regression"] if kind == "images" and manifest.serving.numeric else []),
         ],
     )
     recipe = dump_yaml(_without_paths(recipe_to_dict(record.recipe))).rstrip()
@@ -143,6 +145,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         study=study,
         style=study.style if study else None,
         metrics=manifest.origin.metrics,
+        lines=manifest.task == "translation",
         model=wording.host_text(
             {"name": manifest.host.name, "args": _without_paths(record.recipe.host.args)}, input_size=image
         ),
@@ -181,7 +184,7 @@ def study_of(run: Path) -> StudyOfRun | None:
 
 def _facts(record: RunRecord) -> dict[str, Any]:
     """Return the facts about the data, without paths and without facts that appear elsewhere in the card."""
-    left_out = ("task", "where", "input", "augment", "classes", "targets", "check", "split_digest", "image")
+    left_out = ("task", "where", "input", "augment", "classes", "targets", "check", "split_digest", "image", "unigram")
     facts = {name: _without_paths(value) for name, value in record.facts.items() if name not in left_out}
     counts = facts.get("counts")
     if isinstance(counts, Mapping) and any(len(part) > _COUNTED for part in counts.values()):

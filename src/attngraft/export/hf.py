@@ -4,14 +4,16 @@ config.json, model.safetensors    the host as written by transformers, whose `fr
 grafts.safetensors                the grafts, in the format of `attngraft.save_grafts`; missing if there are none
 """
 
+import copy
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from attngraft.attention import is_graft
+from attngraft.attention import is_graft, plain_class
 from attngraft.errors import ExportError, GraftFileError, UsageError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted
@@ -68,6 +70,58 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
     if content is not None:
         write_atomically(path / GRAFTS, content)
     return path
+
+
+def is_transformers(model: nn.Module) -> bool:
+    """Return whether `model` itself is a model of transformers."""
+    return any(kind.__module__ == "transformers.modeling_utils" for kind in type(model).__mro__)
+
+
+def refuse_grafts(model: nn.Module) -> None:
+    """Refuse to export a model with grafts as a folder of transformers.
+
+    Raises:
+        UsageError: the model has grafts.
+    """
+    names = sorted({graft.kind for _, _, _, graft in grafted(model)})
+    if names:
+        raise UsageError(
+            f"--to hf: transformers would load the model without its grafts ({', '.join(names)}); remove --to hf and load "
+            "the folder with attngraft.load, or save that model with attngraft.save_pretrained for attngraft.from_pretrained"
+        )
+
+
+def write_transformers(model: nn.Module, folder: Path, *, tokenizer: Path) -> nn.Module:
+    """Write the files that transformers needs besides the weights; return the model as transformers loads it.
+
+    Args:
+        model: a model of transformers without grafts, whose weights are in `folder`.
+        folder: the exported folder.
+        tokenizer: folder below which transformers' files of the tokenizer are, if there are any.
+
+    Raises:
+        ExportError: transformers cannot load the folder.
+    """
+    import transformers
+
+    whole: Any = model
+    config = copy.deepcopy(whole.config)
+    config.architectures = [plain_class(model).__name__]
+    config.save_pretrained(folder)
+    if whole.can_generate():
+        whole.generation_config.save_pretrained(folder)
+    for settings in sorted(tokenizer.rglob("tokenizer_config.json"))[:1]:
+        shutil.copytree(settings.parent, folder, dirs_exist_ok=True)
+    try:
+        with quiet(transformers):
+            kind: Any = _named_class(transformers, folder, {"local_files_only": True})
+            loaded, report = kind.from_pretrained(str(folder), local_files_only=True, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ExportError(f"transformers cannot load the exported folder ({error}); remove --to hf") from error
+    if problems := sorted([*report["missing_keys"], *report["unexpected_keys"]]):
+        raise ExportError(f"transformers does not find or use the weights {', '.join(problems)}; remove --to hf")
+    found: nn.Module = loaded.eval()
+    return found
 
 
 def from_pretrained(

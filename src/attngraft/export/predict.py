@@ -20,7 +20,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from attngraft.devices import accelerator_device
-from attngraft.errors import ExportError, UsageError
+from attngraft.errors import DataError, ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
 from attngraft.models.trust import trusting
@@ -38,7 +38,7 @@ from attngraft.training.evaluate import Weights
 _READERS = 4  #: number of threads that decode images; Pillow releases the GIL
 _OPENERS = {".onnx": onnx.open_onnx, ".pt2": torch_export.open_program}
 
-Format = Literal["csv", "json", "jsonl"]
+Format = Literal["csv", "json", "jsonl", "text"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,7 @@ class Predictor:
         serving: description of the model's inputs and outputs.
         predict: function that maps a batch of inputs to their probabilities, numbers or other values.
         read: function that opens an input by name; None: the names are the inputs.
+        lines: whether inputs and outputs are lines of text.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class Predictor:
         predict: Callable[[list[Any]], Iterable[Any]],
         *,
         read: Callable[[str], Any] | None = None,
+        lines: bool = False,
     ) -> None:
-        self.serving = serving
+        self.serving, self.lines = serving, lines
         self._predict, self._open = predict, read
 
     @torch.no_grad()
@@ -95,6 +97,8 @@ class Predictor:
             return name if self._open is None else self._open(name)
         except UnreadableImage as error:
             reason = error.reason
+        except DataError as error:
+            reason = str(error)
         except OSError as error:
             reason = error.strerror or str(error)
         return Prediction(image=name, error=reason)
@@ -125,11 +129,20 @@ def _text_predictor(model: nn.Module, serving: Serving, *, folder: Path, device:
 
 
 def _codec_predictor(model: nn.Module, codec: Codec, *, device: str | torch.device) -> Predictor:
-    def predict(inputs: list[str]) -> list[Any]:
-        args, kwargs = send_to_device(codec.encode(inputs), device)
-        return codec.decode(codec.run(model, args, kwargs))
+    def read(raw: str) -> str:
+        codec.check(raw)
+        return raw
 
-    return Predictor(OTHER, predict)
+    def predict(inputs: list[str]) -> list[Any]:
+        filled = [not codec.lines or bool(each.strip()) for each in inputs]
+        if not any(filled):
+            return [""] * len(inputs)
+        args, kwargs = codec.encode([each for each, full in zip(inputs, filled, strict=True) if full])
+        args, kwargs = send_to_device((args, kwargs), device)
+        outputs = iter(codec.decode(codec.run(model, args, kwargs)))
+        return [next(outputs) if full else "" for full in filled]
+
+    return Predictor(OTHER, predict, read=read, lines=codec.lines)
 
 
 def _activated(outputs: object, serving: Serving) -> np.ndarray:
@@ -290,7 +303,7 @@ class CsvWriter(PredictionWriter):
     - several labels per input: `labels`, separated by `;` (by `|` if a class name contains `;`), then one probability per
       class (`p:NAME`), or, if `top` is given, `label`, `probability`, `label_2`, ...
     - numbers: one column per number
-    - a task with its own codec: `prediction`, as JSON
+    - a task with its own codec: `prediction`, as JSON unless it is a text
     """
 
     def begin(self) -> None:
@@ -310,7 +323,8 @@ class CsvWriter(PredictionWriter):
             self._row([prediction.image, *[""] * self.width, prediction.error])
             return
         if prediction.value is not None:
-            self._row([prediction.image, _json(prediction.value), ""])
+            value = prediction.value
+            self._row([prediction.image, value if isinstance(value, str) else _json(value), ""])
             return
         if probabilities is None:
             self._row([prediction.image, *self.numbers(prediction).values(), ""])
@@ -346,7 +360,19 @@ class JsonWriter(PredictionWriter):
         self.write("\n]}\n")
 
 
-WRITERS: dict[Format, type[PredictionWriter]] = {"csv": CsvWriter, "json": JsonWriter, "jsonl": PredictionWriter}
+class TextWriter(PredictionWriter):
+    """Write a line of text for every input, which is empty for an unreadable one."""
+
+    def add(self, prediction: Prediction) -> None:
+        self.write(f"{' '.join(str(prediction.value or '').splitlines())}\n")
+
+
+WRITERS: dict[Format, type[PredictionWriter]] = {
+    "csv": CsvWriter,
+    "json": JsonWriter,
+    "jsonl": PredictionWriter,
+    "text": TextWriter,
+}
 
 
 def _json(value: Any) -> str:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
 from attngraft.errors import ExportError, FolderError, StorageError, UsageError
-from attngraft.export import card, onnx, timm_config, torch_export
+from attngraft.export import card, hf, onnx, timm_config, torch_export
 from attngraft.export.check import check_outputs, in_precision
 from attngraft.export.fold import fold as fold_model
 from attngraft.files import write_atomically
 from attngraft.hosts import forget
+from attngraft.models.transformers_folder import CONFIG
 from attngraft.saved.folder import load, write_model
 from attngraft.saved.manifest import MANIFEST, WEIGHTS, Check, Manifest, write_manifest
 from attngraft.targets.run import open_run
@@ -64,7 +65,7 @@ def export_run(
         run: folder of the run.
         out: folder to create.
         to: formats in addition to weights and manifest: `pt2` (a torch.export program), `onnx` (an ONNX file) and `hf`
-            (timm's config.json); `torch` adds nothing.
+            (config.json, for timm, or for transformers if the host is a text model of transformers); `torch` adds nothing.
         checkpoint: the weights of the last or best epoch, or their moving averages.
         fold: fold grafts and batch norms into linear layers where that is exact to 1e-5; for inference only.
         dtype: dtype of the weights. bfloat16 halves the size of the files. int8 (with `onnx`) adds an ONNX file with
@@ -83,16 +84,18 @@ def export_run(
     _check_folder(out, overwrite=overwrite)
     source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
     manifest = source.manifest
-    if manifest.serving.kind != "images" and (others := [each for each in to if each != "torch"]):
+    as_transformers = "hf" in to and hf.is_transformers(source.model)
+    others = [each for each in to if not (each == "torch" or (each == "hf" and as_transformers))]
+    if manifest.serving.kind != "images" and others:
         raise UsageError(f"--to {others[0]}: only for image models; remove it to get a folder for attngraft.load")
     other = manifest.serving.kind == "other"
     if other and (fold or dtype != "float32"):
         raise UsageError(f"{'--fold' if fold else '--dtype'}: only for image and text models; remove it")
-    if "hf" in to and manifest.around is not None:
+    if "hf" in to and manifest.around is not None and not as_transformers:
         raise UsageError(
             f"--to hf: the task {manifest.task} has modules around the host, which plain timm lacks; remove it"
         )
-    if "hf" in to and manifest.serving.numeric:
+    if "hf" in to and manifest.serving.numeric and not as_transformers:
         raise UsageError(
             "--to hf: plain timm and the hub would treat the model's numbers as classes; remove --to hf, and use the folder "
             "with attngraft.load or attngraft predict"
@@ -101,6 +104,8 @@ def export_run(
     if fold:
         manifest, check = _folded(source.model, manifest)
         checks.append(check)
+    if as_transformers:
+        hf.refuse_grafts(source.model)
     if "hf" in to and manifest.host.fused:
         raise UsageError(
             f"--to hf with --fold: the batch norms of {manifest.host.name} are folded into its linear layers, which plain "
@@ -133,12 +138,17 @@ def export_run(
                 checks.append(onnx.write_quantized(source.model, manifest, folder))
                 programs["onnx int8"] = onnx.QUANTIZED
             manifest = replace(manifest, programs=programs)
-        manifest = replace(manifest, checks=tuple(checks))
-        write_manifest(manifest, folder)
         plain = None
-        if "hf" in to:
+        if as_transformers:
+            plain_model = hf.write_transformers(source.model, folder, tokenizer=folder / FITTED_FOLDER)
+            checks.append(
+                check_outputs(plain_model, source.model, manifest, codec=codec, file=CONFIG, tolerance=RELOADING)
+            )
+        elif "hf" in to:
             timm_config.write_config(source.model, manifest, folder)
             plain = timm_config.host_difference(load(folder, trust_code=trust_code), manifest, folder)
+        manifest = replace(manifest, checks=tuple(checks))
+        write_manifest(manifest, folder)
         parameters = sum(parameter.numel() for parameter in source.model.parameters())
         text = card.card_text(manifest, source.record, parameters=parameters, plain_difference=plain)
         write_atomically(folder / card.FILE, text)

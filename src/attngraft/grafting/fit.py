@@ -81,7 +81,7 @@ def skipped_sites(host: Host, spec: GraftSpec) -> list[str]:
         for hook_point in graft_types()[term.name].hook_points(term.options):
             covered = [site for site in host.sites if kind_of(hook_point) == site.kind]
             if term.where.kind == "patterns":
-                covered = [covered[index] for index in term.where.select([site.path for site in covered])]
+                covered = [covered[index] for index in term.where.select(covered)]
             lacking = [site for site in covered if hook_point not in site.targets]
             if lacking and term.where.kind in ("all", "patterns"):
                 kind = "MLPs" if covered[0].kind == "mlp" else "attention sites"

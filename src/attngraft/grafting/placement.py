@@ -7,7 +7,7 @@ from attngraft.attention import CIRCUMSTANCES, Graft, GraftedModule, GraftType, 
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.fit import fit, why_missing
 from attngraft.grafting.spec import GraftSpec, Specification, Term, build_options, parse
-from attngraft.grafting.where import near_paths
+from attngraft.grafting.where import unmatched_hint
 from attngraft.hosts import Host, Site
 from attngraft.mechanisms.registry import graft_types
 
@@ -128,18 +128,17 @@ def _chosen(host: Host, term: Term, hook_point: HookPoint) -> list[Site]:
             f"{term.name} needs the hook point {hook_point}, which {host.adapter.name} does not have: "
             f"{why_missing(host, hook_point)}"
         )
-    paths = [site.path for site in able]
-    for pattern in term.where.unmatched(paths):
-        others = [site for site in host.sites if term.where.select([site.path])]
+    for pattern in term.where.unmatched(able):
+        others = [host.sites[index] for index in term.where.select(host.sites)]
         lacking = next((site.missing[hook_point] for site in others if hook_point in site.missing), None)
-        near = f"similar paths: {', '.join(near_paths(pattern, paths))}"
-        hint = f"the sites there lack it: {lacking}; {fit(host, term).remedy()}" if lacking else near
+        why = f"the sites there lack it: {lacking}; {fit(host, term).remedy()}" if lacking else None
         raise GraftSpecError(
-            f"{pattern!r} matches no site of {type(host.core).__name__} with hook point {hook_point}; {hint}",
+            f"{pattern!r} matches no site of {type(host.core).__name__} with hook point {hook_point}; "
+            f"{why or unmatched_hint(pattern, able)}",
             text=term.text,
             position=term.position,
         )
-    return [able[index] for index in term.where.select(paths)]
+    return [able[index] for index in term.where.select(able)]
 
 
 def _taken(host: Host, target: str, placements: list[Placement]) -> dict[str, HookPoint]:

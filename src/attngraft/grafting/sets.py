@@ -73,6 +73,7 @@ def _fitted(host: Host, term: Term) -> Term | None:
     with suppress(HostError):
         place(host, GraftSpec((term,)))
         return term
-    chosen = [found.taken[index] for index in term.where.select(found.taken)]
+    taken = [site for site in host.sites if site.path in found.taken]
+    chosen = [taken[index].path for index in term.where.select(taken)]
     others = [path for path in (*found.taken, *found.refused) if path not in chosen]
     return replace(term, where=Where("patterns", patterns=covering(chosen, others)))

@@ -1,4 +1,4 @@
-"""Where-clauses, which select sites: `all`, `first:2`, `last:50%`, or path patterns (`blocks.6-11`)."""
+"""Where-clauses, which select sites: `all`, `first:2`, `last:50%`, or patterns (`blocks.6-11`, `decoder.cross`)."""
 
 import difflib
 import math
@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from attngraft.attention import AttentionGeometry
+from attngraft.hosts import Site
+
 _MAX_DIGITS = 6  #: digits of a number, enough for any host; Python refuses to parse thousands of digits
 _RANGE = re.compile(rf"(\d{{1,{_MAX_DIGITS}}})-(\d{{1,{_MAX_DIGITS}}})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
+_ATTENTION = ("self", "cross")  #: last segments that select sites by their kind of attention
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Where:
     `first` and `last` select `count` sites, or `count` percent of them (rounded up), among those with the hook point.
     A pattern matches a site if it matches the site's path or an ancestor's path, segment by segment: `layers.0` matches
     `layers.0.blocks.1.attn`. `*` and `?` match characters within a segment; `6-11` matches a whole segment in that range.
+    If a pattern matches no path, a last segment `self` or `cross` selects the self- or cross-attention sites below the rest
+    of the pattern, or of the whole model: `encoder.self`, `decoder.layers.0-1.cross`, `cross`.
     """
 
     kind: Literal["all", "first", "last", "patterns"] = "all"
@@ -34,18 +40,18 @@ class Where:
             return ",".join(self.patterns)
         return f"{self.kind}:{self.count}{'%' if self.percent else ''}"
 
-    def select(self, paths: Sequence[str]) -> list[int]:
-        """Return the indices of the selected paths; `paths` must be in the host's own order."""
+    def select(self, sites: Sequence[Site]) -> list[int]:
+        """Return the indices of the selected sites; `sites` must be in the host's own order."""
         if self.kind == "all":
-            return list(range(len(paths)))
+            return list(range(len(sites)))
         if self.kind == "patterns":
-            return [index for index, path in enumerate(paths) if any(matches(p, path) for p in self.patterns)]
-        count = math.ceil(len(paths) * self.count / 100) if self.percent else min(self.count, len(paths))
-        return list(range(count)) if self.kind == "first" else list(range(len(paths) - count, len(paths)))
+            return sorted({index for pattern in self.patterns for index in _selected(pattern, sites)})
+        count = math.ceil(len(sites) * self.count / 100) if self.percent else min(self.count, len(sites))
+        return list(range(count)) if self.kind == "first" else list(range(len(sites) - count, len(sites)))
 
-    def unmatched(self, paths: Sequence[str]) -> list[str]:
-        """Return the patterns that match none of `paths`."""
-        return [pattern for pattern in self.patterns if not any(matches(pattern, path) for path in paths)]
+    def unmatched(self, sites: Sequence[Site]) -> list[str]:
+        """Return the patterns that select none of `sites`."""
+        return [pattern for pattern in self.patterns if not _selected(pattern, sites)]
 
 
 EVERYWHERE = Where()
@@ -98,6 +104,23 @@ def matches(pattern: str, path: str) -> bool:
     return len(wanted) <= len(found) and all(map(_segment_matches, wanted, found))
 
 
+def _selected(pattern: str, sites: Sequence[Site]) -> list[int]:
+    found = [index for index, site in enumerate(sites) if matches(pattern, site.path)]
+    above, _, last = pattern.rpartition(".")
+    if found or last not in _ATTENTION:
+        return found
+    return [
+        index
+        for index, site in enumerate(sites)
+        if _attention(site) == last and (not above or matches(above, site.path))
+    ]
+
+
+def _attention(site: Site) -> str | None:
+    geometry = site.geometry
+    return _ATTENTION[geometry.cross] if isinstance(geometry, AttentionGeometry) else None
+
+
 def _segment_matches(wanted: str, found: str) -> bool:
     span = _RANGE.fullmatch(wanted)
     if span:
@@ -105,13 +128,23 @@ def _segment_matches(wanted: str, found: str) -> bool:
     return fnmatchcase(found, wanted)
 
 
-def near_paths(pattern: str, paths: Sequence[str]) -> list[str]:
-    """Return up to four paths or ancestors similar to `pattern`, best first, or the first paths."""
+def unmatched_hint(pattern: str, sites: Sequence[Site]) -> str:
+    """Return why `pattern` selects none of `sites`, or up to four similar patterns, best first, or the first paths."""
+    above, _, last = pattern.rpartition(".")
+    kinds = {_attention(site) for site in sites}
+    if last in _ATTENTION and kinds == {None}:
+        return f"{last} selects attention sites, but these sites are MLPs; write {above or 'all'}"
+    if last == "cross" and "cross" not in kinds:
+        return f"this model has no cross-attention; write {above or 'all'}, or use an encoder-decoder"
     known: dict[str, None] = {}
-    for path in paths:
-        segments = path.split(".")
-        known.update((".".join(segments[:length]), None) for length in range(1, len(segments) + 1))
-    return difflib.get_close_matches(pattern, list(known), n=4, cutoff=0.5) or list(paths[:4])
+    for site in sites:
+        segments = site.path.split(".")
+        parts = [".".join(segments[:length]) for length in range(1, len(segments) + 1)]
+        known.update(dict.fromkeys(parts))
+        if "cross" in kinds and _attention(site) is not None:
+            known.update((f"{part}.{_attention(site)}", None) for part in parts[:-1])
+    near = difflib.get_close_matches(pattern, list(known), n=4, cutoff=0.5) or [site.path for site in sites[:4]]
+    return f"similar paths: {', '.join(near)}"
 
 
 def covering(wanted: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:

@@ -59,7 +59,7 @@ PACKAGES: Mapping[str, Package] = {
     "transformers": Package(
         dict.fromkeys(
             (
-                *("hf.vit", "hf.dinov2", "hf.dinov3", "hf.clip", "hf.swin", "hf.marian", "hf.t5"),
+                *("hf.vit", "hf.dinov2", "hf.dinov3", "hf.clip", "hf.swin", "hf.marian", "hf.m2m_100", "hf.t5"),
                 *("hf.bert", "hf.roberta", "hf.electra", "hf.distilbert", "hf.modernbert"),
             ),
             "hosts.hf.families",

@@ -3,6 +3,7 @@
 Nothing is downloaded, and no remote code runs.
 
 config.json                arguments of the model
+generation_config.json     settings of `generate`
 model.safetensors          its weights; also in shards, or pytorch_model.bin, which is read with `weights_only=True`
 preprocessor_config.json   preprocessing of images: size, mean, deviation, interpolation, crop
 grafts.safetensors         its grafts, if any (`attngraft.save_pretrained`)
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 HOST = "transformers_classifier"  #: the host that loads such folders
 IMAGE_CLASSIFIER = "AutoModelForImageClassification"  #: the auto class of `transformers_classifier`
+SEQUENCE_TO_SEQUENCE = "AutoModelForSeq2SeqLM"  #: the auto class of encoder-decoders
 GRAFTS = "grafts.safetensors"
 CONFIG = "config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -50,6 +52,14 @@ _IGNORED = {
     "num_labels",
     "problem_type",
     "transformers_version",
+}
+#: keys of generation settings that are not about generation
+_NOT_GENERATION = {
+    "_from_model_config",
+    "transformers_version",
+    "output_attentions",
+    "output_hidden_states",
+    "use_cache",
 }
 _KERNELS = ("_implementation", "_implementation_internal")  #: endings of keys whose values name attention kernels
 #: Pillow's resampling filters by number
@@ -127,6 +137,27 @@ def folder_config(folder: Path) -> dict[str, Any]:
     always = ("architectures", "num_labels", "image_size", "num_channels")
     found = {name: getattr(config, name) for name in always if getattr(config, name, None) is not None}
     return {**_fields(config), **_plain(found)}
+
+
+def folder_generation(folder: Path) -> dict[str, Any]:
+    """Return the settings of `generate` that differ from the defaults; empty for models without an encoder and a decoder.
+
+    They are in generation_config.json, in old folders in the configuration.
+
+    Raises:
+        UsageError: transformers is missing, or cannot read a file.
+    """
+    config = _read_config(folder)
+    if not getattr(config, "is_encoder_decoder", False):
+        return {}
+    settings_of = import_transformers(folder).GenerationConfig
+    file = folder / "generation_config.json"
+    try:
+        found = settings_of.from_pretrained(str(folder)) if file.is_file() else settings_of.from_model_config(config)
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{file}: transformers cannot read it ({first_line(error)}); save the folder again") from None
+    plain: dict[str, Any] = _plain(found.to_diff_dict())
+    return {key: value for key, value in plain.items() if key not in _NOT_GENERATION and value is not None}
 
 
 def _read_config(folder: Path) -> Any:

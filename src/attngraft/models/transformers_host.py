@@ -1,7 +1,8 @@
 """`hf:` hosts: transformers models from a folder or the Hugging Face Hub. Remote code is never run.
 
 A host is described by its arguments alone: `config` (the contents of config.json), for images `input` (the preprocessing),
-and the user's own arguments, which are fields of the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
+for encoder-decoders `generation` (the contents of generation_config.json), and the user's own arguments, which are fields of
+the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
 """
 
 import json
@@ -19,8 +20,10 @@ from attngraft.models.transformers_classifier import transformers_classifier
 from attngraft.models.transformers_folder import (
     IMAGE_CLASSIFIER,
     PROCESSORS,
+    SEQUENCE_TO_SEQUENCE,
     checked_fields,
     folder_config,
+    folder_generation,
     folder_preprocessing,
     folder_tensors,
     import_transformers,
@@ -31,7 +34,7 @@ from attngraft.models.weights import split_weights
 from attngraft.suggest import did_you_mean
 
 #: files besides the weights
-_FILES = ["*.json", "*.txt", "*.model"]
+_FILES = ["*.json", "*.txt", "*.model", "*.spm"]
 _WEIGHTS = ["model.safetensors", "model-*.safetensors"], ["pytorch_model.bin", "pytorch_model-*.bin"]
 _TOKENIZER = "tokenizer_config.json"
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
@@ -39,7 +42,9 @@ _LIMIT = 10**6  #: largest plausible limit of tokens; tokenizers without a limit
 
 
 def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add `config`, and for images `input`, of the folder or repository `source` to `given`.
+    """Add `config`, for images `input`, and for encoder-decoders `generation`, of the folder `source` to `given`.
+
+    `source` may also be a repository.
 
     Raises:
         UsageError: there is no such folder, or transformers cannot read it.
@@ -52,6 +57,8 @@ def resolve_arguments(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
     overlay = given.get("pretrained_cfg_overlay") or {}
     if any((folder / name).is_file() for name in PROCESSORS) and not {"mean", "std"} <= overlay.keys():
         found["input"] = folder_preprocessing(folder)
+    if generation := folder_generation(folder):
+        found.setdefault("generation", generation)
     return found
 
 
@@ -67,6 +74,7 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     given = resolve_arguments(name, arguments)
     config, shown = dict(given.pop("config")), dict(given.pop("input", {}))
     shown |= given.pop("pretrained_cfg_overlay", None) or {}
+    generation = given.pop("generation", {})
     architectures, labels = config.pop("architectures", None) or [], config.pop("num_labels", None)
     kind = given.pop("auto_class", None) or auto_class(transformers, config["model_type"], architectures)
     _check_auto_class(transformers, f"hf:{name}", kind, config["model_type"])
@@ -79,6 +87,8 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
             model = build_anywhere(lambda: transformers_classifier(**settings))
         else:
             model = build_anywhere(lambda: _plain(transformers, kind, {**config, **_renamed(given)}, classes))
+    if kind == SEQUENCE_TO_SEQUENCE:
+        _set_generation(transformers, model, name, generation)
     _describe(model, name, kind=kind, classes=classes, shown=shown)
     if not pretrained:
         return Started(model=model)
@@ -146,7 +156,7 @@ def auto_class(transformers: Any, model_type: str, architectures: list[str]) -> 
     known = [
         name for name, kind in vars(auto).items() if name.startswith("AutoModelFor") and hasattr(kind, "_model_mapping")
     ]
-    first = (IMAGE_CLASSIFIER, "AutoModelForSequenceClassification", "AutoModelForSeq2SeqLM", "AutoModelForCausalLM")
+    first = (IMAGE_CLASSIFIER, "AutoModelForSequenceClassification", SEQUENCE_TO_SEQUENCE, "AutoModelForCausalLM")
     last = "AutoModelForPreTraining"  # this class also creates the architectures of all other classes
     names = sorted(known, key=lambda name: (name == last, name not in first))
     found = next((name for name in names if creates(name)), "AutoModel")
@@ -186,6 +196,39 @@ def _plain(transformers: Any, kind: str, fields: Mapping[str, Any], classes: int
     return model
 
 
+def _set_generation(transformers: Any, model: Any, source: str, settings: Mapping[str, Any]) -> None:
+    """Set the model's settings for `generate`.
+
+    Raises:
+        UsageError: there is no start token or no end token, neither in the settings nor in the configuration.
+    """
+    if settings:
+        model.generation_config = transformers.GenerationConfig(**settings)
+    found, config = model.generation_config, model.config
+    starts = ("decoder_start_token_id", "bos_token_id", "pad_token_id")  # T5 starts with padding
+    for name, sources in (("decoder_start_token_id", starts), ("eos_token_id", ("eos_token_id",))):
+        values = (getattr(holder, each, None) for each in sources for holder in (found, config))
+        value = next((each for each in values if each is not None), None)
+        if value is None:
+            raise UsageError(f"hf:{source}: config.json has no {name}, which translation needs; add it to the file")
+        setattr(found, name, value)
+
+
+def _decoder_input(model: Any) -> dict[str, Any]:
+    """Return the ids of the start and end tokens, the largest number of tokens, and the forced first token."""
+    settings = model.generation_config
+    return {
+        "start": _first(settings.decoder_start_token_id),
+        "end": _first(settings.eos_token_id),
+        "max_length": _positions(model),
+        "forced": settings.forced_bos_token_id,
+    }
+
+
+def _first(value: Any) -> int:
+    return int(value[0] if isinstance(value, list | tuple) else value)
+
+
 def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown: dict[str, Any]) -> None:
     """Set `pretrained_cfg`, and `attngraft_input` if the input is text."""
     if kind == IMAGE_CLASSIFIER:
@@ -197,6 +240,8 @@ def _describe(model: Any, source: str, *, kind: str, classes: int | None, shown:
     model.num_classes = classes
     if model.main_input_name == "input_ids":
         model.attngraft_input = {"kind": "text", **_text_input(model, source)}
+        if kind == SEQUENCE_TO_SEQUENCE:
+            model.attngraft_input["decoder"] = _decoder_input(model)
 
 
 def _head(model: Any) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attngraft.attention import HOOK_POINTS, Geometry, Graft, GraftedModule, Recorder
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.apply import patch, restore
-from attngraft.grafting.where import near_paths, parse_where
+from attngraft.grafting.where import parse_where, unmatched_hint
 from attngraft.hosts import Host, find_host
 from attngraft.recording.recording import Recording
 from attngraft.recording.token_coordinates import TokenCoordinates
@@ -165,10 +165,9 @@ def _sources(host: Host, sites: str) -> Iterator[_Source]:
         choice = parse_where(sites)
     except ValueError as error:
         raise GraftSpecError(f"sites: {error}") from None
-    paths = [site.path for site in host.sites]
-    for pattern in choice.unmatched(paths):
-        raise GraftSpecError(f"{pattern!r} matches no site; similar paths: {', '.join(near_paths(pattern, paths))}")
-    for index in choice.select(paths):
+    for pattern in choice.unmatched(host.sites):
+        raise GraftSpecError(f"{pattern!r} matches no site; {unmatched_hint(pattern, host.sites)}")
+    for index in choice.select(host.sites):
         site = host.sites[index]
         targets = set(site.targets.values())
         for path in dict.fromkeys((*site.targets.values(), *site.record_tensors.values())):

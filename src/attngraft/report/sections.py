@@ -13,6 +13,7 @@ from markupsafe import Markup
 from attngraft.drawing.reliability import matrix_drawing, reliability_drawing
 from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import variant_styles
+from attngraft.report import texts
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.results.study import StudyResult
 from attngraft.results.wording import ABSENT, minus, shown, signed
@@ -42,6 +43,7 @@ class Comparison:
     baseline: int | None  #: index of the variant shown with values, others with differences; None: values for all
     rows: list[list[str]]
     caption: str
+    text: bool = False  #: whether texts are compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +186,7 @@ def _own_table(table: Table, base: Table | None) -> TableView:
         head.append(_heading(column))
         numeric.append(column.kind != "text")
         columns.append([_format(table.rows[row][place], column) for row in rows])
-        if base is not None and column.role == "compared":
+        if base is not None and column.role == "compared" and column.kind != "text":
             before = _by_name(base, place)
             head.append("to baseline")
             numeric.append(True)
@@ -201,7 +203,10 @@ def _comparison(sections: dict[int, Section], baseline: int | None) -> Compariso
     if lead is None or not compared or len(tables) < 2:
         return None
     others = [table for index, table in tables.items() if index != baseline]
-    rows, caption = _selected(lead, others, lead if baseline is not None else None)
+    if text := lead.columns[compared[0]].kind == "text":
+        rows, caption = _texts_selected(lead, others, compared[0]), texts.CAPTION if baseline is not None else ""
+    else:
+        rows, caption = _selected(lead, others, lead if baseline is not None else None)
     names = [lead.rows[row][0] for row in rows]
     common = [i for i, column in enumerate(lead.columns) if i == 0 or column.role == "common"]
     columns = [[_format(lead.rows[row][i], lead.columns[i]) for row in rows] for i in common]
@@ -211,6 +216,8 @@ def _comparison(sections: dict[int, Section], baseline: int | None) -> Compariso
             values = _by_name(table, i)
             if baseline is None or index == baseline:
                 columns.append([_format(values.get(name), column) for name in names])
+            elif text:
+                columns.append([texts.marked(str(values.get(name, "")), str(before[name])) for name in names])
             else:
                 columns.append([_change(values.get(name), before.get(name), column) for name in names])
     return Comparison(
@@ -220,7 +227,14 @@ def _comparison(sections: dict[int, Section], baseline: int | None) -> Compariso
         baseline=baseline,
         rows=[list(row) for row in zip(*columns, strict=True)],
         caption=caption,
+        text=text,
     )
+
+
+def _texts_selected(table: Table, others: Sequence[Table], column: int) -> list[int]:
+    by_name = [_by_name(each, column) for each in others]
+    before = [str(row[column]) for row in table.rows]
+    return texts.spread_rows(before, [[str(each.get(row[0], "")) for row in table.rows] for each in by_name])
 
 
 def _selected(table: Table, others: Sequence[Table], base: Table | None) -> tuple[list[int], str]:

@@ -131,11 +131,14 @@ def late_gain(result: StudyResult) -> float | None:
 
 
 def above_chance(result: StudyResult) -> float | None:
-    """Return how far the baseline is on the way from chance to a perfect score (1, or 0 if lower is better)."""
+    """Return how far the baseline is on the way from chance to a perfect score (`Metric.best`)."""
     baseline, chance = wording.baseline_of(result), wording.chance_value(result)
     if baseline is None or chance is None or result.metric not in baseline.last:
         return None
-    perfect = 1.0 if result.higher_is_better else 0.0
+    metric = result.metrics.get(result.metric)
+    perfect = metric.best if metric is not None else None
+    if perfect is None:
+        perfect = 1.0 if result.higher_is_better else 0.0
     if chance == perfect:
         return None
     return (baseline.last[result.metric].mean - chance) / (perfect - chance)

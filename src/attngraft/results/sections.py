@@ -18,6 +18,7 @@ class Metric:
     column: str = ""  #: column heading; empty: use the label
     share: bool = False  #: whether it is a fraction, displayed in percent
     higher_is_better: bool = True  #: whether a higher value is better
+    best: float | None = None  #: the best possible value; None: 1, or 0 if lower is better
 
 
 @dataclass(frozen=True, kw_only=True)

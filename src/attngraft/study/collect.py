@@ -18,8 +18,16 @@ from attngraft.results.study import Cost, Curve, Difference, RunSummary, Spread,
 from attngraft.results.wording import image_size, model_text, plural
 from attngraft.study.config import StudyConfig
 from attngraft.study.decisions import Outcomes, until_notes, until_outcomes
-from attngraft.study.folds import FoldedRecord, compared_metrics, validation_metrics
-from attngraft.study.notes import fold_notes, judged_notes, other_host_notes, other_recipe_notes, run_notes, start_notes
+from attngraft.study.folds import FoldedRecord, compared_metrics
+from attngraft.study.notes import (
+    fold_notes,
+    judged_notes,
+    other_host_notes,
+    other_recipe_notes,
+    run_notes,
+    start_notes,
+    training_notes,
+)
 from attngraft.study.plan import finished_runs
 from attngraft.study.predictions import (
     RunStatistics,
@@ -35,7 +43,7 @@ from attngraft.study.verdict import compare_all, corrected, spread
 from attngraft.tasks.task import Task
 from attngraft.training.build import build_task
 from attngraft.training.recipe import changed_settings, recipe_to_dict
-from attngraft.training.run_folder import RunRecord
+from attngraft.training.run_folder import RunRecord, validation_metrics
 from attngraft.yaml_config import parse_yaml
 
 _AS_IS = (
@@ -149,6 +157,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             *other_host_notes(config, records),
             *other_recipe_notes(config, settings),
             *run_notes(config, records, runs, task.primary, statistics=statistics, stopped=stopped),
+            *training_notes(records, task),
             *([] if costs is not None else ["Costs were not measured."]),
             *suite_notes(config),
             *(reason for reasons in not_compared for reason in reasons.values()),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.training.run_folder import Metrics, RunRecord
+from attngraft.training.run_folder import Metrics, RunRecord, validation_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +43,6 @@ def each_fold(records: Iterable[RunRecord]) -> list[RunRecord]:
 def compared_metrics(record: RunRecord) -> Metrics:
     """Return the compared metrics of a run (`top1`): of its last epoch on validation, or of its `judged` evaluation."""
     return record.last() if isinstance(record, FoldedRecord) else _compared(record)
-
-
-def validation_metrics(row: Metrics) -> Metrics:
-    """Return the validation metrics (`top1`), including the moving average's (`ema/top1`)."""
-    return {name.removeprefix("val/"): float(row[name]) for name in row if name.startswith(("val/", "ema/"))}
 
 
 def _compared(run: RunRecord) -> Metrics:

@@ -12,7 +12,8 @@ from attngraft.study.config import StudyConfig
 from attngraft.study.folds import each_fold
 from attngraft.study.plan import Records
 from attngraft.study.predictions import RunStatistics
-from attngraft.training.run_folder import RunRecord
+from attngraft.tasks.task import Task
+from attngraft.training.run_folder import RunRecord, validation_metrics
 from attngraft.training.sizes import cut_note
 
 _TRAINED = {
@@ -241,4 +242,20 @@ def run_notes(
                     f"{run.folder}: {metric} is {score:.6g} in the saved predictions and {run.last[metric]:.6g} in the "
                     "run's metrics; differences are computed from the predictions."
                 )
+    return notes
+
+
+def training_notes(records: Records, task: Task) -> list[str]:
+    """Return a note on each variant with runs that have not learned, by `Task.training_note`."""
+    notes = []
+    for name, by_seed in records.items():
+        found = {
+            seed: note
+            for seed, record in by_seed.items()
+            for run in each_fold([record])
+            if (note := task.training_note(validation_metrics(run.epochs[-1]), run.facts))
+        }
+        if found:
+            seeds = f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+            notes.append(f"{name}, {seeds}: {next(iter(found.values()))}.")
     return notes

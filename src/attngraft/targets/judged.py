@@ -1,7 +1,7 @@
 """Targets of `attngraft eval`: runs, exported folders, hosts with weights, files that name their host."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from attngraft.training.recipe import HostConfig, Recipe
 from attngraft.training.run_folder import RunFolder, read_run, write_json
 from attngraft.training.target import Target
 from attngraft.training.teacher import weights_hash
+from attngraft.yaml_config import apply_overrides
 
 EVALUATION = "evaluation.json"  #: result of an evaluation without suites, next to predictions.npz
 DEFAULT_TASK = "classification"  #: default task of hosts
@@ -111,6 +112,20 @@ def open_target(
     name, options = named_by_weights(Path(where), options) if kind == "weights" else (where, options)
     with trusting(name if kind == "host" else None, every=trust_code):
         return _host(where, name, options, task or DEFAULT_TASK, results)
+
+
+def with_settings(target: Target, settings: Sequence[str]) -> Target:
+    """Return the target with other fields of its task, `task.FIELD=VALUE` each.
+
+    Raises:
+        UsageError: another field of a recipe is set.
+        ConfigError: a text is not an assignment.
+    """
+    other = next((text for text in settings if not text.startswith("task.") or text.startswith("task.name=")), None)
+    if other is not None:
+        raise UsageError(f"--set {other}: an evaluation only has fields of the task, such as task.source=en; remove it")
+    task = apply_overrides({"task": target.recipe.task}, settings)["task"]
+    return replace(target, recipe=replace(target.recipe, task=task))
 
 
 def named_by_weights(path: Path, given: HostOptions) -> tuple[str, HostOptions]:
@@ -216,8 +231,12 @@ def _refuse_other_task(where: str, task: str | None, own: str) -> None:
 def _exported(folder: Path, task: str | None, results: Path, *, trust_code: bool) -> Target:
     manifest = read_manifest(folder)
     _refuse_other_task(str(folder), task, manifest.task)
-    serving = manifest.serving
-    section, facts = load_task(manifest.task).from_serving(serving)
+    serving, around = manifest.serving, manifest.around
+    if serving.kind == "other" and around is not None:  # the task has its own codec
+        section = {name: value for name, value in around.section.items() if name not in ("name", "data")}
+        facts = dict(around.facts)
+    else:
+        section, facts = load_task(manifest.task).from_serving(serving)
     tokenizer = serving.input.get("tokenizer")
     if tokenizer is not None and not (folder / tokenizer).is_file():
         raise ExportError(f"{folder / tokenizer}: does not exist, so the export is incomplete; export the model again")
@@ -235,7 +254,7 @@ def _exported(folder: Path, task: str | None, results: Path, *, trust_code: bool
         results=results,
         facts=facts,
         model_args=manifest.host.args,
-        input={"kind": serving.kind, **shown},
+        input=None if serving.kind == "other" else {"kind": serving.kind, **shown},
         fitted=folder / FITTED_FOLDER,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,16 @@ class TextInput:
 
 class Codec(ABC):
     """Description of a model's inputs and outputs; returned by `Task.codec`."""
+
+    lines: ClassVar[bool] = False  #: whether inputs and outputs are lines of text; blank lines are not predicted
+
+    def check(self, raw: str) -> None:
+        """Check that a raw input can be predicted; by default, every input can.
+
+        Raises:
+            DataError: it cannot; `attngraft predict` reports the reason and continues with the next input.
+        """
+        return
 
     @abstractmethod
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,8 @@ class TaskData:
     train: Split
     val: Split
     test: Split | None = None  #: runs are compared on it instead of `val`, which then only selects the best weights
+    #: opens all examples of data without splits of their own, on which models of other data are evaluated; None: `val`
+    whole: Callable[[], Split] | None = None
     #: arguments of the host's factory that depend on the data (num_classes, in_chans, ...)
     model_args: Mapping[str, Any]
     facts: Mapping[str, Any]  #: JSON-ready description for the run folder and the report (classes, counts, sizes)

@@ -23,6 +23,8 @@ from attngraft.tasks.images.sources.table import (
     zero_one_columns,
 )
 from attngraft.tasks.text.source import TEXT_NAMES
+from attngraft.tasks.translation.files import aligned_files, languages_of
+from attngraft.tasks.translation.source import NESTED, SIDES
 
 DEFAULT = "classification"
 
@@ -32,7 +34,8 @@ _PROBED = 20  #: number of rows whose paths are looked at
 def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the task that fits the data, and the reason.
 
-    Tables with a column of texts fit `text_classification`; tables of images fit `multilabel` (lists of labels, or
+    Line-aligned files of two languages, and tables with columns `source` and `target`, fit `translation`. Tables with a
+    column of texts fit `text_classification`; tables of images fit `multilabel` (lists of labels, or
     several 0/1 columns), `regression` (numbers with decimals), or `classification`; COCO annotations fit `multilabel`.
     Everything else fits `classification`, which reports what is wrong with the data.
 
@@ -50,6 +53,8 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
             return "multilabel", f"COCO annotations in {source}"
         if source and path.is_dir() and folder.has_class_folders(path):
             return DEFAULT, f"class folders in {source}"
+        if source and (languages := languages_of(aligned_files(path))):
+            return "translation", f"line-aligned files of {' and '.join(languages[:2])} in {source}"
         table = _table_of(path)
         found = None if table is None else _task_of(read_table(table), table, data)
     except (AttngraftError, OSError):  # reported when the data are opened
@@ -83,6 +88,9 @@ def _task_of(table: LabelTable, path: Path, data: Mapping[str, Any]) -> tuple[st
     if texts in table.columns and (data.get("text_column") or not _has_images(table, paths, path.parent, data)):
         return "text_classification", f"texts in column {texts!r} of {name}"
     if paths not in table.columns:
+        sides = [data.get(f"{side}_column") or find_column(table, usual) for side, usual in SIDES.items()]
+        if NESTED in table.columns or all(each in table.columns for each in sides):
+            return "translation", f"pairs of sentences in {name}"
         return None
     split = data.get("split_column") or find_column(table, manifest.SPLIT_NAMES) or ""
     exclude = {str(paths), str(split)}

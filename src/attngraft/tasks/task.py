@@ -52,6 +52,7 @@ TASKS = {
     "regression": "attngraft.tasks.regression:Regression",
     "text_classification": "attngraft.tasks.text:TextClassification",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
+    "translation": "attngraft.tasks.translation:Translation",
 }
 SPLIT_FILE = "split.csv"  #: file name of the random split in the folder of a run or study (`Task.save_split`)
 FITTED_FOLDER = "fitted"  #: folder of `Task.save_files` in the folder of a run, a study or an exported model
@@ -337,6 +338,17 @@ class Task(ABC):
             facts: the facts that `load` returned, for the labels of the training data.
         """
         return None
+
+    def training_note(self, metrics: Mapping[str, float], facts: Mapping[str, Any]) -> str:
+        """Return a warning about a trained model that has not learned, as a sentence without a period, or an empty string.
+
+        It is logged when a run is finished, and is part of a study's notes.
+
+        Args:
+            metrics: the last validation metrics.
+            facts: the facts that `load` returned.
+        """
+        return ""
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return the model's positional and keyword arguments for a batch."""

@@ -262,7 +262,7 @@ class OpenedSplit:
 
     task: Task
     split: Split
-    part: str  #: "val" or "test"
+    part: str  #: "val", "test" or "all"
     facts: Mapping[str, Any]  #: facts about the data; the model's facts take precedence
 
 
@@ -288,6 +288,8 @@ def open_split(target: Target, *, data: str | None, split: str | None) -> Opened
     found = task.load(model_data_config=target.host_input())
     _check_model_args(target, found.model_args)
     _check_facts(task, target, found.facts, where=data or "the data")
+    if data is not None and split is None and found.whole is not None:
+        return OpenedSplit(task=task, split=found.whole(), part="all", facts={**found.facts, **target.facts})
     part = own or ("val" if split is not None or found.test is None else "test")
     examples = found.val if part == "val" else found.test
     if examples is None:

@@ -35,7 +35,16 @@ from attngraft.training.lock import locked
 from attngraft.training.optimizer import learning_rate
 from attngraft.training.progress import LogLines, Progress, Silent, format_metrics
 from attngraft.training.recipe import Recipe
-from attngraft.training.run_folder import Judged, JudgedSplit, Metrics, RunFolder, RunRecord, read_run, write_json
+from attngraft.training.run_folder import (
+    Judged,
+    JudgedSplit,
+    Metrics,
+    RunFolder,
+    RunRecord,
+    read_run,
+    validation_metrics,
+    write_json,
+)
 from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
 from attngraft.training.stages import StagePlan
 from attngraft.training.stopping import Interrupted, StoppedWaiting, StopSignal
@@ -161,6 +170,8 @@ def _train_or_shrink(
             seconds = sum(row["seconds"] for row in counters.rows)
             facts = {"epochs": epochs, "seconds": seconds, "metrics": counters.rows[-1]}
             write_json(folder.finished, facts | ({} if judged is None else {"judged": asdict(judged)}))
+            if note := run.task.training_note(validation_metrics(counters.rows[-1]), run.data.facts):
+                log.warning("%s: %s", folder.path, note)
         progress.on_end(finished=finished)
         return None
     del run, trainer

@@ -1,5 +1,6 @@
 """timm's optimizer, schedule and moving average, with learning rate and weight decay per parameter."""
 
+import math
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from typing import Any
@@ -70,27 +71,51 @@ def create_schedule(optimizer: torch.optim.Optimizer, recipe: Recipe, *, steps: 
     if config.steps is not None:
         epochs = config.steps / steps
         warmup = min(5.0, epochs / 10) if config.warmup_epochs is None else config.warmup_epochs
-        warmup = warmup if config.warmup_steps is None else config.warmup_steps / steps
-        if warmup >= epochs - config.cooldown_epochs:
-            raise ConfigError(
-                f"schedule.steps: {config.steps} updates ({epochs:.3g} epochs) leave none after warm-up and cool-down; "
-                "use --set schedule.warmup_steps=N or more steps"
-            )
+    if config.warmup_steps is not None and config.trains:
+        warmup = config.warmup_steps / steps
+    if config.name == "inverse_sqrt":
+        return InverseSqrtScheduler(optimizer, warmup=max(1, round(warmup * steps)))
+    if config.steps is not None and warmup >= epochs - config.cooldown_epochs:
+        raise ConfigError(
+            f"schedule.steps: {config.steps} updates ({epochs:.3g} epochs) leave none after warm-up and cool-down; "
+            "use --set schedule.warmup_steps=N or more steps"
+        )
+    linear = config.name == "linear"  # the warm-up is not part of timm's polynomial, so that the peak is reached
     options: dict[str, Any] = {
-        "sched": "step" if config.name == "constant" else config.name,
-        "num_epochs": epochs - cooldown,
+        "sched": {"constant": "step", "linear": "poly"}.get(config.name, config.name),
+        "num_epochs": epochs - cooldown - warmup * linear,
+        "warmup_prefix": linear,
         "decay_epochs": config.decay_epochs or (epochs if config.name == "constant" else 90),
         "decay_milestones": list(config.decay_milestones),
-        "decay_rate": config.decay_rate or (1.0 if config.name in ("constant", "poly") else 0.1),
+        "decay_rate": config.decay_rate or (1.0 if config.name in ("constant", "linear", "poly") else 0.1),
         "cooldown_epochs": cooldown,
         "warmup_epochs": warmup,
         "warmup_lr": config.warmup_lr,
         "min_lr": config.min_lr,
     }
-    if config.name == "constant":
+    if config.name in ("constant", "linear"):
         options["decay_rate"] = 1.0
     schedule, _ = create_scheduler_v2(optimizer, **options, step_on_epochs=False, updates_per_epoch=steps)
     return schedule
+
+
+class InverseSqrtScheduler(Scheduler):
+    """Linear warm-up, then decay with the inverse square root of the update (Vaswani et al. 2017, section 5.3).
+
+    Update t, from 1, has the learning rate peak * min(t / warmup, sqrt(warmup / t)).
+
+    Args:
+        optimizer: optimizer whose learning rate is the peak.
+        warmup: number of updates up to the peak.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, warmup: int) -> None:
+        super().__init__(optimizer, param_group_field="lr", t_in_epochs=False)
+        self._warmup = warmup
+
+    def _get_lr(self, t: int) -> list[float]:
+        factor = min((t + 1) / self._warmup, math.sqrt(self._warmup / (t + 1)))
+        return [peak * factor for peak in self.base_values]
 
 
 def create_ema(model: nn.Module, recipe: Recipe) -> ModelEmaV3 | None:

@@ -110,11 +110,12 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Learning rate over `epochs` or `steps`, updated at every step, with linear warm-up from `warmup_lr`."""
 
-    name: Literal["cosine", "constant", "poly", "step", "multistep", "tanh"] = "cosine"  #: shape
+    #: shape; linear: from the peak to min_lr; inverse_sqrt: peak * min(update / warm-up, sqrt(warm-up / update))
+    name: Literal["cosine", "constant", "linear", "inverse_sqrt", "poly", "step", "multistep", "tanh"] = "cosine"
     epochs: int = 30  #: including warm-up and cool-down; 0: evaluate the model without training
     steps: int | None = None  #: length of the run in updates, instead of epochs; other fields still count epochs
     warmup_epochs: float | None = None  #: null: a tenth of the epochs, at most 5
-    warmup_steps: int | None = None  #: updates of warm-up, instead of warmup_epochs; only with steps
+    warmup_steps: int | None = None  #: updates of warm-up, instead of warmup_epochs; only with steps or inverse_sqrt
     warmup_lr: float = 1e-6  #: start of the warm-up
     min_lr: float = 1e-5  #: end of the schedule
     cooldown_epochs: int = 0  #: epochs at min_lr at the end, part of `epochs`
@@ -127,11 +128,11 @@ class ScheduleConfig:
         require(self, "warmup_lr", self.warmup_lr >= 0, "must not be negative")
         require(self, "min_lr", self.min_lr >= 0, "must not be negative")
         require(self, "steps", self.steps is None or self.steps >= 1, "must be at least 1")
-        require(self, "warmup_steps", self.warmup_steps is None or self.steps is not None, "requires schedule.steps")
-        total = self.steps or 0
-        require(
-            self, "warmup_steps", self.warmup_steps is None or 0 <= self.warmup_steps < total, "must be below steps"
-        )
+        if self.warmup_steps is not None and self.name == "inverse_sqrt":  # its warm-up may exceed the run
+            require(self, "warmup_steps", self.warmup_steps >= 1, "must be at least 1")
+        elif self.warmup_steps is not None:
+            require(self, "warmup_steps", self.steps is not None, "requires schedule.steps")
+            require(self, "warmup_steps", 0 <= self.warmup_steps < (self.steps or 0), "must be below steps")
         short = f"must be less than the {self.epochs} epochs"
         by_steps = self.steps is not None or not self.epochs  # then the epochs are unknown or 0
         require(self, "cooldown_epochs", by_steps or 0 <= self.cooldown_epochs < self.epochs, short)

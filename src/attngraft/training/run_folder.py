@@ -258,6 +258,11 @@ class RunRecord:
         return sum(row["seconds"] for row in self.epochs)
 
 
+def validation_metrics(row: Metrics) -> Metrics:
+    """Return the validation metrics (`top1`), including the moving average's (`ema/top1`)."""
+    return {name.removeprefix("val/"): float(row[name]) for name in row if name.startswith(("val/", "ema/"))}
+
+
 def read_run(folder: Path | str) -> RunRecord:
     """Read the run in `folder`, finished or not.
 

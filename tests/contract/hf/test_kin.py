@@ -20,6 +20,8 @@ KIN = [
     bert.TestElectra,
     bert.TestModernBert,
     marian.TestBart,
+    marian.TestM2M100,
+    marian.TestMBart,
     t5.TestGatedT5,
     t5.TestMT5Encoder,
 ]

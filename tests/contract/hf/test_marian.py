@@ -1,4 +1,4 @@
-"""Contract of Hugging Face's Marian and BART."""
+"""Contract of Hugging Face's Marian, BART, mBART and M2M100."""
 
 from __future__ import annotations
 
@@ -42,3 +42,23 @@ class TestBart(SequenceContract):
         from transformers import BartConfig, BartModel
 
         return BartModel(BartConfig(**SIZES))
+
+
+@pytest.mark.slow
+class TestM2M100(SequenceContract):
+    """M2M100 and NLLB, with pre-norm layers and scaled embeddings; a start token other than padding has a position."""
+
+    def made(self) -> nn.Module:
+        from transformers import M2M100Config, M2M100Model
+
+        return M2M100Model(M2M100Config(**{**SIZES, "decoder_start_token_id": 1}))
+
+
+@pytest.mark.slow
+class TestMBart(SequenceContract):
+    """mBART, with pre-norm layers and a norm after each stack."""
+
+    def made(self) -> nn.Module:
+        from transformers import MBartConfig, MBartModel
+
+        return MBartModel(MBartConfig(**SIZES))

@@ -1,4 +1,4 @@
-"""Generation with grafted Marian and BART, with and without a cache."""
+"""Generation with grafted Marian, BART and M2M100, with and without a cache."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ class TestBart(TestMarian):
     def made(self, *, head: bool, **config: Any) -> Any:
         kind = transformers.BartForConditionalGeneration if head else transformers.BartModel
         return kind(transformers.BartConfig(**{**SIZES, **config}))
+
+
+@pytest.mark.slow
+class TestM2M100(TestMarian):
+    def made(self, *, head: bool, **config: Any) -> Any:
+        kind = transformers.M2M100ForConditionalGeneration if head else transformers.M2M100Model
+        return kind(transformers.M2M100Config(**{**SIZES, "decoder_start_token_id": 1, **config}))
 
 
 @pytest.mark.parametrize("head", ["SequenceClassification", "QuestionAnswering"])

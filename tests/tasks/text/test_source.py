@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,18 @@ def test_the_columns_and_the_split_are_found_by_name(tmp_path: Path) -> None:
     assert np.array_equal(found.train.labels, [1, 0])
     other = open_texts(TextDataConfig(source=str(source), text_column="id"))
     assert list(other.val.texts) == ["3"]
+
+
+def test_json_lines_are_a_table(tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    lines = [{"text": f"A song\u2028{n}", "label": "good" if n % 2 else "bad"} for n in range(10)]
+    source.write_text("\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines), encoding="utf-8")
+    found = open_texts(TextDataConfig(source=str(source)))
+    assert {*found.train.texts, *found.val.texts} == {line["text"] for line in lines}
+    lines[3]["text"] = None
+    source.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with pytest.raises(DataError, match="a.jsonl: line 4: column 'text' is empty"):
+        open_texts(TextDataConfig(source=str(source)))
 
 
 def test_a_folder_has_a_table_for_each_split(tmp_path: Path) -> None:

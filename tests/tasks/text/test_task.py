@@ -110,6 +110,8 @@ def test_export_and_run_predict_alike(trained: Path, tmp_path: Path) -> None:
     assert model(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, 2)
     with pytest.raises(UsageError, match="--to onnx: only for image models"):
         export_run(trained, tmp_path / "other", to=["onnx"])
+    with pytest.raises(UsageError, match=r"--to hf: transformers would load the model without its grafts \(cb\)"):
+        export_run(trained, tmp_path / "other", to=["hf"])
 
 
 def test_exported_folders_and_hosts_are_judged(trained: Path, tmp_path: Path) -> None:

@@ -259,6 +259,23 @@ FAMILIES = family_table(
         members={"base_names": ("model",)},
     ),
     Family(
+        name="hf.m2m_100",
+        summary="transformers M2M100 (NLLB) and mBART: encoder, decoder and cross attention",
+        base=SequenceFamily,
+        prefixes=("m2m_100.M2M100", "mbart.MBart"),
+        models=(
+            *("Model", "ForConditionalGeneration"),
+            *("mbart.MBartForSequenceClassification", "mbart.MBartForQuestionAnswering"),
+        ),
+        blocks={"EncoderLayer": marian.encoder_sites, "DecoderLayer": marian.decoder_sites},
+        templates={
+            "Attention": marian.Attention,
+            "EncoderLayer": marian.NormFirstEncoderLayer,
+            "DecoderLayer": marian.NormFirstDecoderLayer,
+        },
+        members={"base_names": ("model",)},
+    ),
+    Family(
         name="hf.t5",
         summary="transformers T5 and mT5: encoder, decoder and cross attention, or the encoder alone",
         base=SequenceFamily,

@@ -1,8 +1,8 @@
-"""Hugging Face's Marian and BART: encoders and decoders whose layers contain the MLP's linear layers."""
+"""Hugging Face's Marian, BART, mBART and M2M100: layers that contain the MLP's linear layers."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from attngraft.hosts.sites import mlp_site
 
 
 class Attention(CachingSite):
-    """Attention of Marian and BART; the layer's dropout `drop` is applied before grafts at `attn.end`."""
+    """Attention of these models; the layer's dropout `drop` is applied before grafts at `attn.end`."""
 
     out, rate, precise = "out_proj", "dropout", False
 
@@ -39,6 +39,7 @@ class Attention(CachingSite):
 class Layer(TwoLinearEnds, MlpSite):
     """Base of encoder and decoder layers: the MLP's two linear layers, and the dropout after each branch."""
 
+    norm_first: ClassVar[bool] = False  #: whether each branch starts with its norm; otherwise the norm is after the sum
     self_attn: nn.Module
     self_attn_layer_norm: nn.Module
     encoder_attn: nn.Module
@@ -64,14 +65,17 @@ class Layer(TwoLinearEnds, MlpSite):
     def drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, p=self.dropout, training=self.training)
 
-    def branch(self, attention: nn.Module, x: Tensor, **given: Any) -> Tensor:
-        """Return the output of `attention` after dropout, which patched attention applies itself."""
-        if isinstance(attention, GraftedModule):
-            return cast(Tensor, attention(x, drop=self.drop, **given)[0])
-        return self.drop(attention(x, **given)[0])
+    def attention(self, module: nn.Module, norm: nn.Module, x: Tensor, **given: Any) -> Tensor:
+        """Add the output of an attention module after dropout, which patched attention applies itself."""
+        if isinstance(module, GraftedModule):
+            return self.add(lambda x: module(x, drop=self.drop, **given)[0], norm, x)
+        return self.add(lambda x: self.drop(module(x, **given)[0]), norm, x)
 
     def mlp(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.final_layer_norm(x + MlpSite.forward(self, x)))
+        return self.add(lambda x: MlpSite.forward(self, x), self.final_layer_norm, x)
+
+    def add(self, branch: Callable[[Tensor], Tensor], norm: nn.Module, x: Tensor) -> Tensor:
+        return x + branch(norm(x)) if self.norm_first else cast(Tensor, norm(x + branch(x)))
 
 
 class EncoderLayer(Layer):
@@ -84,9 +88,9 @@ class EncoderLayer(Layer):
             UsageError: the mask hides tokens, or the call is causal, and a graft of the MLP averages over all tokens.
         """
         check_call(self, padded=hides_tokens(attention_mask), causal=bool(kwargs.get("is_causal")))
-        attended = self.branch(self.self_attn, hidden_states, attention_mask=attention_mask, **kwargs)
-        x = self.mlp(self.self_attn_layer_norm(hidden_states + attended))
-        if x.dtype == torch.float16 and not torch.isfinite(x).all():
+        given = {"attention_mask": attention_mask, **kwargs}
+        x = self.mlp(self.attention(self.self_attn, self.self_attn_layer_norm, hidden_states, **given))
+        if x.dtype == torch.float16 and (self.norm_first or not torch.isfinite(x).all()):
             most = torch.finfo(x.dtype).max - 1000
             x = torch.clamp(x, min=-most, max=most)
         return x
@@ -106,12 +110,25 @@ class DecoderLayer(Layer):
         **kwargs: Any,
     ) -> Tensor:
         given = {CACHE: pop_cache(past_key_values, kwargs), **kwargs}
-        attended = self.branch(self.self_attn, hidden_states, attention_mask=attention_mask, **given)
-        x = self.self_attn_layer_norm(hidden_states + attended)
+        x = self.attention(
+            self.self_attn, self.self_attn_layer_norm, hidden_states, attention_mask=attention_mask, **given
+        )
         if encoder_hidden_states is not None:
             given |= {"key_value_states": encoder_hidden_states, "attention_mask": encoder_attention_mask}
-            x = self.encoder_attn_layer_norm(x + self.branch(self.encoder_attn, x, **given))
+            x = self.attention(self.encoder_attn, self.encoder_attn_layer_norm, x, **given)
         return self.mlp(x)
+
+
+class NormFirstEncoderLayer(EncoderLayer):
+    """Encoder layer of mBART and M2M100."""
+
+    norm_first = True
+
+
+class NormFirstDecoderLayer(DecoderLayer):
+    """Decoder layer of mBART and M2M100."""
+
+    norm_first = True
 
 
 _CHILDREN = ("self_attn", "self_attn_layer_norm", "activation_fn", "fc1", "fc2", "final_layer_norm")

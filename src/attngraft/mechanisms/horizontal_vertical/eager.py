@@ -32,8 +32,13 @@ def horizontal_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted heads (B, H, N, dv) and alpha (B, N, H)."""
     tensors = cast_for_autocast(heads, x, head, context, score, score_bias)
-    function: Any = reference.horizontal_attention if is_traced() else _Horizontal.apply
-    return function(*tensors, identity)
+    function: Any = _Horizontal.apply
+    if is_traced():
+        function = reference.horizontal_attention
+    elif not torch.is_grad_enabled():  # an autograd function takes long for one token at a time
+        function = _weigh_heads
+    weighted, alpha, *_ = function(*tensors, identity)
+    return weighted, alpha
 
 
 def vertical_attention(
@@ -47,8 +52,48 @@ def vertical_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the gated tokens and beta, both (B, N, C)."""
     tensors = cast_for_autocast(merged, x, context, merged_weight, gate, gate_bias)
-    function: Any = reference.vertical_attention if is_traced() else _Vertical.apply
-    return function(*tensors, identity)
+    function: Any = _Vertical.apply
+    if is_traced():
+        function = reference.vertical_attention
+    elif not torch.is_grad_enabled():
+        function = _gate_channels
+    gated, beta, *_ = function(*tensors, identity)
+    return gated, beta
+
+
+def _weigh_heads(
+    heads: Tensor, x: Tensor, head: Tensor, context: Tensor, score: Tensor, score_bias: Tensor, identity: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the weighted heads, alpha, and for the backward pass the hidden units and alpha, both in rows."""
+    batch, count, tokens, width = heads.shape
+    by_token = heads.transpose(1, 2).contiguous().view(-1, count, width)
+    hidden = torch.mm(by_token.view(-1, width), head.t())
+    shared = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
+    hidden.view(-1, count, width).add_(shared.unsqueeze(1)).relu_()
+    alpha = torch.softmax(torch.mm(hidden, score.t()).view(-1, count), -1, dtype=accumulation_dtype(heads))
+    weighted = by_token * _factor(alpha, identity, heads.dtype)
+    alpha_out = alpha.to(heads.dtype).view(batch, tokens, count)
+    return weighted.view(batch, tokens, count, width).transpose(1, 2), alpha_out, hidden, alpha
+
+
+def _gate_channels(
+    merged: Tensor,
+    x: Tensor,
+    context: Tensor,
+    merged_weight: Tensor,
+    gate: Tensor,
+    gate_bias: Tensor,
+    identity: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the gated tokens, beta, and for the backward pass the hidden units and beta, both in rows."""
+    rows = merged.reshape(-1, merged.shape[-1])
+    hidden = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
+    torch.addmm(hidden, rows, merged_weight.t(), out=hidden).relu_()
+    beta = torch.mm(hidden, gate.t()).add_(gate_bias).sigmoid_()  # addmm would first write the bias to every row
+    gated = rows * beta
+    if identity:
+        gated.mul_(2)
+    return gated.view(merged.shape), beta.view(merged.shape), hidden, beta
 
 
 class _Horizontal(torch.autograd.Function):
@@ -56,18 +101,11 @@ class _Horizontal(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        heads, x, head, context, score, _, ctx.identity = inputs
-        batch, count, tokens, width = heads.shape
-        by_token = heads.transpose(1, 2).contiguous().view(-1, count, width)
-        hidden = torch.mm(by_token.view(-1, width), head.t())
-        shared = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
-        hidden.view(-1, count, width).add_(shared.unsqueeze(1)).relu_()
-        alpha = torch.softmax(torch.mm(hidden, score.t()).view(-1, count), -1, dtype=accumulation_dtype(heads))
-        weighted = by_token * _factor(alpha, ctx.identity, heads.dtype)
+        ctx.identity = inputs[-1]
+        weighted, alpha_out, hidden, alpha = _weigh_heads(*inputs)
         ctx.save_for_backward(*inputs[:-1], hidden, alpha)
         ctx.set_materialize_grads(False)
-        alpha_out = alpha.to(heads.dtype).view(batch, tokens, count)
-        return weighted.view(batch, tokens, count, width).transpose(1, 2), alpha_out
+        return weighted, alpha_out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, alpha_gradient: Tensor | None) -> Gradients:
@@ -111,17 +149,11 @@ class _Vertical(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        merged, x, context, merged_weight, gate, gate_bias, ctx.identity = inputs
-        rows = merged.reshape(-1, merged.shape[-1])
-        hidden = torch.mm(x.reshape(-1, x.shape[-1]), context.t())
-        torch.addmm(hidden, rows, merged_weight.t(), out=hidden).relu_()
-        beta = torch.mm(hidden, gate.t()).add_(gate_bias).sigmoid_()  # addmm would first write the bias to every row
-        gated = rows * beta
-        if ctx.identity:
-            gated.mul_(2)
+        ctx.identity = inputs[-1]
+        gated, beta_out, hidden, beta = _gate_channels(*inputs)
         ctx.save_for_backward(*inputs[:-1], hidden, beta)
         ctx.set_materialize_grads(False)
-        return gated.view(merged.shape), beta.view(merged.shape)
+        return gated, beta_out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None, beta_gradient: Tensor | None) -> Gradients:

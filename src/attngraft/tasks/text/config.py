@@ -1,6 +1,6 @@
 """The recipe's `task` section for text classification."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from attngraft.strict import FieldError, require
@@ -9,41 +9,46 @@ from attngraft.tasks.images.config import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextDataConfig:
-    """A table of texts and labels, and its split into training, validation and test.
+class TableDataConfig:
+    """A table of examples, and its split into training, validation and test.
 
     If the source has no validation split (by a split column, or as a separate table in a folder), or with
-    `val_fraction`, a random part of each class is used for validation.
+    `val_fraction`, a random part is used for validation.
     """
 
-    source: str  #: a .csv, .tsv or .parquet, or a folder with one table per split
-    text_column: str | None = None  #: column of texts; null: detected by name (text, sentence, review, ...)
-    label_column: str | None = None  #: column of labels; null: detected by name
+    source: str  #: a .csv, .tsv, .jsonl or .parquet, or a folder with one table per split
     split_column: str | None = None  #: column with the split's name (train, val); null: detected by name
     train_split: str | None = None  #: name of the training split
     val_split: str | None = None  #: name of the validation split
     #: name of the test split; null: `test` or `testing`, if it is not the validation split; none: compare runs on validation
     test_split: str | None = None
-    val_fraction: float | None = None  #: fraction of each training class to use for validation, chosen at random
+    val_fraction: float | None = None  #: fraction of the training examples (of each class) to use for validation
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
     folds: int | None = None  #: number of folds of cross-validation, set by `attngraft compare --folds`
     fold: int | None = None  #: fold used for validation, from 0; the other folds are used for training
     group_column: str | None = None  #: column of groups (patients, ...), kept whole by a random split and by folds
     split_file: str | None = None  #: file with a saved split, used instead of a random split
-    check: Literal["auto", "off"] = "auto"  #: off: train even if validation or test texts are copies of training texts
+    check: Literal["auto", "off"] = "auto"  #: off: train even if validation or test examples are in the training split
 
     def __post_init__(self) -> None:
         if not self.source.strip():
             raise FieldError(
-                "source", "is empty; give a .csv, .tsv or .parquet, or a folder with train.csv and val.csv"
+                "source", "is empty; give a .csv, .tsv, .jsonl or .parquet, or a folder with one per split"
             )
         self.as_table()  # checks the rest
 
     def as_table(self) -> DataConfig:
         """Return the settings for reading the table."""
-        settings = asdict(self)
-        del settings["text_column"]
-        return DataConfig(**settings, label_separator="none")
+        shared = {field.name for field in fields(DataConfig)} & {field.name for field in fields(self)}
+        return DataConfig(**{name: getattr(self, name) for name in shared}, label_separator="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDataConfig(TableDataConfig):
+    """A table of texts and labels, split into training, validation and test; a random split takes a part of each class."""
+
+    text_column: str | None = None  #: column of texts; null: detected by name (text, sentence, review, ...)
+    label_column: str | None = None  #: column of labels; null: detected by name
 
 
 @dataclass(frozen=True, kw_only=True)

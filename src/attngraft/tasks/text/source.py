@@ -76,8 +76,8 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     if not path.is_dir() and (not path.is_file() or path.suffix.lower() not in KINDS):
         what = "not a table" if path.is_file() else "no such file or folder"
         raise DataError(
-            f"{path}: {what}; give a .csv, .tsv or .parquet with a column of texts and a column of labels, or a folder "
-            "with train.csv and val.csv"
+            f"{path}: {what}; give a .csv, .tsv, .jsonl or .parquet with a column of texts and a column of labels, or a "
+            "folder with train.csv and val.csv"
         )
     found = read_splits(path, settings).used()
     table, in_val, origin = found.table, found.side == 1, found.origin

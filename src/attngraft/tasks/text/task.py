@@ -65,7 +65,8 @@ class TextClassification(LabelTask):
     config: TextClassificationConfig
     config_class = TextClassificationConfig
     sources = (
-        "a .csv, .tsv or .parquet with a column of texts and one of labels, or a folder with train.csv and val.csv"
+        "a .csv, .tsv, .jsonl or .parquet with a column of texts and one of labels, or a folder with train.csv and "
+        "val.csv"
     )
     noun = "text"
 

@@ -6,8 +6,9 @@ A table has a column of paths and a column of labels, with a single label or a l
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +78,21 @@ def open_manifest(path: Path, config: DataConfig) -> ImageSource:
     return source
 
 
-def read_splits(path: Path, config: DataConfig) -> SplitTable:
+def read_splits(
+    path: Path, config: DataConfig, *, tables: Mapping[str, Callable[[], LabelTable]] | None = None
+) -> SplitTable:
     """Read a table, split by the column that names each row's split, if there is one.
 
-    In a folder, read `train.csv` and `val.csv` (or .tsv, .parquet), or its only table (`metadata.csv`, ...).
+    In a folder, read `train.csv` and `val.csv` (or .tsv, .jsonl, .parquet), or its only table (`metadata.csv`, ...).
+    `tables` are functions that read the tables of other files, by their splits or names.
 
     Raises:
         DataError: a file cannot be read as a table, or there is no such split.
         ConfigError: a column is unknown.
     """
-    if not path.is_dir():
+    if tables is None and not path.is_dir():
         return _by_split_column(read_table(path), config)
-    tables = tables_in(path)
+    tables = {name: partial(read_table, file) for name, file in tables_in(path).items()} if tables is None else tables
     train, val, test = find_splits(list(tables), config, where=str(path))
     if train is None:
         lowered = {name.lower(): file for name, file in tables.items()}
@@ -98,13 +102,14 @@ def read_splits(path: Path, config: DataConfig) -> SplitTable:
                 f"{path}: no train.csv, train.tsv or train.parquet; rename the training table to one of these, or give a "
                 "single table"
             )
-        return _by_split_column(read_table([*usual, *tables.values()][0]), config)
-    table, origin = read_table(tables[train]), tables[train].name
+        return _by_split_column([*usual, *tables.values()][0](), config)
+    table = tables[train]()
+    origin = Path(table.where).name
     side = np.zeros(len(table), dtype=np.int64)
     if val is not None:
-        table = _together(table, read_table(tables[val]), path)
-        side = np.concatenate([side, np.ones(len(table) - len(side), dtype=np.int64)])
-        origin = f"{origin} and {tables[val].name}"
+        other = tables[val]()
+        table, origin = _together(table, other, path), f"{origin} and {Path(other.where).name}"
+        side = np.concatenate([side, np.ones(len(other), dtype=np.int64)])
     return SplitTable(table=table, side=side, origin=origin, test_split=test)
 
 
@@ -120,7 +125,9 @@ def _together(train: LabelTable, val: LabelTable, folder: Path) -> LabelTable:
         where=str(folder),
         columns={name: entries + val.columns[name] for name, entries in train.columns.items()},
         numbers=[
-            f"{name}, row {row}" for name, table in zip(names, (train, val), strict=True) for row in table.numbers
+            f"{name}, {f'row {row}' if isinstance(row, int) else row}"
+            for name, table in zip(names, (train, val), strict=True)
+            for row in table.numbers
         ],
     )
 

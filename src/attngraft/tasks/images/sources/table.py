@@ -1,6 +1,6 @@
 """Tables and the labels of their rows: a single label, a list of labels, or a 0/1 column per class.
 
-The standard library reads .csv and .tsv files, and pyarrow reads .parquet files.
+The standard library reads .csv, .tsv and .jsonl files, and pyarrow reads .parquet files.
 """
 
 import csv
@@ -20,7 +20,7 @@ from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.listing import natural
 
-KINDS = (".csv", ".tsv", ".parquet")
+KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
 
 #: lower-case spellings of a missing entry
 MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
@@ -37,12 +37,13 @@ _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1",
 class LabelTable:
     """Table of columns.
 
-    Entries of a .csv file are strings; those of a .parquet file keep their type (None: missing).
+    Entries of a .csv file are strings; those of a .jsonl or .parquet file keep their type (None: missing).
     """
 
     where: str
     columns: dict[str, list[Any]]
-    numbers: list[int | str]  #: row numbers (.csv: from 2, after the header; otherwise from 0) or names
+    #: row numbers (.csv: from 2, after the header; .parquet: from 0), or where the rows are (`line 3`)
+    numbers: list[int | str]
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
@@ -92,25 +93,61 @@ def read_table(path: Path) -> LabelTable:
     Raises:
         DataError: the file cannot be read, has no rows, has unnamed or duplicate columns, or rows of different lengths.
     """
-    table = _parquet(path) if path.suffix.lower() == ".parquet" else _text(path)
+    readers = {".parquet": _parquet, ".jsonl": _json_lines}
+    table = readers.get(path.suffix.lower(), _text)(path)
     if not len(table):
-        raise DataError(f"{path}: has no rows below its header")
+        raise DataError(f"{path}: has no rows{'' if path.suffix.lower() in readers else ' below its header'}")
     return table
 
 
-def _text(path: Path) -> LabelTable:
+def read_utf8(path: Path) -> str:
+    """Return the text of a file without a byte order mark.
+
+    Raises:
+        DataError: the file cannot be opened, or is not UTF-8; the message names the line.
+    """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        return decode_utf8(path.read_bytes(), path)
     except OSError as error:
         raise DataError(f"{path}: cannot be opened ({error.strerror})") from None
+
+
+def decode_utf8(data: bytes, path: Path) -> str:
+    """Return the text of the contents of `path`; see `read_utf8`."""
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path}: line {line}: not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+
+
+def _json_lines(path: Path) -> LabelTable:
+    rows, numbers = list[dict[str, Any]](), list[int | str]()
+    for number, line in enumerate(read_utf8(path).split("\n"), start=1):  # U+2028 may be inside of a string
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}: line {number}: not JSON ({error.msg}); write one object per line") from None
+        if not isinstance(row, dict):
+            raise DataError(f'{path}: line {number}: not a JSON object; write one per line, such as {{"text": ...}}')
+        rows.append(row)
+        numbers.append(f"line {number}")
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return LabelTable(where=str(path), columns=columns, numbers=numbers)
+
+
+def _text(path: Path) -> LabelTable:
+    text = read_utf8(path)
     first_line = text.partition("\n")[0]
     separator = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first_line.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True))
+        rows = list(reader)
     except csv.Error as error:
-        raise DataError(f"{path}: cannot be read as a table ({error})") from None
+        raise DataError(f"{path}: line {reader.line_num}: cannot be read as a table ({error})") from None
     if not rows:
         raise DataError(f"{path}: is empty; the first line must name the columns (path,label)")
     header = [name.strip() for name in rows[0]]

@@ -1,0 +1,5 @@
+"""Translation of sentences."""
+
+from attngraft.tasks.translation.task import Translation
+
+__all__ = ["Translation"]
