@@ -16,6 +16,7 @@ from attngraft.training.loop import train
 from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict
 from tests.cli.test_export import run
+from tests.report.test_text_explorer import data_of
 from tests.tasks.translation.pairs import HOST, section, sentences
 
 pytest.importorskip("sacrebleu", reason="needs the extra text")
@@ -87,3 +88,19 @@ def test_mistakes(
     assert not (tmp_path / "found.de").exists()
     assert run("predict", folder / "run", tmp_path / "missing.en") == 2
     assert "no such file" in capfd.readouterr().err
+
+
+def test_explore_shows_the_words_of_both_sides(folder: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    models = ("--model", folder / "run", "--model", folder / "out")
+    assert run("explore", *models, "--text", SOURCES[0], "--target", sentences(1)[0][1], "--out", page) == 0
+    found, other = data_of(page)["models"]
+    assert found["layers"] == other["layers"]
+    assert ("".join(found["source"][1:-1]).replace("▁", " ").strip(), found["source"][-1]) == (SOURCES[0], "</s>")
+    assert found["inputs"] == ["<s>", *found["target"][:-1]]
+    cross = next(layer for layer in found["layers"] if layer["site"] == "decoder.0.cross_attn")
+    assert cross["weights"]["shape"] == [2, len(found["target"]), len(found["source"])]
+    assert (cross["rows"], cross["columns"]) == ("target", "source")
+    assert run("explore", "--model", folder / "run", "--text", SOURCES[0], "--out", page) == 0
+    (found,) = data_of(page)["models"]
+    assert 1 <= len(found["target"]) <= 12  # its own translation, of at most `decoding.max_length` tokens

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attngraft.errors import DataError
-from attngraft.tasks.codec import Codec
+from attngraft.tasks.codec import Codec, TextInput
 from attngraft.tasks.task import unwrapped
 from attngraft.tasks.text.lengths import call_padded, logits_of
 from attngraft.tasks.text.tokenizer import pad
@@ -83,6 +83,24 @@ class TranslationCodec(Codec):
             return F.pad(ids, (0, self.decoding.max_length + 1 - ids.shape[1]), value=self.tokenizer.pad)
 
         return call_padded(unwrapped(model), inputs, call)
+
+    def text_input(self, model: nn.Module, text: str, target: str | None = None) -> TextInput:
+        source, tokenizer = torch.from_numpy(self._ids([text])[0]).long()[None], self.tokenizer
+        device = next(model.parameters()).device
+        if target is None:
+            with torch.no_grad():
+                inputs = {"input_ids": source.to(device), "attention_mask": torch.ones_like(source, device=device)}
+                row = self.generate(model, inputs)[0, 1:].tolist()
+            output = row[: row.index(tokenizer.end) + 1] if tokenizer.end in row else row
+        else:
+            output = tokenizer.encode_target([clean(target)])[0].tolist()
+        given = [tokenizer.start, *output[:-1]]
+        return TextInput(
+            kwargs={"input_ids": source, "decoder_input_ids": torch.tensor([given])},
+            source=tokenizer.tokens(source[0].tolist()),
+            inputs=tokenizer.tokens(given),
+            target=tokenizer.tokens(output),
+        )
 
     def decode(self, outputs: Any) -> list[str]:
         """Return the translations of tokens (B, L), or of the most probable tokens of logits (B, L, V)."""

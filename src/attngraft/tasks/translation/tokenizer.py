@@ -50,6 +50,9 @@ class HostTokenizer(PairTokenizer):
         text: str = self._inner.decode([int(i) for i in ids], skip_special_tokens=True)
         return text.strip()
 
+    def tokens(self, ids: Iterable[int]) -> tuple[str, ...]:
+        return tuple(map(str, self._inner.convert_ids_to_tokens([int(i) for i in ids])))
+
     def _contents(self) -> str:
         return json.dumps(sorted(self._vocabulary.items()))
 

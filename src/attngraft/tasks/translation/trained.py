@@ -87,6 +87,10 @@ class PairTokenizer(ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids without the special tokens."""
 
+    @abstractmethod
+    def tokens(self, ids: Iterable[int]) -> tuple[str, ...]:
+        """Return the tokens of ids, to show them."""
+
     def save(self, folder: Path) -> None:
         """Write the tokenizer to an existing folder.
 
@@ -131,6 +135,9 @@ class TrainedTokenizer(PairTokenizer):
     def decode(self, ids: Iterable[int]) -> str:
         text: str = self._inner.decode([int(i) for i in ids if int(i) not in self._special])
         return text
+
+    def tokens(self, ids: Iterable[int]) -> tuple[str, ...]:
+        return tuple(str(self._inner.id_to_token(int(i))) for i in ids)
 
     def _contents(self) -> str:
         return self._text
