@@ -76,7 +76,7 @@ WRONG: list[tuple[list[str], str]] = [
     ([*TRAIN, "--out", RUN], "the run in this folder has a different recipe"),
     (["eval", RUN, "--out", "file"], "file: cannot be used as a folder: it is a file"),
     (["eval", RUN, "--out", "study/runs/cb_s/seed0"], "is the folder of a run; give another folder"),
-    (["predict", RUN, "images", "--out", "empty"], "--out empty: unknown extension"),
+    (["predict", RUN, "images", "--out", "labels.xlsx"], "--out labels.xlsx: unknown extension"),
     (["predict", RUN, "images", "--out", "file/x.csv"], "file: cannot be used as a folder: it is a file"),
     (["analyze", "entropy", "--model", RUN, "--out", "file"], "file: cannot be used as a folder: it is a file"),
     (["explore", "--model", RUN, "--image", "x.png", "--out", "empty"], "empty: is a folder; give the name of a file"),

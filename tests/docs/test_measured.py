@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -38,7 +39,7 @@ def results(study: str) -> dict[str, dict[str, str]]:
         return {row["variant"]: row for row in csv.DictReader(file)}
 
 
-def points(share: str) -> str:
+def points(share: str | float) -> str:
     """A difference in points, no negative zero."""
     return f"{round(100 * float(share), 2) + 0.0:+.2f}"
 
@@ -372,22 +373,27 @@ def test_the_page_of_figures_prints_what_bisa_and_elsa_do() -> None:
 
 def test_the_page_of_figures_prints_the_study_of_half_a_block_more() -> None:
     page = FIGURES.read_text(encoding="utf-8")
-    found = results("cifar10-cb-extra-block")
-    base = found.pop("baseline")
-    assert f"| baseline | {100 * float(base['last_top1_mean']):.2f} | | {int(base['parameters']):,} |" in page
-    for name, row in found.items():
-        gain, low, high = (points(row[part]) for part in ("difference", "bootstrap_low", "bootstrap_high"))
-        top1 = f"{100 * float(row['last_top1_mean']):.2f}"
-        assert f"| {name} | {top1} | {gain}, {low} to {high} | {int(row['parameters']):,} |" in page
+    for name, row in results("cifar10-cb-extra-block").items():
+        assert row["seeds_finished"] == "3"
+        top1 = " ± ".join(f"{100 * float(row[f'last_top1_{what}']):.2f}" for what in ("mean", "deviation"))
+        parts = [points(row[part]) for part in ("difference", "interval_low", "interval_high") if row[part]]
+        difference = f" {parts[0]}, {parts[1]} to {parts[2]} | {row['verdict']} " if parts else " | "
+        assert f"| {name} | {top1} |{difference}| {int(row['parameters']):,} |" in page
 
 
 def test_the_page_of_figures_prints_the_study_of_heads() -> None:
     page = FIGURES.read_text(encoding="utf-8")
-    top1 = {name: 100 * float(row["last_top1_mean"]) for name, row in results("cifar10-cb-heads").items()}
+    found = results("cifar10-cb-heads")
+    top1 = {name: [100 * float(row[f"last_top1_seed{seed}"]) for seed in range(3)] for name, row in found.items()}
     heads = ("1 head", "3 heads", "6 heads", "12 heads")
     without = [top1["baseline"], *(top1[name] for name in heads[1:])]
     broadcast = [top1[f"{name} + cb"] for name in heads]
-    gains = [round(new - old, 2) + 0.0 for new, old in zip(broadcast, without, strict=True)]
-    assert f"| without `cb` | {' | '.join(f'{each:.2f}' for each in without)} |" in page
-    assert f"| with `cb` | {' | '.join(f'{each:.2f}' for each in broadcast)} |" in page
-    assert f"| gain | {' | '.join(f'{each:+.2f}' for each in gains)} |" in page
+    gains = []
+    for old, new in zip(without, broadcast, strict=True):
+        gain = np.subtract(new, old)
+        half = stats.t.ppf(0.975, 2) * stats.sem(gain)
+        middle, low, high = (points(value / 100) for value in (gain.mean(), gain.mean() - half, gain.mean() + half))
+        gains.append(f"{middle}, {low} to {high}")
+    assert f"| without `cb` | {' | '.join(f'{np.mean(each):.2f}' for each in without)} |" in page
+    assert f"| with `cb` | {' | '.join(f'{np.mean(each):.2f}' for each in broadcast)} |" in page
+    assert f"| gain, t-interval over seeds | {' | '.join(gains)} |" in page
