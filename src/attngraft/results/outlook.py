@@ -56,10 +56,13 @@ def _study_reasons(result: StudyResult) -> list[str]:
     style, remedy, reasons = wording.metric_format(result), longer(result), []
     count, gain = updates(result), late_gain(result)
     if count is not None and count < FEWEST_UPDATES:
-        per_epoch = "" if result.steps is not None else f" in {wording.plural(result.epochs, 'epoch')}"
+        per_epoch, smaller = "", ""
+        if result.steps is None:
+            per_epoch = f" in {wording.plural(result.epochs, 'epoch')}"
+            smaller = ", or a smaller batch (--set train.batch_size)"
         reasons.append(
-            f"The runs have only {wording.plural(count, 'update')}{per_epoch}, fewer than {FEWEST_UPDATES}; use {remedy}, "
-            "or a smaller batch (--set train.batch_size)."
+            f"The runs have only {wording.plural(count, 'update')}{per_epoch}, fewer than {FEWEST_UPDATES}; use {remedy}"
+            f"{smaller}."
         )
     if gain is not None and gain > LATE_GAIN:
         reasons.append(
