@@ -94,6 +94,11 @@ def test_the_guide_of_grafts_prints_the_studies(data: str, host: str) -> None:
     assert line_of_differences(host, data) in (ROOT / "docs/guide/which-graft.md").read_text(encoding="utf-8")
 
 
+def test_the_guide_of_grafts_prints_both_grafts_on_a_t2t_vit() -> None:
+    page = (ROOT / "docs/guide/which-graft.md").read_text(encoding="utf-8")
+    assert f"on the T2T-ViT only: {cells(results('cifar10-t2t')['horizontal + vertical'])[1]}." in page
+
+
 def test_the_guide_of_grafts_calls_better_or_worse_what_the_studies_do() -> None:
     page = (ROOT / "docs/guide/which-graft.md").read_text(encoding="utf-8")
     studies = [f"{data}-{shape}" for data in ("cifar10", "flowers5") for shape in SHAPES.values()]
