@@ -96,7 +96,7 @@ def test_updates_are_counted_where_the_recipe_counts_them() -> None:
     ]
     result = replace(result, variants=[replace(result.variants[0], runs=runs), *result.variants[1:]])
     assert updates(result) == 40
-    assert "only 40 updates, fewer than 100; use --set schedule.steps=120," in judged(result).too_short[0]
+    assert "only 40 updates, fewer than 100; use --set schedule.steps=120." in judged(result).too_short[0]
     unknown = replace(result, data={}, variants=study().variants)
     assert updates(unknown) is None
 

@@ -9,7 +9,7 @@ import pytest
 
 from attngraft.errors import ConfigError, UsageError
 from attngraft.study.config import read_study_file, study_from_dict
-from attngraft.training.recipe import recipe_to_dict
+from attngraft.training.recipe import load_recipe, recipe_to_dict
 from attngraft.yaml_config import dump_yaml
 
 from .fakes import study
@@ -78,6 +78,14 @@ def test_without_a_name_host_arguments_add_to_the_recipes_host(tmp_path: Path) -
     recipe = config.recipe_of(config.baseline, 0)
     assert recipe.host.name == "vit_tiny_patch16_224"
     assert dict(recipe.host.args) == {"depth": 3, "img_size": 32}
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_224"])
+def test_arguments_of_the_recipe_are_kept_for_its_host_only(tmp_path: Path, name: str) -> None:
+    config = study(tmp_path, host={"name": name, "args": {"depth": 3}}, recipe="cpu-small")
+    own = load_recipe("cpu-small").host.args if name == "vit_tiny_patch16_224" else {}
+    assert own or name == "vit_small_patch16_224"
+    assert dict(config.recipe_of(config.baseline, 0).host.args) == {**own, "depth": 3}
 
 
 def test_a_host_as_text(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def train(
     from attngraft.devices import use_device
     from attngraft.training.loop import train as run
     from attngraft.training.progress import LiveBars, LogLines, Silent
-    from attngraft.training.recipe import load_recipe, load_schedule
+    from attngraft.training.recipe import host_name, load_recipe, load_schedule
     from attngraft.training.stopping import Interrupted
 
     use_device(device)
@@ -115,10 +115,10 @@ def train(
     given["train.auto_batch"] = auto_batch or None
     given["train.track"] = track
     given = {field: value for field, value in given.items() if value is not None}
-    given |= _host(host, pretrained=pretrained, weights=weights)
+    recipe = choose_recipe(task, recipe, data, set_ or []) or "default"
+    given |= _host(host, pretrained=pretrained, weights=weights, of_recipe=host_name(recipe))
     overrides = [f"{field}={json.dumps(value, ensure_ascii=False)}" for field, value in given.items()]
     overrides += [f"host.args.{text}" for text in host_arg or []]
-    recipe = choose_recipe(task, recipe, data, set_ or []) or "default"
     changes, note = ({}, None) if epochs is None else load_schedule(recipe).over(epochs)
     overrides += [f"schedule.{field}={json.dumps(value)}" for field, value in changes.items()]
     resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
@@ -138,12 +138,13 @@ def train(
         _print_json(record)
 
 
-def _host(name: str | None, *, pretrained: bool, weights: str | None) -> dict[str, Any]:
-    """Return overrides of the recipe's host.
+def _host(name: str | None, *, pretrained: bool, weights: str | None, of_recipe: str) -> dict[str, Any]:
+    """Return overrides of the recipe's host, which is called `of_recipe`.
 
-    A new name drops the recipe's host arguments and weights; `pretrained` and `weights` replace each other.
+    Another name drops the recipe's host arguments and weights; `pretrained` and `weights` replace each other.
     """
-    given: dict[str, Any] = {} if name is None else {"host.name": name, "host.args": {}, "host.weights": None}
+    other = name not in (None, of_recipe)
+    given: dict[str, Any] = {"host.name": name, "host.args": {}, "host.weights": None} if other else {}
     if pretrained or weights is not None:
         given |= {"host.pretrained": pretrained, "host.weights": weights}  # the recipe rejects both together
     return given

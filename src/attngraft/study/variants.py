@@ -55,9 +55,12 @@ class StudyHost:
     weights: str | None = None  #: file of initial weights
 
     def over(self, host: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the recipe's `host` section, updated with the fields that are set."""
+        """Return the recipe's `host` section, updated with the fields that are set.
+
+        Arguments and weights of the recipe are kept if they are for this host.
+        """
         section = dict(host)
-        if self.name is not None:
+        if self.name is not None and self.name != section["name"]:
             section |= {"name": self.name, "args": {}, "weights": None}  # drop the values of the recipe's host
         if self.pretrained or self.weights is not None:  # a recipe must not set both
             section |= {"pretrained": bool(self.pretrained), "weights": self.weights}
@@ -78,7 +81,7 @@ class StudyHost:
                 f"the host {self.name}: the study's host starts from {host['weights']}, which does not fit {self.name}; "
                 "give this host its own `weights:`, `pretrained: true`, or `pretrained: false` for random values"
             )
-        return self.over(host)
+        return self.over({**host, "args": {}, "weights": None})
 
     def plain(self) -> dict[str, Any]:
         """Return the fields that are set, in the format of a study file."""

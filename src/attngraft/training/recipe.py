@@ -437,6 +437,15 @@ def load_schedule(name_or_path: str | Path) -> ScheduleConfig:
     return from_mapping(ScheduleConfig, mapping, source=f"recipe {name_or_path}: schedule")
 
 
+def host_name(name_or_path: str | Path) -> str:
+    """Return the name of the host of a packaged recipe or a file.
+
+    Raises:
+        ConfigError: as `load_recipe`.
+    """
+    return str((_with_bases(name_or_path, ()).get("host") or {}).get("name", HostConfig.name))
+
+
 def recipe_from_dict(mapping: Mapping[str, Any], *, source: str = "recipe") -> Recipe:
     """Return the recipe for a mapping of plain values; missing fields are set to their defaults.
 
