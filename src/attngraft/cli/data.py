@@ -313,11 +313,12 @@ def _compare_command(config: DataConfig | TextDataConfig | TranslationConfig, ta
     """Return the command that compares grafts on these data."""
     from attngraft.tasks.task import load_task
 
-    data = config if not hasattr(config, "data") else config.data
+    data: Any = getattr(config, "data", config)
+    sections = [(data, "task.data.")] if data is config else [(config, "task."), (data, "task.data.")]
     words = ["attngraft", "compare", "--data", data.source]
     recipe = load_task(task).default_recipe
     words += [] if recipe == "default" else ["--task", task] if recipe is None else ["--recipe", recipe]
-    for section, prefix in ((config, "task."), (data, "task.data.")) if data is not config else ((data, "task.data."),):
+    for section, prefix in sections:
         for field in fields(section):
             value: Any = getattr(section, field.name)
             value = int(value) if isinstance(value, float) and value.is_integer() else value

@@ -75,15 +75,14 @@ def explore(
     from attngraft.targets.judged import HostOptions
 
     host = host_options(pretrained, host_weights, host_arg)
-    if text is not None and image is None:
-        if host != HostOptions():
-            raise UsageError(
-                "--pretrained, --host-weights and --host-arg are for hosts; --text takes runs and exported folders"
-            )
-    elif image is None or text is not None:
+    if (image is None) == (text is None):
         raise UsageError("give either --image FILE, or for models of texts --text TEXT")
-    elif target is not None:
+    if target is not None and text is None:
         raise UsageError("--target belongs to --text TEXT, not to an image")
+    if text is not None and host != HostOptions():
+        raise UsageError(
+            "--pretrained, --host-weights and --host-arg are for hosts; --text takes runs and exported folders"
+        )
     page = out or Path("text.html" if image is None else f"{image.stem}.html")
     check_output(page)
     use_device(device)

@@ -62,7 +62,7 @@ def predict(
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
-    """Predict classes or numbers for images or texts, or translate, with the preprocessing of the run's evaluation.
+    """Predict classes or numbers from images or texts, or translate sentences, preprocessed as in the run's evaluation.
 
     Unreadable images and sentences that are too long are listed and do not stop the command; the exit code is then 1.
 

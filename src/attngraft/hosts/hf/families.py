@@ -292,5 +292,5 @@ FAMILIES = family_table(
 
 
 def __getattr__(name: str) -> type[GraftedModule]:
-    """Create the patched class of a row when unpickling needs it."""
+    """Create a table row's patched class on access, for unpickling."""
     return patched_by_name(FAMILIES, name)

@@ -91,7 +91,6 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const models = data.models.map((model) => ({ ...model, layers: model.layers.map((layer) => new Layer(layer)) }));
 const state = { query: { down: 0.5, across: 0.5 }, pinned: false, layer: 0, head: ALL, direction: "to", shade: 0.6 };
 const titles = merged(models.map((model) => model.layers.map((layer) => layer.site)));
-const field = (id) => document.getElementById(id);
 
 class View {
   constructor(model, root) {
@@ -336,13 +335,7 @@ function choose(change) {
   state.layer = Math.min(Math.max(state.layer, 0), titles.length - 1);
   const layers = views.map((view) => view.layer()).filter(Boolean), most = Math.max(...layers.map((layer) => layer.heads));
   if (state.head >= most) state.head = ALL;
-  const heads = field("head");
-  if (heads.options.length !== most + 1) {
-    heads.replaceChildren(new Option("mean of all", ALL), ...[...Array(most).keys()].map((h) => new Option(String(h), h)));
-  }
-  heads.value = String(state.head);
-  field("layer").value = String(state.layer);
-  field("layer-name").textContent = [...new Set(layers.map((layer) => breakable(layer.site)))].join(" | ");
+  showControls(state, layers, most);
   for (const radio of document.querySelectorAll("[name=direction]")) radio.checked = radio.value === state.direction;
   views.forEach((view) => view.show());
 }

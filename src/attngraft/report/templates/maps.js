@@ -79,3 +79,16 @@ function merged([first, ...others]) {
   }
   return all;
 }
+
+const field = (id) => document.getElementById(id);
+
+// Set the controls of layer and head; `layers`: the selected layer of each model, `most`: their largest number of heads.
+function showControls(state, layers, most) {
+  const heads = field("head");
+  if (heads.options.length !== most + 1) {
+    heads.replaceChildren(new Option("mean of all", ALL), ...[...Array(most).keys()].map((h) => new Option(String(h), h)));
+  }
+  heads.value = String(state.head);
+  field("layer").value = String(state.layer);
+  field("layer-name").textContent = [...new Set(layers.map((layer) => breakable(layer.site)))].join(" | ");
+}

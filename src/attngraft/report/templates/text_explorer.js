@@ -3,7 +3,6 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const state = { layer: 0, head: ALL, row: 0, pinned: false };
 const titles = merged(data.models.map((model) => model.layers.map((layer) => layer.site)));
-const field = (id) => document.getElementById(id);
 
 class View {
   constructor(model, root) {
@@ -153,13 +152,7 @@ function choose(change) {
   state.row = Math.min(Math.max(state.row, 0), Math.max(...layers.map((layer) => layer.weights.shape[1])) - 1);
   const most = Math.max(...layers.map((layer) => layer.weights.shape[0]));
   if (state.head >= most) state.head = ALL;
-  const heads = field("head");
-  if (heads.options.length !== most + 1) {
-    heads.replaceChildren(new Option("mean of all", ALL), ...[...Array(most).keys()].map((h) => new Option(String(h), h)));
-  }
-  heads.value = String(state.head);
-  field("layer").value = String(state.layer);
-  field("layer-name").textContent = [...new Set(layers.map((layer) => breakable(layer.site)))].join(" | ");
+  showControls(state, layers, most);
   views.forEach((view) => view.show());
 }
 
