@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from attngraft.files import write_atomically
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
-from attngraft.tasks.segmentation.config import TestConfig
+from attngraft.tasks.segmentation.config import InferenceConfig
 from attngraft.tasks.segmentation.inference import predict_labels
 from attngraft.tasks.segmentation.source import read_image
 from attngraft.tasks.task import unwrapped
@@ -38,7 +38,7 @@ class SegmentationCodec(Codec):
     def __init__(
         self,
         host: HostInput,
-        test: TestConfig,
+        test: InferenceConfig,
         *,
         crop: tuple[int, int],
         classes: Sequence[str],

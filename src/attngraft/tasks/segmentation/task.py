@@ -105,7 +105,9 @@ class Segmentation(ConfiguredTask):
             return None
         if isinstance(given, tuple):
             if len(given) != len(counts):
-                raise ConfigError(f"task.loss.class_weights: {len(given)} numbers for {len(counts)} classes; give one each")
+                raise ConfigError(
+                    f"task.loss.class_weights: {len(given)} numbers for {len(counts)} classes; give one each"
+                )
             return torch.tensor(given)
         weights = 1 / np.sqrt(np.maximum(counts, 1) / max(1, counts.sum()))
         weights[counts == 0] = 0
