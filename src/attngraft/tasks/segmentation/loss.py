@@ -55,7 +55,7 @@ def row_block_loss(logits: Tensor, label: Tensor, *, weights: Tensor | None = No
         weights: (K,), weight of each class.
         rows: rows of the label map at a time.
     """
-    found: Tensor = _RowBlockLoss.apply(logits, label, weights, rows)  # type: ignore[no-untyped-call]
+    found: Tensor = _RowBlockLoss.apply(logits, label, weights, rows)
     counts = torch.bincount(label.reshape(-1).long(), minlength=256)[: logits.shape[1]].to(found.dtype)
     total = counts.sum() if weights is None else (counts * weights).sum()
     return found / total.clamp(min=torch.finfo(found.dtype).tiny)

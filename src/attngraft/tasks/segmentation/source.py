@@ -124,11 +124,12 @@ class MaskedImages:
 
     def take(self, indices: np.ndarray) -> MaskedImages:
         """Return some of the images."""
-        images, masks, names = (
-            tuple(each[i] for i in indices)
-            for each in (self.images, self.masks, self.names)  # fmt: skip
+        return MaskedImages(
+            names=tuple(self.names[i] for i in indices),
+            images=tuple(self.images[i] for i in indices),
+            masks=tuple(self.masks[i] for i in indices),
+            labels=self.labels,
         )
-        return MaskedImages(names=names, images=images, masks=masks, labels=self.labels)
 
     def image(self, index: int) -> Image.Image:
         """Return an image in mode RGB.
