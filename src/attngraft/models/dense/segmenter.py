@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attngraft.errors import HostError
 from attngraft.hosts import HostedModel
 from attngraft.models.dense.heads import AuxiliaryHead, Classifier, Last, Norm, SemanticFPN, UPerNet
-from attngraft.models.dense.levels import Levels, host_levels
+from attngraft.models.dense.levels import STRIDES, Levels, host_levels
 
 Head = Literal["upernet", "semantic_fpn", "linear"]
 WIDTHS = {"upernet": 512, "semantic_fpn": 256}  #: of the papers
@@ -47,15 +48,25 @@ class Segmenter(HostedModel):
         return self
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits, see the class."""
+        """Return logits, see the class. Images are padded with zeros to a multiple of 32, and logits are cropped."""
+        height, width = images.shape[-2:]
+        padded = F.pad(images, (0, -width % STRIDES[-1], 0, -height % STRIDES[-1]))
         if self.levels is None:
             maps = cast(Any, self.host).forward_intermediates(
-                images, indices=1, norm=False, output_fmt="NCHW", intermediates_only=True
+                padded, indices=1, norm=False, output_fmt="NCHW", intermediates_only=True
             )
         else:
-            maps = self.levels(self.host, images)
-        logits: Tensor = self.classifier(self.decoder(maps))
-        return (logits, self.auxiliary(maps[2])) if self.training and self.auxiliary is not None else logits
+            maps = self.levels(self.host, padded)
+
+        def cropped(logits: Tensor) -> Tensor:
+            rows, columns = (
+                -(-side * small // large)
+                for side, small, large in zip((height, width), logits.shape[-2:], padded.shape[-2:], strict=True)
+            )
+            return logits[:, :, :rows, :columns]
+
+        logits = cropped(self.classifier(self.decoder(maps)))
+        return (logits, cropped(self.auxiliary(maps[2]))) if self.training and self.auxiliary is not None else logits
 
 
 def segmenter(
@@ -99,9 +110,14 @@ def segmenter(
 
 
 def _prune(host: Any, indices: list[int]) -> None:
-    """Remove what follows the last map: layers, final norm, class attention and classifier."""
+    """Remove what follows the last map: layers, final norm, class attention and classifier.
+
+    What remains without use, such as the last latents of BiXT, is not trained.
+    """
     try:
         host.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
+        for module in getattr(host, "unused_by_tokens", lambda: ())():
+            module.requires_grad_(False)
     except AttributeError:
         raise HostError(
             f"{type(host).__name__}: has no prune_intermediate_layers, which removes the unused classifier; use a timm host"
