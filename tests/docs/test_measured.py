@@ -107,6 +107,25 @@ def test_the_guide_of_grafts_calls_better_or_worse_what_the_studies_do() -> None
     assert f"{inside} of {len(verdicts)} differences are inside the noise" in page
 
 
+def test_the_guide_of_translation_prints_its_study() -> None:
+    page = (ROOT / "docs/guide/translation.md").read_text(encoding="utf-8")
+    for name, row in results("multi30k").items():
+        scores = [
+            f"{float(row[f'last_{metric}_mean']):.2f} ± {float(row[f'last_{metric}_deviation']):.2f}"
+            for metric in ("bleu", "perplexity")
+        ]
+        assert f"{' | '.join([name if name == 'baseline' else f'`{name}`', *scores])} |" in page
+        if name != "baseline":
+            gain, low, high = (f"{float(row[key]):+.2f}" for key in ("difference", "interval_low", "interval_high"))
+            cost = f"{float(row['train_time_ratio']):.2f}"
+            assert f"| {gain}, {low} to {high} | {row['verdict']} | {cost} |" in page
+    found = results("multi30k-lr")
+    for name in ("baseline", "horizontal", "vertical", "horizontal + vertical"):
+        rates = {rate: found[f"{name} {rate}"] for rate in ("5e-4", "1e-3", "2e-3") if f"{name} {rate}" in found}
+        rates |= {"1e-3": found["baseline"]} if name == "baseline" else {}
+        assert min(rates, key=lambda rate: float(rates[rate]["last_perplexity_mean"])) == "2e-3"
+
+
 def table_lines(variant: str, page: str) -> str:
     """What the table of the page on comparisons says of a variant."""
     (block,) = (each for each in page.split("\n\n") if each.lstrip("` \n").startswith(f"{variant}   "))

@@ -30,6 +30,22 @@ def test_a_panel_per_variant_with_the_baseline_as_reference():
     assert points(difference.panels[1])[-1][4] is None
 
 
+def test_the_other_validation_metrics_have_curves() -> None:
+    """They are those that variants are compared by; each is selected by its place."""
+    study = studies.usual()
+    gaps = dict.fromkeys(("loss", "unrecorded"), study.variants[1].difference)
+    for index, each in enumerate(study.variants):
+        runs = [replace(run, curve={**run.curve, "val/loss": run.curve["train/loss"]}) for run in each.runs]
+        study.variants[index] = replace(each, runs=runs, other_differences=gaps if index else {})
+    figures = curve_figures(study)
+    assert [figure.key for figure in figures] == ["metric", "difference", "loss", "train-loss"]
+    assert [panel.svg.count('class="log"') for panel in figures[2].panels] == [1, 1, 1, 1]
+    html = report_html(study)
+    for place in range(4):
+        assert f'[value="{place}"]:checked) > [data-quantity="{place}"]' in html
+        assert html.count(f'<figure class="multiples" data-quantity="{place}"') == 1
+
+
 def test_losses_have_a_logarithmic_scale():
     metric, difference, loss = curve_figures(studies.usual())
     assert (metric.log, difference.log, loss.log) == (False, False, True)
@@ -66,7 +82,7 @@ def test_many_variants_fold_away_after_twelve():
     study = studies.usual(seeds=1, epochs=2)
     many = [study.variants[0], *(replace(study.variants[1 + i % 4], name=f"variant {i}") for i in range(14))]
     html = report_html(replace(study, variants=many))
-    figure = re.search(r'<figure class="multiples" data-quantity="metric".*?</figure>', html, re.DOTALL)[0]
+    figure = re.search(r'<figure class="multiples" data-quantity="0".*?</figure>', html, re.DOTALL)[0]
     assert figure.count("<svg") == 14
     assert figure.partition("<details>")[0].count("<svg") == 12
     assert "2 more variants" in figure

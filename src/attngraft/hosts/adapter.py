@@ -71,6 +71,8 @@ class HostAdapter(ABC):
     #: whether a model that contains several hosts of this adapter counts as one host; `sites` then receives that model
     gathers: ClassVar[bool] = False
     head_names: ClassVar[tuple[str, ...]] = ("head",)  #: names of the models' head modules, for `parts`
+    #: arguments of the host's factory with which it takes images of any size; None: the size is fixed at creation
+    any_size: ClassVar[Mapping[str, Any] | None] = None
     #: the host's module class -> the subclass that implements its forward with hook points
     patched: ClassVar[Mapping[type[nn.Module], type[GraftedModule]]]
 

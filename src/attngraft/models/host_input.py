@@ -6,7 +6,8 @@ from typing import Any
 from timm.data import resolve_model_data_config
 from torch import nn
 
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
+from attngraft.hosts import find_host
 from attngraft.models.create import create_host
 from attngraft.models.schemes import split_scheme
 from attngraft.tensors import meta_device
@@ -16,7 +17,8 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Build a host without weights on the meta device, and return its input configuration.
 
     For images it is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
-    `img_size` and `in_chans` determine the input size, unlike in timm's own configuration. Other inputs have a `kind`:
+    `img_size` and `in_chans` determine the input size, unlike in timm's own configuration. `any_size` are the arguments of
+    the factory for images of any size, or None. Other inputs have a `kind`:
 
         {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N, "pad": id or None}
 
@@ -38,7 +40,16 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     channels, height, width = config["input_size"]
     size = arguments.get("img_size", (height, width))
     height, width = (size, size) if isinstance(size, int) else size
-    return config | {"input_size": (arguments.get("in_chans", channels), height, width)}
+    size_of = {"input_size": (arguments.get("in_chans", channels), height, width)}
+    return config | size_of | {"any_size": _any_size(model)}
+
+
+def _any_size(model: nn.Module) -> dict[str, Any] | None:
+    try:
+        found = find_host(model).adapter.any_size
+    except HostError:
+        return None
+    return None if found is None else dict(found)
 
 
 def other_input(model: nn.Module) -> dict[str, Any] | None:

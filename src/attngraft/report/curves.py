@@ -15,9 +15,10 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from attngraft.drawing.sheet import STEPS
 from attngraft.drawing.theme import VariantStyle, variant_styles
 from attngraft.report.figures import CurveBand, curve_bands, curve_unit, difference_bands
+from attngraft.report.metrics import other_metrics
 from attngraft.results import wording
 from attngraft.results.study import StudyResult
-from attngraft.results.wording import metric_format, minus, shown
+from attngraft.results.wording import MetricFormat, metric_format, minus, shown
 
 POINTS = 200  #: maximum number of points of a curve
 WIDTH, HEIGHT = 260, 150  #: of a panel, in SVG units
@@ -38,29 +39,53 @@ class CurveFigure:
     """The curves of a quantity, on the same axes."""
 
     key: str
+    name: str  #: of the quantity, for its selection
     title: str
     log: bool  #: whether the panels also have a logarithmic scale
     panels: list[CurvePanel]
 
 
 def curve_figures(result: StudyResult) -> list[CurveFigure]:
-    """Return the validation metric, its difference to the baseline and the training loss, where the study has them."""
+    """Return the curves that the study has.
+
+    They are the primary metric, its difference to the baseline, the other validation metrics and the training loss.
+    """
     if wording.is_untrained(result):
         return []
-    style, key = metric_format(result), f"val/{result.metric}"
-    light = " (light inference)" if result.light_curves else ""
+    style, light = metric_format(result), " (light inference)" if result.light_curves else ""
     gap = f"difference to the baseline ({style.points})" if style.points else "difference to the baseline"
-    found = (
-        _figure(result, "metric", f"{style.title}, validation{light}", curve_bands(result, key), style.scale),
-        _figure(result, "difference", gap, difference_bands(result, key), style.scale),
-        _figure(result, "train-loss", "training loss", curve_bands(result, "train/loss"), 1.0),
-    )
+
+    def validation(key: str, name: str) -> CurveFigure | None:
+        look = metric_format(result, name)
+        title = f"{look.title}, validation{light}"
+        return _figure(result, key, look.title, title, curve_bands(result, f"val/{name}"), look)
+
+    found = [
+        validation("metric", result.metric),
+        _figure(
+            result,
+            "difference",
+            "difference to the baseline",
+            gap,
+            difference_bands(result, f"val/{result.metric}"),
+            style,
+        ),
+        *(validation(name, name) for name in other_metrics(result)),
+        _figure(result, "train-loss", "training loss", "training loss", curve_bands(result, "train/loss"), None),
+    ]
     return [figure for figure in found if figure is not None]
 
 
 def _figure(
-    result: StudyResult, key: str, title: str, bands: Sequence[CurveBand | None], scale: float
+    result: StudyResult,
+    key: str,
+    name: str,
+    title: str,
+    bands: Sequence[CurveBand | None],
+    style: MetricFormat | None,
 ) -> CurveFigure | None:
+    """Return a figure of values in the format `style`; None: losses. None without values."""
+    scale = 1.0 if style is None else style.scale
     scaled = [None if band is None else _scaled(band, scale) for band in bands]
     present = [band for band in scaled if band is not None]
     if not present:
@@ -70,8 +95,7 @@ def _figure(
     low, high = min(min(band.low) for band in present), max(max(band.high) for band in present)
     if key == "difference":
         low, high = min(low, 0.0), max(high, 0.0)
-    style = metric_format(result)
-    log = low > 0 and (key == "train-loss" or (key == "metric" and style.unit != "%"))
+    log = low > 0 and key != "difference" and (style is None or style.unit != "%")
     baseline = next((index for index, variant in enumerate(result.variants) if variant.is_baseline), None)
     reference = None if baseline is None else scaled[baseline]
     panels = []
@@ -87,7 +111,8 @@ def _figure(
             for name, y, ticks in scales
         ]
         last_mean = band.mean[-1] / scale
-        text = minus({"metric": style.value, "difference": style.change}.get(key, "{:.4g}".format)(last_mean))
+        number = "{:.4g}".format if style is None else style.change if key == "difference" else style.value
+        text = minus(number(last_mean))
         unit = curve_unit(result)
         svg = Markup(
             '<svg class="curve" viewBox="0 0 {} {}" role="img" aria-label="{}" data-x="{} {} {} {}" data-unit="{}" '
@@ -109,7 +134,7 @@ def _figure(
             BOTTOM,
         )
         panels.append(CurvePanel(index=index, end=text, svg=svg))
-    return CurveFigure(key=key, title=title, log=log, panels=panels)
+    return CurveFigure(key=key, name=name, title=title, log=log, panels=panels)
 
 
 def _scaled(band: CurveBand, scale: float) -> CurveBand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -42,6 +43,7 @@ class Codec(ABC):
     """Description of a model's inputs and outputs; returned by `Task.codec`."""
 
     lines: ClassVar[bool] = False  #: whether inputs and outputs are lines of text; blank lines are not predicted
+    images: ClassVar[bool] = False  #: whether inputs are image files, and outputs can be saved as images (`save`)
 
     def check(self, raw: str) -> None:
         """Check that a raw input can be predicted; by default, every input can.
@@ -77,6 +79,14 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, outputs: Any) -> list[Any]:
         """Return a JSON-ready value for each example of the model's outputs."""
+
+    def save(self, raw: str, output: Any, folder: Path) -> None:
+        """Write the output for a raw input (one element of `run`'s result) to files in an existing folder.
+
+        Raises:
+            StorageError: a file cannot be written.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.save is not implemented; override it to write images")
 
     def text_input(self, model: nn.Module, text: str, target: str | None = None) -> TextInput:
         """Return a text as input, to show attention between its tokens (`attngraft explore --text`).

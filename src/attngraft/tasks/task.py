@@ -50,6 +50,7 @@ TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
     "regression": "attngraft.tasks.regression:Regression",
+    "segmentation": "attngraft.tasks.segmentation:Segmentation",
     "text_classification": "attngraft.tasks.text:TextClassification",
     "token_labeling": "attngraft.tasks.token_labeling:TokenLabeling",
     "translation": "attngraft.tasks.translation:Translation",

@@ -20,6 +20,7 @@ from attngraft.training.evaluate import evaluate_run
 from attngraft.training.loop import train
 from attngraft.training.recipe import Recipe, recipe_from_dict
 from attngraft.training.run_folder import read_run
+from tests.cli.test_export import run as command
 from tests.contract.stirring import stir
 from tests.contract.task_contract import total
 from tests.slow import slow_but
@@ -90,8 +91,11 @@ def test_every_family_learns_and_translates(tmp_path: Path, kind: str, graft: st
     assert list(together.outputs["translation"]) == [each.outputs["translation"][0] for each in alone]
 
 
-def test_a_fine_tuned_model_is_exported_for_transformers(tmp_path: Path) -> None:
-    """It starts from the weights of a folder, with its tokenizer, which has a token for each language."""
+def test_a_fine_tuned_model_is_exported_for_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It starts from the weights of a folder, with its tokenizer, which has a token for each language.
+
+    The exported folder is a host too, and has the run's scores on two files.
+    """
     tokenizer, run = host_tokenizer("nllb"), tmp_path / "run"
     ids = {"vocab_size": len(tokenizer), "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
     own = transformers.M2M100ForConditionalGeneration(
@@ -106,15 +110,21 @@ def test_a_fine_tuned_model_is_exported_for_transformers(tmp_path: Path) -> None
     assert evaluate_run(run).metrics["perplexity"] == pytest.approx(read_run(run).epochs[-1]["val/perplexity"])
     made = export_run(run, tmp_path / "model", to=["hf"])
     assert [check.file for check in made.manifest.checks] == ["model.safetensors", "config.json"]
+    capsys.readouterr()
+    columns = {"source": "eng_Latn", "target": "deu_Latn", "data.source_column": "en", "data.target_column": "de"}
+    options = [text for name, value in columns.items() for text in ("--set", f"task.{name}={value}")]
+    data = ["--task", "translation", "--data", tmp_path / "pairs" / "val", "--set", "task.decoding.max_length=12"]
+    assert command("eval", f"hf:{tmp_path / 'model'}", "--pretrained", *data, *options, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == pytest.approx(evaluate_run(run).metrics, rel=1e-5)
     words = transformers.AutoTokenizer.from_pretrained(tmp_path / "model", src_lang="eng_Latn")
     models: list[Any] = [
         transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model"),
         attngraft.load(tmp_path / "model"),
     ]
     assert type(models[0]) is type(own)
-    options = {"num_beams": 5, "length_penalty": 0.7, "early_stopping": True, "max_new_tokens": 12}
-    options["forced_bos_token_id"] = words.convert_tokens_to_ids("deu_Latn")
-    found, expected = (each.generate(**words(["A red house."], return_tensors="pt"), **options) for each in models)
+    decoding = {"num_beams": 5, "length_penalty": 0.7, "early_stopping": True, "max_new_tokens": 12}
+    decoding["forced_bos_token_id"] = words.convert_tokens_to_ids("deu_Latn")
+    found, expected = (each.generate(**words(["A red house."], return_tensors="pt"), **decoding) for each in models)
     assert torch.equal(found, expected)
     (translation,) = open_model(tmp_path / "model")(["A red house."])
     assert translation.value == words.decode(found[0], skip_special_tokens=True).strip()

@@ -46,6 +46,7 @@ class TimmPvtV2(TimmFamily):
 
     name = "timm.pvt_v2"
     summary = "timm PVT v2 of any size, including features_only"
+    any_size: ClassVar = {}
     patched: ClassVar = {Attention: GraftedAttention, MlpWithDepthwiseConv: GraftedMlpWithDepthwiseConv}
     models = (PyramidVisionTransformerV2,)
     blocks: ClassVar = {Block: _sites}

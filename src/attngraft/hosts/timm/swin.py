@@ -112,6 +112,7 @@ class TimmSwin(TimmFamily):
 
     name = "timm.swin"
     summary = "timm Swin, Swin V2 and Swin V2-CR of any size, including features_only"
+    any_size: ClassVar = {"strict_img_size": False, "always_partition": True}
     patched: ClassVar = {
         WindowAttention: GraftedWindowAttention,
         WindowAttentionV2: GraftedWindowAttentionV2,

@@ -26,6 +26,7 @@ class TimmViT(HostAdapter):
 
     name = "timm.vit"
     summary = "timm VisionTransformer, DeiT, distilled DeiT, hybrids and ViTamin of any size"
+    any_size: ClassVar = {"dynamic_img_size": True, "dynamic_img_pad": True}
     patched: ClassVar = {**PATCHED, **_BLOCKS}
 
     def recognizes(self, model: nn.Module) -> bool:

@@ -89,6 +89,7 @@ class BixtHost(HostAdapter):
     name = "bixt"
     summary = "BiXT of any size (attngraft's own bixt_ti_l64_p16, ...) and its baselines, iterative and sequential"
     head_names = ("head", "fc_norm")
+    any_size: ClassVar = {"positions": "dynamic"}
     patched: ClassVar = {
         **PATCHED,
         OneSidedCrossAttention: GraftedOneSidedCrossAttention,

@@ -56,6 +56,7 @@ class ElsaSwinHost(BlockFamily):
 
     name = "elsa.swin"
     summary = "ELSA-Swin of any size (attngraft's own elsa_swin_tiny, ...): MLPs; its attention can be recorded"
+    any_size: ClassVar = {}
     patched: ClassVar = {**mlp.PATCHED}
     models = (ElsaSwin,)
     blocks: ClassVar = {Residual: _sites}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,9 +15,7 @@ from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.distillation import ImageDistillation, TeacherLoss
 from attngraft.tasks.images.inputs import HostInput, ImageBatches, Mix
 from attngraft.tasks.images.loading import LoadedImages, load_images
-from attngraft.tasks.images.opening import Parts
 from attngraft.tasks.images.sampling import Sampling
-from attngraft.tasks.images.sources.splitting import save_split
 from attngraft.tasks.images.splits import LabelledSplit
 from attngraft.tasks.images.suites import catalog
 from attngraft.tasks.images.suites.pixels import ImagePixels
@@ -44,7 +41,6 @@ class ImageTask(LogitsTask):
 
     def __init__(self, config: Any, *, seed: int) -> None:
         super().__init__(config, seed=seed)
-        self._random_split: Parts | None = None
         self._cache: DecodedCache | None = None
         self._eval_crop_pct: float | None = None  # None: chosen by the size of the images
 
@@ -86,11 +82,6 @@ class ImageTask(LogitsTask):
 
     def use_fitted_transform(self, facts: Mapping[str, Any]) -> None:
         self._eval_crop_pct = facts.get("input", {}).get("eval_crop_pct")
-
-    def save_split(self, path: Path) -> bool:
-        if self._random_split is not None and self._saved_split != path:
-            save_split(path, self._random_split)
-        return self._random_split is not None
 
     def to_model(self, batch: Batch) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return self._batches.to_model(batch)

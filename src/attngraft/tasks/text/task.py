@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attngraft.errors import ConfigError, DataError
 from attngraft.results.records import Records
 from attngraft.tasks.classification.labels import LabelTask
-from attngraft.tasks.images.sources.splitting import save_split, split_digest
+from attngraft.tasks.images.sources.splitting import split_digest
 from attngraft.tasks.task import (
     FITTED_FOLDER,
     SPLIT_FILE,
@@ -72,7 +72,6 @@ class TextClassification(LabelTask):
 
     def __init__(self, config: TextClassificationConfig, *, seed: int) -> None:
         super().__init__(config, seed=seed)
-        self._source: TextSource | None = None  # set by load
         self._tokenizer: Tokenizer | None = None
         self._expected: str | None = None  # digest of a trained model's tokenizer
 
@@ -83,7 +82,7 @@ class TextClassification(LabelTask):
                 "as hf:google-bert/bert-base-uncased (for images, remove --task text_classification)"
             )
         config, source = self.config, open_texts(self.config.data, saved_split=self._saved_split)
-        self._source = source
+        self._random_split = source.drawn
         self.set_classes(source.classes, np.bincount(source.train.labels, minlength=len(source.classes)))
         if self._tokenizer is None:
             self._tokenizer = self._new_tokenizer(source.train, model_data_config)
@@ -131,13 +130,6 @@ class TextClassification(LabelTask):
                 "the host's tokenizer, or --set task.tokenizer.source=train"
             )
         return found
-
-    def save_split(self, path: Path) -> bool:
-        if self._source is None or not self._source.drawn:
-            return False
-        if self._saved_split != path:
-            save_split(path, self._source.drawn)
-        return True
 
     def load_files(self, folder: Path) -> None:
         if (folder / FILE).is_file():

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch.nn.functional as F
@@ -17,9 +17,9 @@ from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
-from attngraft.strict import read
-from attngraft.tasks.images.sources.splitting import save_split, split_digest
-from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, Task, TaskData
+from attngraft.tasks.configured import ConfiguredTask
+from attngraft.tasks.images.sources.splitting import split_digest
+from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Batch, Loss, StepContext, TaskData
 from attngraft.tasks.text.lengths import call_padded, logits_of
 from attngraft.tasks.translation.codec import TranslationCodec
 from attngraft.tasks.translation.config import TranslationConfig
@@ -34,7 +34,7 @@ _PLATEAU = 0.95  #: a loss of more than this part of the loss by frequencies is 
 _INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 
 
-class Translation(Task):
+class Translation(ConfiguredTask):
     """Translation of sentences by encoder-decoders.
 
     A batch is `{"input_ids": (B, Ns), "attention_mask": (B, Ns), "decoder_input_ids": (B, Nt), "labels": (B, Nt)}`, and
@@ -54,28 +54,16 @@ class Translation(Task):
     auto_class = "AutoModelForSeq2SeqLM"
     capabilities = frozenset({"data_check", "export", "folds", "generation", "halving", "predict"})
     has_light_inference = True
+    config: TranslationConfig
     config_class = TranslationConfig
+    sources = "a folder with train.en and train.de, or a table with a column per language"
 
     def __init__(self, config: TranslationConfig, *, seed: int) -> None:
-        self.config, self.seed = config, seed
-        self.primary = config.metrics.primary
-        self.higher_is_better = self.metrics[self.primary].higher_is_better
-        self._saved_split: Path | None = None
-        self._source: PairSource | None = None  # set by load
+        super().__init__(config, seed=seed)
         self._tokenizer: PairTokenizer | None = None
         self._expected: str | None = None  # digest of a trained model's tokenizer
         self._positions: int | None = None  # largest number of source tokens, set by load or codec
         self._scores: Scorer | None = None
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, seed: int) -> Self:
-        section = {key: value for key, value in config.items() if key != "name"}
-        if "data" not in section:
-            raise ConfigError(
-                "task.data: missing; give --data SOURCE on the command line, or task: {data: {source: ...}} in the recipe "
-                "(a folder with train.en and train.de, or a table with a column per language)"
-            )
-        return cls(read(cls.config_class, section, where="task"), seed=seed)
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -87,7 +75,8 @@ class Translation(Task):
                 f"task.decoding.max_length: the host has {limit} positions, got {wanted}; use --set "
                 f"task.decoding.max_length={limit}"
             )
-        source = self._source = open_pairs(self.config, saved_split=self._saved_split)
+        source = open_pairs(self.config, saved_split=self._saved_split)
+        self._random_split = source.drawn
         if self._tokenizer is None:
             self._tokenizer = new_tokenizer(self.config, source.train, model_data_config)
         if self._expected not in (None, self._tokenizer.digest):
@@ -137,16 +126,6 @@ class Translation(Task):
             **({} if source.test is None else {"test_digest": split_digest(source.test)}),
         }
         return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})
-
-    def save_split(self, path: Path) -> bool:
-        if self._source is None or not self._source.drawn:
-            return False
-        if self._saved_split != path:
-            save_split(path, self._source.drawn)
-        return True
-
-    def load_split(self, path: Path) -> None:
-        self._saved_split = path if path.is_file() else None
 
     def load_files(self, folder: Path) -> None:
         if (folder / SETTINGS).is_file():

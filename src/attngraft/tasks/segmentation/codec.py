@@ -1,0 +1,101 @@
+"""Segmentation of image files by a trained model, without its data."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from attngraft.files import write_atomically
+from attngraft.tasks.codec import Codec
+from attngraft.tasks.images.inputs import HostInput, image_to_tensor
+from attngraft.tasks.segmentation.config import TestConfig
+from attngraft.tasks.segmentation.inference import predict_labels
+from attngraft.tasks.segmentation.source import read_image
+from attngraft.tasks.task import unwrapped
+
+_OPACITY = 0.5  #: of the colors of classes in an overlay
+
+
+class SegmentationCodec(Codec):
+    """Image files as inputs; their label maps, in the size of the image, as outputs.
+
+    Args:
+        host: the host's input.
+        test: settings of the inference.
+        crop: height and width of training examples, the size of windows.
+        classes, colors: names and colors of the classes.
+    """
+
+    images = True
+
+    def __init__(
+        self,
+        host: HostInput,
+        test: TestConfig,
+        *,
+        crop: tuple[int, int],
+        classes: Sequence[str],
+        colors: Sequence[Sequence[int]],
+    ) -> None:
+        self.host, self.test, self.crop = host, test, tuple(crop)
+        self.classes, self.colors = tuple(classes), [tuple(color) for color in colors]
+
+    def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return standard-normal images (B, C, H, W) of the size of the crop."""
+        return (torch.randn(batch_size, self.host.channels, *self.crop),), {}
+
+    def check(self, raw: str) -> None:
+        read_image(Path(raw))
+
+    def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return a list of normalized images (C, H, W).
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        images = [image_to_tensor(read_image(Path(each)).convert(self.host.mode)) for each in inputs]
+        return ([self.host.normalize(image) for image in images],), {}
+
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """Return label maps (H, W)."""
+        called: Any = unwrapped(model)
+        return [predict_labels(called, image, self.test, window=self.crop) for image in args[0]]  # type: ignore[arg-type]
+
+    def decode(self, outputs: Any) -> list[dict[str, float]]:
+        """Return the share of the pixels of each class that occurs, in descending order.
+
+        Args:
+            outputs: label maps, or logits (B, K, h, w).
+        """
+        maps = outputs.argmax(1) if isinstance(outputs, Tensor) and outputs.ndim == 4 else outputs
+        found = []
+        for labels in maps:
+            shares = torch.bincount(labels.reshape(-1), minlength=len(self.classes)).double() / labels.numel()
+            order = [index for index in shares.argsort(descending=True).tolist() if shares[index] > 0]
+            found.append({self.classes[index]: float(shares[index]) for index in order})
+        return found
+
+    def save(self, raw: str, output: Tensor, folder: Path) -> None:
+        """Write a label map as NAME.png with the colors as palette, and NAME-overlay.jpg over the image."""
+        labels, name = output.to(torch.uint8).cpu().numpy(), Path(raw).stem
+        mask = Image.fromarray(labels, mode="P")
+        mask.putpalette([channel for color in self.colors for channel in color])
+        overlay = Image.blend(read_image(Path(raw)), mask.convert("RGB"), _OPACITY)
+        for image, file, form in ((mask, f"{name}.png", "PNG"), (overlay, f"{name}-overlay.jpg", "JPEG")):
+            buffer = io.BytesIO()
+            image.save(buffer, form)
+            write_atomically(folder / file, buffer.getvalue())
+
+
+def painted(labels: np.ndarray, colors: Sequence[Sequence[int]]) -> Image.Image:
+    """Return a label map as an RGB image; labels without a color are black."""
+    table = np.zeros((256, 3), dtype=np.uint8)
+    table[: len(colors)] = colors
+    return Image.fromarray(table[labels])

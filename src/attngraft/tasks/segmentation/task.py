@@ -1,0 +1,229 @@
+"""Semantic segmentation: a decoder around the grafted host, and a class for every pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from attngraft.errors import ConfigError
+from attngraft.files import printable
+from attngraft.models.dense import segmenter
+from attngraft.results.measured import Measured
+from attngraft.results.records import Records, RecordTable
+from attngraft.results.sections import Metric, Section
+from attngraft.results.study import Chance
+from attngraft.tasks.configured import ConfiguredTask
+from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.images.sources.splitting import split_digest
+from attngraft.tasks.segmentation.codec import SegmentationCodec
+from attngraft.tasks.segmentation.config import SegmentationConfig
+from attngraft.tasks.segmentation.inference import predict_labels
+from attngraft.tasks.segmentation.loss import row_block_loss
+from attngraft.tasks.segmentation.metrics import mask_statistics, measure
+from attngraft.tasks.segmentation.sections import sections
+from attngraft.tasks.segmentation.source import MaskSource, count_labels, open_masks
+from attngraft.tasks.segmentation.split import MaskSplit
+from attngraft.tasks.task import SPLIT_FILE, Batch, Loss, StepContext, TaskData, unwrapped
+
+
+class Segmentation(ConfiguredTask):
+    """Semantic segmentation.
+
+    A training batch is `{"image": (B, C, H, W), "label": (B, H, W)}` of uint8. An evaluation batch has lists of images and
+    label maps in their own sizes.
+    """
+
+    name = "segmentation"
+    default_recipe = "small-segmentation"
+    primary = "miou"  # default; the recipe can set another metric
+    metrics: ClassVar = {
+        "miou": Metric(label="mIoU", share=True),
+        "macc": Metric(label="mean class accuracy", column="mAcc", share=True),
+        "aacc": Metric(label="pixel accuracy", column="aAcc", share=True),
+        "boundary_miou": Metric(label="mIoU at boundaries", share=True),
+        "boundary_iou": Metric(label="Boundary IoU", share=True),
+    }
+    capabilities = frozenset({"export", "folds", "generation", "halving", "predict"})
+    has_light_inference = True
+    sources = "a folder with images and masks, such as ./camvid"
+    config: SegmentationConfig
+    config_class = SegmentationConfig
+
+    def __init__(self, config: SegmentationConfig, *, seed: int) -> None:
+        super().__init__(config, seed=seed)
+        self._host: HostInput  # set by load and codec
+        self._classes = 0
+        self._weights: Tensor | None = None
+
+    # -- data ----------------------------------------------------------------------------------------------------------
+
+    def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
+        config, host = self.config, HostInput.from_model(model_data_config)
+        source = open_masks(config.data, saved_split=self._saved_split)
+        self._random_split, self._host, self._classes = source.drawn, host, len(source.labels.classes)
+        counted = {name: count_labels(images) for name, images in source.parts().items()}
+        counts = {name: found for name, (found, _) in counted.items()}
+        self._weights = self._class_weights(counts["train"][:-1])
+        args, notes = self._model_args(model_data_config), list(source.notes)
+        missing = [
+            name for name, count in zip(source.labels.classes, counts["train"][:-1], strict=True) if count == 0
+        ]  # fmt: skip
+        if missing:
+            notes.append(f"Classes without a training pixel: {', '.join(missing)}.")
+        splits = {
+            name: MaskSplit(images, host=host, augment=config.augment if name == "train" else None, seed=self.seed)
+            for name, images in source.parts().items()
+        }
+        return TaskData(
+            train=splits["train"],
+            val=splits["val"],
+            test=splits.get("test"),
+            model_args=args,
+            facts=printable(self._facts(source, counts, {name: sizes for name, (_, sizes) in counted.items()}, notes)),
+        )
+
+    def _model_args(self, host: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the host's arguments for images of any size, or for the size of the crops."""
+        found: dict[str, Any] = {"num_classes": 0}
+        if host.get("any_size") is not None:
+            return found | dict(host["any_size"])
+        if self.config.test.mode == "whole":
+            raise ConfigError(
+                "task.test.mode: the host takes images of one size only, so whole images cannot be predicted; use --set "
+                "task.test.mode=slide, or a host for any size, such as vit_tiny_patch16_224 or swin_tiny_patch4_window7_224"
+            )
+        return found | {"img_size": list(self.config.augment.crop)}
+
+    def _class_weights(self, counts: np.ndarray) -> Tensor | None:
+        given = self.config.loss.class_weights
+        if given == "none":
+            return None
+        if isinstance(given, tuple):
+            if len(given) != len(counts):
+                raise ConfigError(f"task.loss.class_weights: {len(given)} numbers for {len(counts)} classes; give one each")
+            return torch.tensor(given)
+        weights = 1 / np.sqrt(np.maximum(counts, 1) / max(1, counts.sum()))
+        weights[counts == 0] = 0
+        mean = float((weights * counts).sum() / max(1, counts.sum()))  # 1 for the mean pixel
+        return torch.tensor(weights / mean, dtype=torch.float32)
+
+    def _facts(
+        self,
+        source: MaskSource,
+        counts: Mapping[str, np.ndarray],
+        sizes: Mapping[str, Sequence[tuple[int, int]]],
+        notes: Sequence[str],
+    ) -> dict[str, Any]:
+        labels, host = source.labels, self._host.facts()
+        facts: dict[str, Any] = {
+            "task": self.name,
+            "source": self.config.data.source,
+            "kind": "images with masks",
+            "where": source.where,
+            "split": source.origin,
+            "classes": list(labels.classes),
+            "colors": [list(color) for color in labels.colors],
+            "sizes": {name: len(images) for name, images in source.parts().items()},
+            "pixels": {name: found[:-1].tolist() for name, found in counts.items()},
+            "ignored": {name: float(found[-1] / max(1, found.sum())) for name, found in counts.items()},
+            "image": {"smallest": list(min(sizes["train"])), "largest": list(max(sizes["train"]))},
+            "input": {**host, "size": [host["size"][0], *self.config.augment.crop]},
+            "split_digest": split_digest(source.val),
+            "check": {"train_digest": split_digest(source.train)},
+            **({} if source.test is None else {"test_digest": split_digest(source.test)}),
+            "notes": list(notes),
+        }
+        return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})
+
+    # -- model ---------------------------------------------------------------------------------------------------------
+
+    def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
+        config = self.config
+        model = segmenter(
+            host,
+            classes=len(facts["classes"]),
+            head=config.head,
+            width=config.width,
+            pools=config.pools,
+            auxiliary=config.auxiliary > 0,
+            norm=config.norm,
+        )
+        if config.freeze_norm:
+            model.freeze_norms()
+        return model
+
+    def needs_unwrapped(self, model: nn.Module) -> bool:
+        return True
+
+    def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
+        if self.config.head == "upernet" and self.config.norm != "group" and len(batch["image"]) == 1:
+            raise ConfigError(
+                "train.batch_size: batch norm needs more than one image per process, because the decoder pools to one "
+                "pixel; use --set task.norm=group, or a larger batch"
+            )
+        return {**batch, "image": self._host.normalize(batch["image"])}
+
+    def weights(self, batch: Batch) -> Mapping[str, float]:
+        """Return the number of labeled pixels, with class weights their sum."""
+        counts = torch.bincount(batch["label"].reshape(-1).long(), minlength=IGNORED + 1)[: self._classes].float()
+        total = counts.sum() if self._weights is None else (counts * self._weights.to(counts.device)).sum()
+        names = ["loss"] + (["auxiliary"] if self._has_auxiliary else [])
+        return dict.fromkeys(names, float(total))
+
+    @property
+    def _has_auxiliary(self) -> bool:
+        return self.config.auxiliary > 0 and self.config.head != "linear"
+
+    def step(self, model: nn.Module, batch: Batch, at: StepContext) -> Mapping[str, Loss]:
+        found, label = model(batch["image"]), batch["label"]
+        outputs = found if isinstance(found, tuple) else (found,)
+        weights = None if self._weights is None else self._weights.to(label.device)
+        means = [row_block_loss(each, label, weights=weights, rows=self.config.loss.rows) for each in outputs]
+        losses = {"loss": Loss(mean=means[0])}
+        return losses | ({"auxiliary": Loss(mean=means[1], factor=self.config.auxiliary)} if len(means) > 1 else {})
+
+    # -- predictions ---------------------------------------------------------------------------------------------------
+
+    def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
+        """Return the counts of each image; without `full`, at one scale and without boundaries."""
+        called, test = unwrapped(model), self.config.test if full else self.config.test.light()
+        rows, masks = [], []
+        for image, label in zip(batch["image"], batch["label"], strict=True):
+            predicted = predict_labels(
+                called, self._host.normalize(image), test, window=self.config.augment.crop, size=tuple(label.shape)
+            )
+            rows.append(mask_statistics(predicted, label, self._classes, boundaries=full))
+            masks.append(predicted.to(torch.uint8).cpu().numpy())
+        return Records(
+            statistics={name: np.stack([row[name] for row in rows]) for name in rows[0]}, outputs={"mask": masks}
+        )
+
+    def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> SegmentationCodec:
+        return SegmentationCodec(
+            HostInput.from_model(model_data_config),
+            self.config.test,
+            crop=self.config.augment.crop,
+            classes=facts["classes"],
+            colors=facts["colors"],
+        )
+
+    # -- metrics -------------------------------------------------------------------------------------------------------
+
+    def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
+        return measure(table)
+
+    def chance(self, table: RecordTable, facts: Mapping[str, Any]) -> Chance:
+        """Return the metrics of predicting the most frequent class of the training pixels everywhere."""
+        true, most = table.array("true"), int(np.argmax(facts["pixels"]["train"]))
+        columns = {"right": np.zeros_like(true), "predicted": np.zeros_like(true), "true": true}
+        columns["right"][:, most], columns["predicted"][:, most] = true[:, most], true.sum(1)
+        constant = measure(RecordTable(names=table.names, columns=columns)).values
+        return Chance(description=f"always {facts['classes'][most]}", values=constant)
+
+    def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
+        return sections(predictions, classes=facts["classes"], pixels=facts["pixels"]["train"])
