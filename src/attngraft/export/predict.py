@@ -149,7 +149,7 @@ def _codec_predictor(model: nn.Module, codec: Codec, *, device: str | torch.devi
         found = codec.run(model, args, kwargs)
         if predictor.folder is not None:
             for each, name in zip(found, inputs, strict=True):
-                codec.save(each, name, predictor.folder)
+                codec.save(name, each, predictor.folder)
         outputs = iter(codec.decode(found))
         return [next(outputs) if full else "" for full in filled]
 

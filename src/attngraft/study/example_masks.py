@@ -87,9 +87,7 @@ def _ious(table: Mapping[str, object]) -> np.ndarray:
     return np.divide(right, union, out=np.full_like(union, np.nan), where=union > 0)
 
 
-def _picture(
-    image: Image.Image, label: np.ndarray, before: np.ndarray, after: np.ndarray, colors: np.ndarray
-) -> str:
+def _picture(image: Image.Image, label: np.ndarray, before: np.ndarray, after: np.ndarray, colors: np.ndarray) -> str:
     """Return the five pictures side by side as a JPEG file in base64."""
     size = WIDTH, max(1, round(WIDTH * image.height / image.width))
     small = image.convert("RGB").resize(size)

@@ -11,7 +11,7 @@ from PIL import Image
 CLASSES = ("ground", "square", "stripe")
 HOST: dict[str, Any] = {
     "name": "vit_tiny_patch16_224",
-    "args": {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 4, "num_heads": 2, "dynamic_img_size": True, "dynamic_img_pad": True},
+    "args": {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 4, "num_heads": 2},
 }
 
 
@@ -23,12 +23,13 @@ def drawing(index: int) -> tuple[Image.Image, Image.Image]:
     y, x = random.integers(3, 10, size=2)
     mask[y : y + 7, x : x + 7] = 1
     mask[:, random.integers(width - 3) :][:, :3] = 2
-    pixels = np.stack([40 + 80 * mask, 200 - 60 * mask, 255 * (mask == 2)], axis=2) + random.integers(-20, 20, (height, width, 3))
+    pixels = np.stack([40 + 80 * mask, 200 - 60 * mask, 255 * (mask == 2)], axis=2)
+    pixels = pixels + random.integers(-20, 20, pixels.shape)
     mask[0] = 255
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8)), Image.fromarray(mask)
 
 
-def write_drawings(folder: Path, *, train: int = 9, val: int = 5, test: int = 0) -> Path:
+def write_drawings(folder: Path, *, train: int = 24, val: int = 5, test: int = 0) -> Path:
     """Write `images` and `masks` with a folder for each split, and classes.txt."""
     number = 0
     for part, count in {"train": train, "val": val, "test": test}.items():

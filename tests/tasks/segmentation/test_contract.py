@@ -17,7 +17,7 @@ class TestSegmentation(TaskContract):
     """An auxiliary head, labels in rows of images without any, and images of different sizes."""
 
     host: ClassVar = HOST
-    overfit, steps = 0.3, 60
+    overfit, steps, lr = 0.5, 80, 1e-2
 
     def section(self, folder: Path) -> dict[str, Any]:
         augment = {"crop": [16, 16], "scale": [1.0, 1.0], "hflip": 0.0, "photometric": False}

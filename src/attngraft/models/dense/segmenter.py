@@ -6,6 +6,7 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from attngraft.attention import is_graft
 from attngraft.errors import HostError
 from attngraft.hosts import HostedModel
 from attngraft.models.dense.heads import AuxiliaryHead, Classifier, Last, Norm, SemanticFPN, UPerNet
@@ -37,7 +38,8 @@ class Segmenter(HostedModel):
             module.requires_grad_(False)
 
     def _host_norms(self) -> list[nn.Module]:
-        return [module for module in self.host.modules() if isinstance(module, _BatchNorm)]
+        norms = [(name, each) for name, each in self.host.named_modules() if isinstance(each, _BatchNorm)]
+        return [module for name, module in norms if not is_graft(name)]
 
     def train(self, mode: bool = True) -> "Segmenter":
         """Set the mode of all modules but frozen batch norms."""

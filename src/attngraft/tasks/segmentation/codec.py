@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.files import write_atomically
+from attngraft.files import atomic_file
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.segmentation.config import TestConfig
@@ -82,20 +81,23 @@ class SegmentationCodec(Codec):
             found.append({self.classes[index]: float(shares[index]) for index in order})
         return found
 
+    def files(self, raw: str) -> list[str]:
+        return [f"{Path(raw).stem}.png", f"{Path(raw).stem}-overlay.jpg"]
+
     def save(self, raw: str, output: Tensor, folder: Path) -> None:
-        """Write a label map as NAME.png with the colors as palette, and NAME-overlay.jpg over the image."""
-        labels, name = output.to(torch.uint8).cpu().numpy(), Path(raw).stem
-        mask = Image.fromarray(labels, mode="P")
+        """Write a label map with the colors of the classes as its palette, and the colors over the image."""
+        labels = output.to(torch.uint8).cpu().numpy()
+        mask = Image.fromarray(labels)
         mask.putpalette([channel for color in self.colors for channel in color])
-        overlay = Image.blend(read_image(Path(raw)), mask.convert("RGB"), _OPACITY)
-        for image, file, form in ((mask, f"{name}.png", "PNG"), (overlay, f"{name}-overlay.jpg", "JPEG")):
-            buffer = io.BytesIO()
-            image.save(buffer, form)
-            write_atomically(folder / file, buffer.getvalue())
+        pictures = (mask, "PNG"), (overlay(read_image(Path(raw)), labels, self.colors), "JPEG")
+        for name, (image, form) in zip(self.files(raw), pictures, strict=True):
+            with atomic_file(folder / name) as file:
+                image.save(file, form)
 
 
-def painted(labels: np.ndarray, colors: Sequence[Sequence[int]]) -> Image.Image:
-    """Return a label map as an RGB image; labels without a color are black."""
+def overlay(image: Image.Image, labels: np.ndarray, colors: Sequence[Sequence[int]]) -> Image.Image:
+    """Return an RGB image with the colors of the labels (H, W) over it; labels without a color leave it as it is."""
     table = np.zeros((256, 3), dtype=np.uint8)
     table[: len(colors)] = colors
-    return Image.fromarray(table[labels])
+    known = Image.fromarray(np.where(labels < len(colors), round(255 * _OPACITY), 0).astype(np.uint8))
+    return Image.composite(Image.fromarray(table[labels]), image, known)
