@@ -10,8 +10,8 @@ from PIL import Image
 
 CLASSES = ("ground", "square", "stripe")
 HOST: dict[str, Any] = {
-    "name": "vit_tiny_patch16_224",
-    "args": {"img_size": 16, "patch_size": 4, "embed_dim": 24, "depth": 4, "num_heads": 2},
+    "name": "swin_tiny_patch4_window7_224",
+    "args": {"embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2], "window_size": 4, "drop_path_rate": 0.0},
 }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -10,7 +11,7 @@ from attngraft.attention import is_graft
 from attngraft.errors import HostError
 from attngraft.hosts import HostedModel
 from attngraft.models.dense.heads import AuxiliaryHead, Classifier, Last, Norm, SemanticFPN, UPerNet
-from attngraft.models.dense.levels import Levels, host_levels
+from attngraft.models.dense.levels import STRIDES, Levels, host_levels
 
 Head = Literal["upernet", "semantic_fpn", "linear"]
 WIDTHS = {"upernet": 512, "semantic_fpn": 256}  #: of the papers
@@ -49,7 +50,8 @@ class Segmenter(HostedModel):
         return self
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits, see the class."""
+        """Return logits, see the class; images are padded with zeros to multiples of 4."""
+        images = F.pad(images, (0, -images.shape[3] % STRIDES[0], 0, -images.shape[2] % STRIDES[0]))
         if self.levels is None:
             maps = cast(Any, self.host).forward_intermediates(
                 images, indices=1, norm=False, output_fmt="NCHW", intermediates_only=True

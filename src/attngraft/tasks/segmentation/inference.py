@@ -8,6 +8,7 @@ from torch import Tensor
 
 from attngraft.tasks.segmentation.config import TestConfig
 
+STRIDE = 4  #: images are padded to multiples of it, so that logits cover whole cells
 Model = Callable[[Tensor], Tensor]  #: images (B, C, h, w) -> logits (B, K, h', w')
 
 
@@ -48,9 +49,11 @@ def predict_labels(
 
 def _logits(model: Model, image: Tensor, config: TestConfig, window: tuple[int, int]) -> Tensor:
     """Return logits (1, K, h, w) of an image (1, C, H, W): of the whole, or summed over windows and divided by counts."""
-    if config.mode == "whole":
-        return model(image)
     height, width = image.shape[-2:]
+    if config.mode == "whole":
+        padded = F.pad(image, (0, -width % STRIDE, 0, -height % STRIDE))
+        logits = model(padded)
+        return logits if padded.shape == image.shape else _resized(logits, list(padded.shape[-2:]))[:, :, :height, :width]
     rows, columns = window
     padded = F.pad(image, (0, max(0, columns - width), 0, max(0, rows - height)))
     total: Tensor | None = None
