@@ -172,7 +172,7 @@ def _format_of(out: Path | None, *, lines: bool) -> Format:
     return "text"
 
 
-def _refuse_same_names(predictor: Predictor, files: Sequence[str]) -> None:
+def _refuse_same_names(predictor: "Predictor", files: Sequence[str]) -> None:
     """Check that the files of two images do not have the same name, and that no image would be replaced."""
     codec, folder = predictor.codec, predictor.folder
     sources = {os.path.realpath(file) for file in files}
