@@ -199,7 +199,7 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     """Return the facts about the data, without paths and without facts that appear elsewhere in the card."""
     left_out = (
         *("task", "where", "input", "augment", "classes", "colors", "targets"),
-        *("check", "split_digest", "image", "unigram"),
+        *("check", "split_digest", "image", "pixels", "unigram"),
     )
     facts = {name: _without_paths(value) for name, value in record.facts.items() if name not in left_out}
     counts = facts.get("counts")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from attngraft.files import atomic_file
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
+from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.segmentation.config import TestConfig
 from attngraft.tasks.segmentation.inference import predict_labels
-from attngraft.tasks.segmentation.source import read_image
 from attngraft.tasks.task import unwrapped
 
 _OPACITY = 0.5  #: of the colors of classes in an overlay
@@ -51,7 +51,11 @@ class SegmentationCodec(Codec):
         return (torch.randn(batch_size, self.host.channels, *self.crop),), {}
 
     def check(self, raw: str) -> None:
-        read_image(Path(raw))
+        self._opened(raw)
+
+    def _opened(self, raw: str) -> Image.Image:
+        with open(raw, "rb") as stream:
+            return in_mode(decode(stream, where=raw), self.host.mode)
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return a list of normalized images (C, H, W).
@@ -59,8 +63,7 @@ class SegmentationCodec(Codec):
         Raises:
             DataError: a file cannot be read.
         """
-        images = [image_to_tensor(read_image(Path(each)).convert(self.host.mode)) for each in inputs]
-        return ([self.host.normalize(image) for image in images],), {}
+        return ([self.host.normalize(image_to_tensor(self._opened(each))) for each in inputs],), {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Return label maps (H, W)."""
@@ -78,7 +81,7 @@ class SegmentationCodec(Codec):
         for labels in maps:
             shares = torch.bincount(labels.reshape(-1), minlength=len(self.classes)).double() / labels.numel()
             order = [index for index in shares.argsort(descending=True).tolist() if shares[index] > 0]
-            found.append({self.classes[index]: float(shares[index]) for index in order})
+            found.append({self.classes[index]: round(float(shares[index]), 6) for index in order})
         return found
 
     def files(self, raw: str) -> list[str]:
@@ -89,7 +92,7 @@ class SegmentationCodec(Codec):
         labels = output.to(torch.uint8).cpu().numpy()
         mask = Image.fromarray(labels)
         mask.putpalette([channel for color in self.colors for channel in color])
-        pictures = (mask, "PNG"), (overlay(read_image(Path(raw)), labels, self.colors), "JPEG")
+        pictures = (mask, "PNG"), (overlay(self._opened(raw).convert("RGB"), labels, self.colors), "JPEG")
         for name, (image, form) in zip(self.files(raw), pictures, strict=True):
             with atomic_file(folder / name) as file:
                 image.save(file, form)

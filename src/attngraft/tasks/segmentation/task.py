@@ -47,7 +47,7 @@ class Segmentation(ConfiguredTask):
         "miou": Metric(label="mIoU", share=True),
         "macc": Metric(label="mean class accuracy", column="mAcc", share=True),
         "aacc": Metric(label="pixel accuracy", column="aAcc", share=True),
-        "boundary_miou": Metric(label="mIoU at boundaries", share=True),
+        "boundary_miou": Metric(label="mIoU at boundaries", column="boundary mIoU", share=True),
         "boundary_iou": Metric(label="Boundary IoU", share=True),
     }
     capabilities = frozenset({"export", "folds", "halving", "predict"})
