@@ -1,11 +1,13 @@
-"""`attngraft predict`: predictions for images and texts, and translations."""
+"""`attngraft predict`: predictions for images and texts, masks, and translations."""
 
+import io
 import itertools
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Literal, cast
+from typing import IO, TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -14,6 +16,10 @@ from attngraft.cli.output import progress_bars
 from attngraft.cli.values import DEVICE, TRUST_CODE, find_images, find_lines, find_texts
 from attngraft.errors import UsageError
 
+if TYPE_CHECKING:
+    from attngraft.export.predict import Predictor
+
+_EXTENSIONS = (".csv", ".json", ".jsonl")
 _SHOWN = 20  #: maximum number of unreadable images named on the terminal
 
 
@@ -42,7 +48,13 @@ def predict(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "--output", "-o", help="Output file. Default: standard output.", metavar="FILE"),
+        typer.Option(
+            "--out",
+            "--output",
+            "-o",
+            help="Output file; for a segmentation model, a folder of masks and overlays. Default: standard output.",
+            metavar="FILE",
+        ),
     ] = None,
     form: Annotated[
         Format | None,
@@ -62,7 +74,7 @@ def predict(
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
     device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
-    """Predict classes or numbers from images or texts, or translate sentences, preprocessed as in the run's evaluation.
+    """Predict classes, numbers or masks from images or texts, or translate, preprocessed as in the run's evaluation.
 
     Unreadable images and sentences that are too long are listed and do not stop the command; the exit code is then 1.
 
@@ -81,6 +93,8 @@ def predict(
         attngraft predict reviews-model --text "A wonderful film."
 
         attngraft predict mt/runs/vertical/seed0 < sentences.en > sentences.de
+
+        attngraft predict seg/runs/baseline/seed0 street.png --out masks
     """
     from attngraft.export.predict import WRITERS, open_model
     from attngraft.files import check_output, printable
@@ -89,9 +103,14 @@ def predict(
     nothing = "nothing to predict: give images, or for a text model a table or --text TEXT"
     if not given and not text and sys.stdin.isatty():
         raise UsageError(nothing)
-    check_output(out)
+    if out is None or not out.is_dir():
+        check_output(out)
     predictor = open_model(model, checkpoint=checkpoint, device=device, trust_code=trust_code)
-    chosen, serving = form or _format_of(out, lines=predictor.lines), predictor.serving
+    serving, images = predictor.serving, predictor.codec is not None and predictor.codec.images
+    if images and form is None and out is not None and out.suffix.lower() not in _EXTENSIONS:
+        predictor.folder, out = out, None
+    check_output(predictor.folder or out, folder=predictor.folder is not None)
+    chosen = form or _format_of(out, lines=predictor.lines)
     if chosen == "text" and not predictor.lines:
         raise UsageError(f"--format text: {model} does not write text; use csv, json or jsonl")
     if not given and not text:
@@ -102,7 +121,7 @@ def predict(
     files: Iterable[str]
     if predictor.lines:
         files = itertools.chain(find_lines(given, stdin=stdin), text or [])
-    elif serving.kind == "other":
+    elif serving.kind == "other" and not images:
         files = [*given, *(text or [])]
     elif serving.kind == "text":
         files = [*find_texts(given, column=serving.input["column"], stdin=stdin), *(text or [])]
@@ -110,10 +129,13 @@ def predict(
         raise UsageError(f"--text: {model} takes images; give image files, folders or patterns")
     else:
         files = find_images(given, stdin=stdin)
+    if predictor.folder is not None and isinstance(files, list):
+        _refuse_same_names(predictor, files)
     total = len(files) if isinstance(files, list) else None
     unreadable = []
-    with _output(out) as file, progress_bars(described=False) as bar:
-        progress = bar.add_task({"text": "texts", "other": "inputs"}.get(serving.kind, "images"), total=total)
+    with io.BytesIO() if predictor.folder else _output(out) as file, progress_bars(described=False) as bar:
+        nouns = {"text": "texts", "other": "images" if images else "inputs"}
+        progress = bar.add_task(nouns.get(serving.kind, "images"), total=total)
         writer = WRITERS[chosen](file, serving, top=top)
         writer.begin()
         for number, prediction in enumerate(predictor(files, batch=batch), start=1):
@@ -143,11 +165,27 @@ def _format_of(out: Path | None, *, lines: bool) -> Format:
     if out is None:
         return "text" if lines else "csv"
     extension = out.suffix.lower().removeprefix(".")
-    if extension in ("csv", "json", "jsonl"):
+    if out.suffix.lower() in _EXTENSIONS:
         return cast(Format, extension)
     if not lines:
         raise UsageError(f"--out {out}: unknown extension; use .csv, .json or .jsonl, or add --format")
     return "text"
+
+
+def _refuse_same_names(predictor: "Predictor", files: Sequence[str]) -> None:
+    """Check that the files of two images do not have the same name, and that no image would be replaced."""
+    codec, folder = predictor.codec, predictor.folder
+    sources = {os.path.realpath(file) for file in files}
+    written: dict[str, str] = {}
+    for file in files if codec is not None and folder is not None else ():
+        for name in codec.files(file):
+            path = os.path.realpath(folder / name)
+            if path in sources:
+                raise UsageError(f"--out {folder}: {name} would replace an image; use another folder")
+            if written.setdefault(path, file) != file:
+                raise UsageError(
+                    f"--out {folder}: {written[path]} and {file} would both write {name}; predict them into two folders"
+                )
 
 
 @contextmanager

@@ -22,7 +22,19 @@ from attngraft.yaml_config import dump_yaml
 
 FILE = "README.md"
 #: tasks of the Hub, by kind of inputs or by task
-_PIPELINES = {"images": "image-classification", "text": "text-classification", "translation": "translation"}
+_PIPELINES = {
+    "images": "image-classification",
+    "segmentation": "image-segmentation",
+    "text": "text-classification",
+    "translation": "translation",
+}
+#: inputs of `attngraft predict`, likewise
+_INPUTS = {
+    "images": "IMAGES...",
+    "segmentation": "IMAGES... --out masks",
+    "text": "texts.csv",
+    "translation": "< sentences.txt",
+}
 _LOCAL = "local-dir:"  #: timm's prefix for a path instead of a name
 _COUNTED = 20  #: largest number of classes for which the card lists image counts
 
@@ -116,7 +128,8 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
     from huggingface_hub import ModelCardData  # local import: it is slow
 
     kind = manifest.serving.kind
-    maker, pipeline = _maker(manifest.host.name), _PIPELINES.get(manifest.task if kind == "other" else kind)
+    key = manifest.task if kind == "other" else kind
+    maker, pipeline = _maker(manifest.host.name), _PIPELINES.get(key)
     header = ModelCardData(
         license="unknown",
         library_name=maker if maker == "timm" and not manifest.graft else "attngraft",
@@ -145,7 +158,7 @@ def card_text(manifest: Manifest, record: RunRecord, *, parameters: int, plain_d
         study=study,
         style=study.style if study else None,
         metrics=manifest.origin.metrics,
-        lines=manifest.task == "translation",
+        inputs=_INPUTS.get(key, "INPUTS..."),
         model=wording.host_text(
             {"name": manifest.host.name, "args": _without_paths(record.recipe.host.args)}, input_size=image
         ),
@@ -184,7 +197,10 @@ def study_of(run: Path) -> StudyOfRun | None:
 
 def _facts(record: RunRecord) -> dict[str, Any]:
     """Return the facts about the data, without paths and without facts that appear elsewhere in the card."""
-    left_out = ("task", "where", "input", "augment", "classes", "targets", "check", "split_digest", "image", "unigram")
+    left_out = (
+        *("task", "where", "input", "augment", "classes", "colors", "targets"),
+        *("check", "split_digest", "image", "pixels", "unigram"),
+    )
     facts = {name: _without_paths(value) for name, value in record.facts.items() if name not in left_out}
     counts = facts.get("counts")
     if isinstance(counts, Mapping) and any(len(part) > _COUNTED for part in counts.values()):

@@ -63,8 +63,10 @@ class Predictor:
         serving: description of the model's inputs and outputs.
         predict: function that maps a batch of inputs to their probabilities, numbers or other values.
         read: function that opens an input by name; None: the names are the inputs.
-        lines: whether inputs and outputs are lines of text.
+        codec: the task's own codec.
     """
+
+    folder: Path | None = None  #: where a codec with `images` also saves its outputs; None: nowhere
 
     def __init__(
         self,
@@ -72,10 +74,15 @@ class Predictor:
         predict: Callable[[list[Any]], Iterable[Any]],
         *,
         read: Callable[[str], Any] | None = None,
-        lines: bool = False,
+        codec: Codec | None = None,
     ) -> None:
-        self.serving, self.lines = serving, lines
+        self.serving, self.codec = serving, codec
         self._predict, self._open = predict, read
+
+    @property
+    def lines(self) -> bool:
+        """Whether inputs and outputs are lines of text."""
+        return self.codec is not None and self.codec.lines
 
     @torch.no_grad()
     def __call__(self, inputs: Iterable[str | os.PathLike[str]], *, batch: int = 32) -> Iterator[Prediction]:
@@ -139,10 +146,15 @@ def _codec_predictor(model: nn.Module, codec: Codec, *, device: str | torch.devi
             return [""] * len(inputs)
         args, kwargs = codec.encode([each for each, full in zip(inputs, filled, strict=True) if full])
         args, kwargs = send_to_device((args, kwargs), device)
-        outputs = iter(codec.decode(codec.run(model, args, kwargs)))
+        found = codec.run(model, args, kwargs)
+        if predictor.folder is not None:
+            for each, name in zip(found, inputs, strict=True):
+                codec.save(name, each, predictor.folder)
+        outputs = iter(codec.decode(found))
         return [next(outputs) if full else "" for full in filled]
 
-    return Predictor(OTHER, predict, read=read, lines=codec.lines)
+    predictor = Predictor(OTHER, predict, read=read, codec=codec)
+    return predictor
 
 
 def _activated(outputs: object, serving: Serving) -> np.ndarray:

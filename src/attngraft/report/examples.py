@@ -8,6 +8,7 @@ from attngraft.results.wording import baseline_of, shown
 
 MOST = 24  #: maximum number of images on a page
 MOST_CHARACTERS = 20_000  #: maximum length of a thumbnail in base64
+MOST_OF_MASKS = 100_000  #: the same, of five pictures with masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,7 @@ class ExampleLine:
     model: str
     prediction: str
     right: int  #: number of seeds that are correct
-    state: str  #: "right" or "wrong" in all seeds, or "mixed"
+    state: str  #: "right" or "wrong" in all seeds, or "mixed"; empty for masks
     sign: str
 
 
@@ -38,6 +39,7 @@ class ExamplesView:
     variant: str
     seeds: int
     groups: list[tuple[str, list[ExampleView]]]
+    masks: bool = False
 
 
 def example_view(result: StudyResult, examples: ExampleImages | None) -> ExamplesView | None:
@@ -47,6 +49,9 @@ def example_view(result: StudyResult, examples: ExampleImages | None) -> Example
         return None
 
     def line(model: str, prediction: ExamplePrediction) -> ExampleLine:
+        if examples.masks:
+            text = f"mIoU {100 * prediction.confidence:.1f}%"
+            return ExampleLine(model=model, prediction=text, right=0, state="", sign="")
         state = "wrong" if prediction.right == 0 else "right" if prediction.right == examples.seeds else "mixed"
         return ExampleLine(
             model=model,
@@ -66,9 +71,11 @@ def example_view(result: StudyResult, examples: ExampleImages | None) -> Example
                 source=f"data:image/jpeg;base64,{image.jpeg}",
             )
             for image in group.images
-            if len(image.jpeg) <= MOST_CHARACTERS
+            if len(image.jpeg) <= (MOST_OF_MASKS if examples.masks else MOST_CHARACTERS)
         ][:left]
         left -= len(images)
         if images:
             groups.append((shown(group.title), images))
-    return ExamplesView(variant=shown(examples.variant), seeds=examples.seeds, groups=groups) if groups else None
+    if not groups:
+        return None
+    return ExamplesView(variant=shown(examples.variant), seeds=examples.seeds, groups=groups, masks=examples.masks)

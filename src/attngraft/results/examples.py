@@ -1,4 +1,4 @@
-"""Images that illustrate a study of image classification, and their file, examples.json."""
+"""Images that illustrate a study of image classification or segmentation, and their file, examples.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ExamplePrediction:
     """Predictions of one image by all seeds of a variant."""
 
     predicted: str  #: the most frequent class
-    confidence: float  #: mean over the seeds that predict it
+    confidence: float  #: mean over the seeds that predict it; of masks, the image's mean IoU
     right: int  #: number of seeds that are correct
 
 
@@ -49,6 +49,7 @@ class ExampleImages:
     variant: str
     seeds: int
     groups: list[ExampleGroup]
+    masks: bool = False  #: whether each image is five pictures side by side: image, labels, two masks, their errors
 
 
 def save_examples(examples: ExampleImages | None, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Images for the report of a study of image classification: where the baseline and the best variant differ."""
+"""Images for the report of a study of images: where the baseline and the best variant differ."""
 
 import base64
 import io
@@ -20,10 +20,12 @@ from attngraft.results.examples import (
 from attngraft.results.study import StudyResult, VariantResult
 from attngraft.results.wording import baseline_of
 from attngraft.study.config import StudyConfig
+from attngraft.study.example_masks import mask_examples
 from attngraft.study.plan import finished_runs
 from attngraft.study.predictions import open_predictions
 from attngraft.tasks.images.inspection import open_thumbnails
 from attngraft.tasks.images.task import ImageTask
+from attngraft.tasks.segmentation import Segmentation
 from attngraft.training.build import build_task
 from attngraft.training.run_folder import RunRecord
 
@@ -65,7 +67,7 @@ def example_images(config: StudyConfig, result: StudyResult) -> ExampleImages | 
     Thumbnails of an earlier report are reused, so the data are opened only for new ones.
 
     Returns:
-        None if the task does not classify images, no variant can be compared, or the images cannot be opened.
+        None if the task neither classifies nor segments images, no variant can be compared, or the images cannot be opened.
     """
     baseline, variant = baseline_of(result), best_variant(result)
     if baseline is None or variant is None:
@@ -96,6 +98,8 @@ def _selected(
     seeds = [seed for seed in variant if seed in baseline]
     first = baseline[seeds[0]]
     task, classes = build_task(first.recipe), first.facts.get("classes")
+    if isinstance(task, Segmentation):
+        return mask_examples(task, first, variant[seeds[0]], name)
     if not isinstance(task, ImageTask) or not classes:
         return None
     before, after = (_answers([runs[seed] for seed in seeds]) for runs in (baseline, variant))

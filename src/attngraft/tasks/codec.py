@@ -80,6 +80,10 @@ class Codec(ABC):
     def decode(self, outputs: Any) -> list[Any]:
         """Return a JSON-ready value for each example of the model's outputs."""
 
+    def files(self, raw: str) -> list[str]:
+        """Return the names of the files that `save` writes for a raw input."""
+        raise NotImplementedError(f"{type(self).__name__}.files is not implemented; override it to write images")
+
     def save(self, raw: str, output: Any, folder: Path) -> None:
         """Write the output for a raw input (one element of `run`'s result) to files in an existing folder.
 

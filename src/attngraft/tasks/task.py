@@ -5,7 +5,7 @@ Everything specific to a kind of data or labels goes through `Task`. To add a ta
 or, in another package, an entry point:
 
     [project.entry-points."attngraft.tasks"]
-    segmentation = "mine.segmentation:Segmentation"
+    counting = "mine.counting:Counting"
 """
 
 from __future__ import annotations
@@ -276,6 +276,10 @@ class Task(ABC):
             model: from `build`.
         """
         return "generation" in (self.capabilities or ())
+
+    def refuse_batch(self, size: int, *, processes: int) -> str:
+        """Return why training on micro-batches of `size` examples per process fails, and the remedy; by default, nothing."""
+        return ""
 
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
         """Apply batch-level augmentation (mixup), a function of (seed, epoch, step); training only."""

@@ -137,6 +137,10 @@ def prepare_run(
     if data.refusal and not begun:
         raise DataError(data.refusal)
     given, recipe = recipe, fit_sizes(recipe, data.train, world=accelerator.num_processes)
+    processes = accelerator.num_processes
+    size = recipe.train.batch_size // (recipe.train.accumulate * processes)
+    if recipe.schedule.trains and (reason := task.refuse_batch(size, processes=processes)):
+        raise ConfigError(f"train.batch_size: {reason}")
     order = train_order(recipe, data.train, rank=accelerator.process_index, world=accelerator.num_processes)
     stages = [_stage_context(recipe, stage, task, data, order, cache) for stage in recipe.all_stages]
     if recipe.stages and recipe.schedule.trains:  # their batches may have been cut to their own data

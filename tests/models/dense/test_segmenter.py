@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import attngraft
 from attngraft.errors import HostError
-from attngraft.models.dense import Segmenter, segmenter
+from attngraft.models.dense import Segmenter, padded_size, segmenter
 from attngraft.models.host_input import host_input
 from attngraft.tensors import meta_device
 
@@ -70,7 +70,8 @@ def test_every_host_has_every_head(family: str, head: Any) -> None:
 def test_images_of_any_size(family: str) -> None:
     model = segmenter(host(family), classes=3, head="semantic_fpn", width=16).eval()
     for size in ((32, 32), (33, 97)):
-        assert model(torch.randn(1, 3, *size)).shape[2:] == (-(-size[0] // 4), -(-size[1] // 4))
+        height, width = padded_size(size)
+        assert model(torch.randn(1, 3, *size)).shape[2:] == (height // 4, width // 4)
 
 
 @pytest.mark.parametrize(

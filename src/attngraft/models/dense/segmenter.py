@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from attngraft.attention import is_graft
 from attngraft.errors import HostError
 from attngraft.hosts import HostedModel
 from attngraft.models.dense.heads import AuxiliaryHead, Classifier, Last, Norm, SemanticFPN, UPerNet
@@ -38,7 +39,8 @@ class Segmenter(HostedModel):
             module.requires_grad_(False)
 
     def _host_norms(self) -> list[nn.Module]:
-        return [module for module in self.host.modules() if isinstance(module, _BatchNorm)]
+        norms = [(name, each) for name, each in self.host.named_modules() if isinstance(each, _BatchNorm)]
+        return [module for name, module in norms if not is_graft(name)]
 
     def train(self, mode: bool = True) -> "Segmenter":
         """Set the mode of all modules but frozen batch norms."""
@@ -48,25 +50,22 @@ class Segmenter(HostedModel):
         return self
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits, see the class. Images are padded with zeros to a multiple of 32, and logits are cropped."""
-        height, width = images.shape[-2:]
-        padded = F.pad(images, (0, -width % STRIDES[-1], 0, -height % STRIDES[-1]))
+        """Return logits, see the class. Images are padded with zeros to multiples of 32, and the logits cover all of it."""
+        images = F.pad(images, (0, -images.shape[3] % STRIDES[-1], 0, -images.shape[2] % STRIDES[-1]))
         if self.levels is None:
             maps = cast(Any, self.host).forward_intermediates(
-                padded, indices=1, norm=False, output_fmt="NCHW", intermediates_only=True
+                images, indices=1, norm=False, output_fmt="NCHW", intermediates_only=True
             )
         else:
-            maps = self.levels(self.host, padded)
+            maps = self.levels(self.host, images)
+        logits: Tensor = self.classifier(self.decoder(maps))
+        return (logits, self.auxiliary(maps[2])) if self.training and self.auxiliary is not None else logits
 
-        def cropped(logits: Tensor) -> Tensor:
-            rows, columns = (
-                -(-side * small // large)
-                for side, small, large in zip((height, width), logits.shape[-2:], padded.shape[-2:], strict=True)
-            )
-            return logits[:, :, :rows, :columns]
 
-        logits = cropped(self.classifier(self.decoder(maps)))
-        return (logits, cropped(self.auxiliary(maps[2]))) if self.training and self.auxiliary is not None else logits
+def padded_size(size: Sequence[int]) -> tuple[int, int]:
+    """Return the height and width of padded images."""
+    height, width = (-(-side // STRIDES[-1]) * STRIDES[-1] for side in size)
+    return height, width
 
 
 def segmenter(

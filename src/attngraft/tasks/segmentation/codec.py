@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.files import write_atomically
+from attngraft.files import atomic_file
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
+from attngraft.tasks.images.sources.decoding import decode, in_mode
 from attngraft.tasks.segmentation.config import InferenceConfig
 from attngraft.tasks.segmentation.inference import predict_labels
-from attngraft.tasks.segmentation.source import read_image
 from attngraft.tasks.task import unwrapped
 
 _OPACITY = 0.5  #: of the colors of classes in an overlay
@@ -52,7 +51,11 @@ class SegmentationCodec(Codec):
         return (torch.randn(batch_size, self.host.channels, *self.crop),), {}
 
     def check(self, raw: str) -> None:
-        read_image(Path(raw))
+        self._opened(raw)
+
+    def _opened(self, raw: str) -> Image.Image:
+        with open(raw, "rb") as stream:
+            return in_mode(decode(stream, where=raw), self.host.mode)
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return a list of normalized images (C, H, W).
@@ -60,8 +63,7 @@ class SegmentationCodec(Codec):
         Raises:
             DataError: a file cannot be read.
         """
-        images = [image_to_tensor(read_image(Path(each)).convert(self.host.mode)) for each in inputs]
-        return ([self.host.normalize(image) for image in images],), {}
+        return ([self.host.normalize(image_to_tensor(self._opened(each))) for each in inputs],), {}
 
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Return label maps (H, W)."""
@@ -79,23 +81,26 @@ class SegmentationCodec(Codec):
         for labels in maps:
             shares = torch.bincount(labels.reshape(-1), minlength=len(self.classes)).double() / labels.numel()
             order = [index for index in shares.argsort(descending=True).tolist() if shares[index] > 0]
-            found.append({self.classes[index]: float(shares[index]) for index in order})
+            found.append({self.classes[index]: round(float(shares[index]), 6) for index in order})
         return found
 
+    def files(self, raw: str) -> list[str]:
+        return [f"{Path(raw).stem}.png", f"{Path(raw).stem}-overlay.jpg"]
+
     def save(self, raw: str, output: Tensor, folder: Path) -> None:
-        """Write a label map as NAME.png with the colors as palette, and NAME-overlay.jpg over the image."""
-        labels, name = output.to(torch.uint8).cpu().numpy(), Path(raw).stem
-        mask = Image.fromarray(labels, mode="P")
+        """Write a label map with the colors of the classes as its palette, and the colors over the image."""
+        labels = output.to(torch.uint8).cpu().numpy()
+        mask = Image.fromarray(labels)
         mask.putpalette([channel for color in self.colors for channel in color])
-        overlay = Image.blend(read_image(Path(raw)), mask.convert("RGB"), _OPACITY)
-        for image, file, form in ((mask, f"{name}.png", "PNG"), (overlay, f"{name}-overlay.jpg", "JPEG")):
-            buffer = io.BytesIO()
-            image.save(buffer, form)
-            write_atomically(folder / file, buffer.getvalue())
+        pictures = (mask, "PNG"), (overlay(self._opened(raw).convert("RGB"), labels, self.colors), "JPEG")
+        for name, (image, form) in zip(self.files(raw), pictures, strict=True):
+            with atomic_file(folder / name) as file:
+                image.save(file, form)
 
 
-def painted(labels: np.ndarray, colors: Sequence[Sequence[int]]) -> Image.Image:
-    """Return a label map as an RGB image; labels without a color are black."""
+def overlay(image: Image.Image, labels: np.ndarray, colors: Sequence[Sequence[int]]) -> Image.Image:
+    """Return an RGB image with the colors of the labels (H, W) over it; labels without a color leave it as it is."""
     table = np.zeros((256, 3), dtype=np.uint8)
     table[: len(colors)] = colors
-    return Image.fromarray(table[labels])
+    known = Image.fromarray(np.where(labels < len(colors), round(255 * _OPACITY), 0).astype(np.uint8))
+    return Image.composite(Image.fromarray(table[labels]), image, known)

@@ -20,8 +20,7 @@ def sections(
 def _classes(predictions: Sequence[Mapping[str, Any]], classes: Sequence[str], pixels: Sequence[int]) -> Section:
     ious, share = np.mean([class_ious(each) for each in predictions], axis=0), np.asarray(pixels) / max(1, sum(pixels))
     rows: list[list[Cell]] = [
-        [name, float(part), None if np.isnan(iou) else float(iou)]
-        for name, part, iou in zip(classes, share, ious, strict=True)
+        [name, float(part), _cell(iou)] for name, part, iou in zip(classes, share, ious, strict=True)
     ]
     columns = [
         Column(name="class", kind="text"),
@@ -32,12 +31,15 @@ def _classes(predictions: Sequence[Mapping[str, Any]], classes: Sequence[str], p
     return Section(name="classes", title="Classes", note=note, table=Table(columns=columns, rows=rows))
 
 
+def _cell(value: float) -> Cell:
+    return None if np.isnan(value) else float(value)
+
+
 def _boundaries(predictions: Sequence[Mapping[str, Any]]) -> Section:
     curve = np.mean([boundary_curve(each) for each in predictions], axis=0)
-    true = [predictions[0][name].sum() for name in ("boundary_true", "true")]
-    part = predictions[0]["boundary_true"].sum(axis=(0, 2)) / max(1, true[1])
+    part = predictions[0]["boundary_true"].sum(axis=(0, 2)) / max(1, predictions[0]["true"].sum())
     rows: list[list[Cell]] = [
-        [f"{radius} pixel{'s' if radius > 1 else ''}", float(covered), float(value)]
+        [f"{radius} pixel{'s' if radius > 1 else ''}", float(covered), _cell(value)]
         for radius, covered, value in zip(WIDTHS, part, curve, strict=True)
     ]
     columns = [

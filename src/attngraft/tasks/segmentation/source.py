@@ -205,7 +205,7 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     train, val, test = (parts.get(split) for split in SPLITS)
     if train is None:
         raise DataError(f"{root}: no training images (folders train or training); found only {', '.join(parts)}")
-    origin, drawn, notes = f"the folders of {root}", dict[str, MaskedImages](), tuple[str, ...]()
+    origin, drawn, notes = "the folders of the data", dict[str, MaskedImages](), tuple[str, ...]()
     settings = config.as_images()
     if val is None or settings.splits_train or settings.folds is not None:
         if settings.folds is not None and val is not None:

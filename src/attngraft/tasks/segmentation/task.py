@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, DataError
 from attngraft.files import printable
-from attngraft.models.dense import segmenter
+from attngraft.models.dense import padded_size, segmenter
 from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
@@ -45,10 +48,10 @@ class Segmentation(ConfiguredTask):
         "miou": Metric(label="mIoU", share=True),
         "macc": Metric(label="mean class accuracy", column="mAcc", share=True),
         "aacc": Metric(label="pixel accuracy", column="aAcc", share=True),
-        "boundary_miou": Metric(label="mIoU at boundaries", share=True),
+        "boundary_miou": Metric(label="mIoU at boundaries", column="boundary mIoU", share=True),
         "boundary_iou": Metric(label="Boundary IoU", share=True),
     }
-    capabilities = frozenset({"export", "folds", "generation", "halving", "predict"})
+    capabilities = frozenset({"export", "folds", "halving", "predict"})
     has_light_inference = True
     sources = "a folder with images and masks, such as ./camvid"
     config: SegmentationConfig
@@ -59,6 +62,7 @@ class Segmentation(ConfiguredTask):
         self._host: HostInput  # set by load and codec
         self._classes = 0
         self._weights: Tensor | None = None
+        self._test = config.test
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -69,7 +73,11 @@ class Segmentation(ConfiguredTask):
         counted = {name: count_labels(images) for name, images in source.parts().items()}
         counts = {name: found for name, (found, _) in counted.items()}
         self._weights = self._class_weights(counts["train"][:-1])
-        args, notes = self._model_args(model_data_config), list(source.notes)
+        notes = list(source.notes)
+        fixed = self._fixed_size(model_data_config)
+        if fixed:
+            window = _sides(padded_size(config.augment.crop))
+            notes.append(f"The host takes images of one size, so images are predicted in windows of {window}.")
         missing = [
             name for name, count in zip(source.labels.classes, counts["train"][:-1], strict=True) if count == 0
         ]  # fmt: skip
@@ -83,21 +91,18 @@ class Segmentation(ConfiguredTask):
             train=splits["train"],
             val=splits["val"],
             test=splits.get("test"),
-            model_args=args,
+            model_args={
+                "num_classes": 0,
+                **({"img_size": list(padded_size(config.augment.crop))} if fixed else model_data_config["any_size"]),
+            },
             facts=printable(self._facts(source, counts, {name: sizes for name, (_, sizes) in counted.items()}, notes)),
         )
 
-    def _model_args(self, host: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the host's arguments for images of any size, or for the size of the crops."""
-        found: dict[str, Any] = {"num_classes": 0}
-        if host.get("any_size") is not None:
-            return found | dict(host["any_size"])
-        if self.config.test.mode == "whole":
-            raise ConfigError(
-                "task.test.mode: the host takes images of one size only, so whole images cannot be predicted; use --set "
-                "task.test.mode=slide, or a host for any size, such as vit_tiny_patch16_224 or swin_tiny_patch4_window7_224"
-            )
-        return found | {"img_size": list(self.config.augment.crop)}
+    def _fixed_size(self, host: Mapping[str, Any]) -> bool:
+        """Return whether the host takes images of one size; they are then predicted in windows of the size of the crops."""
+        fixed = host["any_size"] is None
+        self._test = replace(self.config.test, mode="slide") if fixed else self.config.test
+        return fixed
 
     def _class_weights(self, counts: np.ndarray) -> Tensor | None:
         given = self.config.loss.class_weights
@@ -142,6 +147,18 @@ class Segmentation(ConfiguredTask):
         }
         return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})
 
+    def open_examples(self, names: Sequence[str]) -> list[tuple[Image.Image, np.ndarray]]:
+        """Return images and label maps by name, of any split.
+
+        Raises:
+            DataError: the data have changed.
+        """
+        source = open_masks(self.config.data, saved_split=self._saved_split)
+        where = {name: (part, index) for part in source.parts().values() for index, name in enumerate(part.names)}
+        if lost := [name for name in names if name not in where]:
+            raise DataError(f"{source.where}: no image {lost[0]} any more; restore it")
+        return [(part.image(index), part.label(index)) for part, index in map(where.__getitem__, names)]
+
     # -- model ---------------------------------------------------------------------------------------------------------
 
     def build(self, host: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
@@ -162,13 +179,23 @@ class Segmentation(ConfiguredTask):
     def needs_unwrapped(self, model: nn.Module) -> bool:
         return True
 
+    def refuse_batch(self, size: int, *, processes: int) -> str:
+        """Return why one image is too few for the batch norm after UperNet's pooling to 1 x 1."""
+        config = self.config
+        images = size * processes if config.norm == "sync" else size
+        if images > 1 or config.head != "upernet" or config.norm == "group" or 1 not in config.pools:
+            return ""
+        return (
+            "batch norm needs 2 or more images per micro-batch and process, because UperNet pools to 1 x 1; use --set "
+            "task.norm=group, or larger batches"
+        )
+
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        if self.config.head == "upernet" and self.config.norm != "group" and len(batch["image"]) == 1:
-            raise ConfigError(
-                "train.batch_size: batch norm needs more than one image per process, because the decoder pools to one "
-                "pixel; use --set task.norm=group, or a larger batch"
-            )
-        return {**batch, "image": self._host.normalize(batch["image"])}
+        """Normalize images, and pad them and their label maps to multiples of 32."""
+        image, label = self._host.normalize(batch["image"]), batch["label"]
+        height, width = padded_size(label.shape[1:])
+        border = (0, width - label.shape[2], 0, height - label.shape[1])
+        return {**batch, "image": F.pad(image, border), "label": F.pad(label, border, value=IGNORED)}
 
     def weights(self, batch: Batch) -> Mapping[str, float]:
         """Return the number of labeled pixels, with class weights their sum."""
@@ -192,23 +219,25 @@ class Segmentation(ConfiguredTask):
     # -- predictions ---------------------------------------------------------------------------------------------------
 
     def infer(self, model: nn.Module, batch: Batch, *, full: bool = True) -> Records:
-        """Return the counts of each image; without `full`, at one scale and without boundaries."""
-        called, test = unwrapped(model), self.config.test if full else self.config.test.light()
+        """Return the counts of each image; without `full`, at one scale, and without boundaries if others are primary."""
+        called, test = unwrapped(model), self._test if full else self._test.light()
+        boundaries = full or self.primary.startswith("boundary")
         rows, masks = [], []
         for image, label in zip(batch["image"], batch["label"], strict=True):
             predicted = predict_labels(
                 called, self._host.normalize(image), test, window=self.config.augment.crop, size=tuple(label.shape)
             )
-            rows.append(mask_statistics(predicted, label, self._classes, boundaries=full))
+            rows.append(mask_statistics(predicted, label, self._classes, boundaries=boundaries))
             masks.append(predicted.to(torch.uint8).cpu().numpy())
         return Records(
             statistics={name: np.stack([row[name] for row in rows]) for name in rows[0]}, outputs={"mask": masks}
         )
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> SegmentationCodec:
+        self._fixed_size(model_data_config)
         return SegmentationCodec(
             HostInput.from_model(model_data_config),
-            self.config.test,
+            self._test,
             crop=self.config.augment.crop,
             classes=facts["classes"],
             colors=facts["colors"],
@@ -229,3 +258,7 @@ class Segmentation(ConfiguredTask):
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         return sections(predictions, classes=facts["classes"], pixels=facts["pixels"]["train"])
+
+
+def _sides(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))

@@ -1,0 +1,46 @@
+"""Segmentation passes the contract of every task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from PIL import Image
+from torch import nn
+
+from attngraft.tasks.task import Split
+from tests.contract.task_contract import TaskContract
+from tests.tasks.segmentation.drawings import HOST, drawing, section, write_drawings
+
+
+def no_dropout() -> None:
+    """The head drops channels at random in each process."""
+    nn.Dropout2d.forward = lambda self, x: x  # type: ignore[method-assign]
+
+
+class TestSegmentation(TaskContract):
+    """An auxiliary head, labels in rows of images without any, and images of different sizes."""
+
+    host: ClassVar = HOST
+    fix_draws = staticmethod(no_dropout)
+    overfit, steps, lr = 0.5, 80, 1e-2
+
+    def section(self, folder: Path) -> dict[str, Any]:
+        augment = {"crop": [16, 16], "scale": [1.0, 1.0], "hflip": 0.0, "photometric": False}
+        return section(folder / "drawings", head="upernet", width=8, norm="group", auxiliary=0.4, augment=augment)
+
+    def broken(self, folder: Path) -> Mapping[str, dict[str, Any]]:
+        (folder / "empty").mkdir(exist_ok=True)
+        wrong = write_drawings(folder / "wrong")
+        Image.new("L", (24, 20), 200).save(wrong / "masks" / "train" / "0.png")
+        return {
+            "empty": {"data": {"source": str(folder / "empty")}},
+            "200": {"data": {"source": str(wrong)}},
+        }
+
+    def raw(self, split: Split, folder: Path, *, count: int) -> list[str]:
+        names = [str(folder / f"raw{index}.png") for index in range(count)]
+        for index, name in enumerate(names):
+            drawing(index)[0].save(name)
+        return names
