@@ -19,6 +19,7 @@ from torch import nn
 
 from attngraft.errors import ConfigError, HostError
 from attngraft.models.create import create_model
+from attngraft.models.dense import segmenter
 from attngraft.models.host_input import other_input
 from attngraft.papers.counters import COUNTERS, Inputs
 from attngraft.papers.runs import Run, matching
@@ -188,6 +189,8 @@ def _build(table: PaperTable, row: PaperRow) -> tuple[nn.Module, Inputs]:
         raise HostError(f"there is no model {name!r}")
     with meta_device():
         model = create_model(name, graft=row.graft, **row.args).eval()
+        if row.segmenter:
+            return segmenter(model, **row.segmenter).eval(), (torch.empty(1, *row.input),)
         if other_input(model) is None:
             return model, (torch.empty(1, *row.input),)
         sentence = torch.zeros(1, *row.input, dtype=torch.int64)

@@ -43,6 +43,8 @@ class PaperRow:
     args: Mapping[str, Any] = field(default_factory=dict)  #: arguments of the model's factory
     input: tuple[int, ...] = (3, 224, 224)  #: size of one example: an image, or [N] tokens of source and target
     graft: str | None = None  #: graft specification
+    #: arguments of `models.dense.segmenter`, for a segmentation model around the grafted model; empty: the model itself
+    segmenter: Mapping[str, Any] = field(default_factory=dict)
     minus: str | None = None  #: model whose counts are subtracted, if the paper prints a difference
     missing: str | None = None  #: the task or model without which this row cannot be computed
     errata: Mapping[str, str] = field(default_factory=dict)  #: column id -> why our number differs

@@ -8,7 +8,7 @@ Feature Pyramid Networks", 2019 (semantic FPN), in the forms whose sizes the pap
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -44,7 +44,8 @@ def resized(x: Tensor, like: Tensor) -> Tensor:
 class UPerNet(nn.Module):
     """Pyramid pooling of the last level, a feature pyramid, and fusion at stride 4.
 
-        p4 = bottleneck [x4, pooled x4 at each size];  p_i = smooth_i(lateral_i(x_i) + up(p_(i+1)));  out = fuse [p1, ..., p4]
+        y_4 = bottleneck [x_4, pooled x_4 at each size];    y_i = lateral_i(x_i) + up(y_(i+1))
+        out = fuse [smooth_1(y_1), smooth_2(y_2), smooth_3(y_3), y_4]
 
     Args:
         channels: of the four levels.
@@ -116,7 +117,7 @@ class SemanticFPN(nn.Module):
         added = []
         for level, (x, smooth) in enumerate(zip(reversed(pyramid), self.smooth, strict=True)):
             x = smooth(x)
-            for step, layer in enumerate(self.branches[level]):
+            for step, layer in enumerate(cast(nn.ModuleList, self.branches[level])):
                 x = layer(x)
                 if level > 0:
                     x = resized(x, maps[level - 1 - step])

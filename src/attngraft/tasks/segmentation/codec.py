@@ -15,7 +15,7 @@ from attngraft.files import atomic_file
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
-from attngraft.tasks.segmentation.config import TestConfig
+from attngraft.tasks.segmentation.config import InferenceConfig
 from attngraft.tasks.segmentation.inference import predict_labels
 from attngraft.tasks.task import unwrapped
 
@@ -37,7 +37,7 @@ class SegmentationCodec(Codec):
     def __init__(
         self,
         host: HostInput,
-        test: TestConfig,
+        test: InferenceConfig,
         *,
         crop: tuple[int, int],
         classes: Sequence[str],

@@ -73,7 +73,7 @@ class MaskLossConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestConfig:
+class InferenceConfig:
     """Inference on images of any size. Predictions have the size of the labels."""
 
     mode: Literal["whole", "slide"] = "whole"  #: the whole image, or windows of the size of the training crop
@@ -87,7 +87,7 @@ class TestConfig:
         require(self, "stride", 0 < self.stride <= 1, "must lie in (0, 1]")
         require(self, "scales", bool(self.scales) and min(self.scales) > 0, "must be positive numbers")
 
-    def light(self) -> "TestConfig":
+    def light(self) -> "InferenceConfig":
         """Return the settings with one scale and without mirroring."""
         return replace(self, scales=(1.0,), flip=False)
 
@@ -106,7 +106,7 @@ class SegmentationConfig:
     data: MaskDataConfig
     augment: MaskAugmentConfig = field(default_factory=MaskAugmentConfig)
     loss: MaskLossConfig = field(default_factory=MaskLossConfig)
-    test: TestConfig = field(default_factory=TestConfig)
+    test: InferenceConfig = field(default_factory=InferenceConfig)
     metrics: MaskMetricsConfig = field(default_factory=MaskMetricsConfig)
     head: Literal["upernet", "semantic_fpn", "linear"] = "upernet"  #: decoder
     width: int | None = None  #: width of the decoder; null: 512 for upernet, 256 for semantic_fpn

@@ -2,18 +2,22 @@
 
 from collections.abc import Callable, Iterator
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attngraft.tasks.segmentation.config import TestConfig
+from attngraft.tasks.segmentation.config import InferenceConfig
 
 STRIDE = 4  #: images are padded to multiples of it, so that logits cover whole cells
 Model = Callable[[Tensor], Tensor]  #: images (B, C, h, w) -> logits (B, K, h', w')
 
 
 def predict_labels(
-    model: Model, image: Tensor, config: TestConfig, *, window: tuple[int, int], size: tuple[int, int] | None = None
+    model: Model,
+    image: Tensor,
+    config: InferenceConfig,
+    *,
+    window: tuple[int, int],
+    size: tuple[int, int] | None = None,
 ) -> Tensor:
     """Return the predicted label map (H, W) of an image.
 
@@ -47,7 +51,7 @@ def predict_labels(
     return total[0].argmax(0)
 
 
-def _logits(model: Model, image: Tensor, config: TestConfig, window: tuple[int, int]) -> Tensor:
+def _logits(model: Model, image: Tensor, config: InferenceConfig, window: tuple[int, int]) -> Tensor:
     """Return logits (1, K, h, w) of an image (1, C, H, W): of the whole, or summed over windows and divided by counts."""
     height, width = image.shape[-2:]
     if config.mode == "whole":
@@ -60,7 +64,7 @@ def _logits(model: Model, image: Tensor, config: TestConfig, window: tuple[int, 
     counts = padded.new_zeros(padded.shape[-2:])
     for top in _starts(padded.shape[2], rows, config.stride):
         for left in _starts(padded.shape[3], columns, config.stride):
-            logits = _resized(model(padded[:, :, top : top + rows, left : left + columns]).float(), [rows, columns])
+            logits = _resized(model(padded[:, :, top : top + rows, left : left + columns]), [rows, columns])
             if total is None:
                 total = logits.new_zeros(1, logits.shape[1], *padded.shape[-2:])
             total[:, :, top : top + rows, left : left + columns] += logits

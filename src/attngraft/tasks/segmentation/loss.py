@@ -41,9 +41,7 @@ class _RowBlockLoss(torch.autograd.Function):
         return (None if gradient is None else (gradient * upstream[0]).to(ctx.dtype)), None, None, None
 
 
-def row_block_loss(
-    logits: Tensor, label: Tensor, *, weights: Tensor | None = None, rows: int = 32
-) -> Tensor:
+def row_block_loss(logits: Tensor, label: Tensor, *, weights: Tensor | None = None, rows: int = 32) -> Tensor:
     """Return the mean cross-entropy of the labeled pixels of upsampled logits.
 
         loss = sum_i w_(y_i) CE(up(logits)_i, y_i) / sum_i w_(y_i),    up: bilinear, without aligned corners
@@ -57,9 +55,9 @@ def row_block_loss(
         weights: (K,), weight of each class.
         rows: rows of the label map at a time.
     """
-    counts = torch.bincount(label.reshape(-1).long(), minlength=256)[: logits.shape[1]]
+    found: Tensor = _RowBlockLoss.apply(logits, label, weights, rows)
+    counts = torch.bincount(label.reshape(-1).long(), minlength=256)[: logits.shape[1]].to(found.dtype)
     total = counts.sum() if weights is None else (counts * weights).sum()
-    found: Tensor = _RowBlockLoss.apply(logits, label, weights, rows)  # type: ignore[no-untyped-call]
     return found / total.clamp(min=torch.finfo(found.dtype).tiny)
 
 

@@ -76,7 +76,7 @@ class Labels:
         try:
             with Image.open(path) as image:
                 if self.rgb is not None:
-                    return self._of_colors(np.asarray(image.convert("RGB")), path)
+                    return self._of_colors(np.asarray(image.convert("RGB")), path, self.rgb)
                 if image.mode not in ("P", "L", "1", "I", "I;16"):
                     raise DataError(
                         f"{path}: a mask in mode {image.mode}; masks have one value per pixel, or, with a class file whose "
@@ -96,15 +96,16 @@ class Labels:
             )
         return found.astype(np.uint8)
 
-    def _of_colors(self, pixels: np.ndarray, path: Path) -> np.ndarray:
+    def _of_colors(self, pixels: np.ndarray, path: Path, classes_of: Mapping[int, int]) -> np.ndarray:
         packed = pixels.astype(np.int64) @ np.array([65536, 256, 1])
         values, inverse = np.unique(packed, return_inverse=True)
-        assert self.rgb is not None
-        classes = np.array([self.rgb.get(int(value), -1) for value in values])
+        classes = np.array([classes_of.get(int(value), -1) for value in values])
         if (classes < 0).any():
             value = int(values[classes < 0][0])
             color = f"{value >> 16} {value >> 8 & 255} {value & 255}"
-            raise DataError(f"{path}: contains the color {color}, which the class file does not list; add a line for it")
+            raise DataError(
+                f"{path}: contains the color {color}, which the class file does not list; add a line for it"
+            )
         labels: np.ndarray = classes.astype(np.uint8)[inverse].reshape(packed.shape)
         return labels
 
@@ -123,10 +124,12 @@ class MaskedImages:
 
     def take(self, indices: np.ndarray) -> MaskedImages:
         """Return some of the images."""
-        images, masks, names = (
-            tuple(each[i] for i in indices) for each in (self.images, self.masks, self.names)  # fmt: skip
+        return MaskedImages(
+            names=tuple(self.names[i] for i in indices),
+            images=tuple(self.images[i] for i in indices),
+            masks=tuple(self.masks[i] for i in indices),
+            labels=self.labels,
         )
-        return MaskedImages(names=names, images=images, masks=masks, labels=self.labels)
 
     def image(self, index: int) -> Image.Image:
         """Return an image in mode RGB.
@@ -155,7 +158,9 @@ class MaskSource:
     val: MaskedImages
     test: MaskedImages | None
     origin: str  #: description of the split, for the report
-    drawn: Mapping[str, MaskedImages] = field(default_factory=dict)  #: parts of a random split; empty if it is not random
+    drawn: Mapping[str, MaskedImages] = field(
+        default_factory=dict
+    )  #: parts of a random split; empty if it is not random
     notes: tuple[str, ...] = ()
 
     def parts(self) -> dict[str, MaskedImages]:
@@ -231,6 +236,15 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     )
 
 
+def has_masks(root: Path) -> bool:
+    """Return whether a folder, or the folder of a split in it, contains folders of images and of masks as image files."""
+    for folder in (root, *(found for split in SPLITS if (found := _split_folder(root, split)))):
+        images, masks = _side(folder, None, IMAGES), _side(folder, None, MASKS)
+        if images is not None and masks is not None:
+            return all(any(path.suffix.lower() in _EXTENSIONS for path in side.rglob("*")) for side in (images, masks))
+    return False
+
+
 def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """Check the masks of a split, or an even sample of 4,000 of them.
 
@@ -280,7 +294,9 @@ def _pairs(root: Path, config: MaskDataConfig) -> dict[str, Pairs]:
     for split in SPLITS:
         folder = _split_folder(root, split)
         if folder is not None:
-            one, other = (_side(folder, name, usual) for name, usual in ((config.images, IMAGES), (config.masks, MASKS)))
+            one, other = (
+                _side(folder, name, usual) for name, usual in ((config.images, IMAGES), (config.masks, MASKS))
+            )
             if one is None or other is None:
                 raise DataError(_no_folders(folder, config))
             result[split] = _matched(one, other, root, one.name, other.name)
@@ -332,7 +348,9 @@ def _matched(one: Path, other: Path | None, root: Path, images: str, masks: str)
         missing = sorted(name.keys() - others.keys())
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise DataError(f"{name[missing[0]]}{more}: has no {what} {missing[0]}.* in {folder}; add it, or remove the file")
+            raise DataError(
+                f"{name[missing[0]]}{more}: has no {what} {missing[0]}.* in {folder}; add it, or remove the file"
+            )
     return [(found[key].relative_to(root).as_posix(), found[key], labels[key]) for key in sorted(found)]
 
 
@@ -372,7 +390,9 @@ def _labels(root: Path, config: MaskDataConfig, masks: Sequence[Path]) -> Labels
     rgb = None
     if given:
         if lacking := [name for _, name, color in kept if color is None]:
-            raise DataError(f"{file}: no color for the class {lacking[0]!r}, and masks are in mode {mode}; use `name r g b`")
+            raise DataError(
+                f"{file}: no color for the class {lacking[0]!r}, and masks are in mode {mode}; use `name r g b`"
+            )
         numbers = {label: number for number, (label, _, _) in enumerate(kept)}
         rgb = {
             color[0] << 16 | color[1] << 8 | color[2]: numbers.get(label, IGNORED)

@@ -248,7 +248,7 @@ class Segmentation(ConfiguredTask):
         true, most = table.array("true"), int(np.argmax(facts["pixels"]["train"]))
         columns = {"right": np.zeros_like(true), "predicted": np.zeros_like(true), "true": true}
         columns["right"][:, most], columns["predicted"][:, most] = true[:, most], true.sum(1)
-        constant = measure(RecordTable(names=table.names, columns=columns)).values
+        constant = dict(measure(RecordTable(names=table.names, columns=columns)).values)
         return Chance(description=f"always {facts['classes'][most]}", values=constant)
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
