@@ -19,6 +19,7 @@ from attngraft.training.progress import Silent
 from attngraft.training.recipe import load_recipe, load_schedule, packaged_recipes
 from tests.slow import slow_but
 from tests.tasks.images.datasets import make_folder
+from tests.tasks.segmentation.drawings import write_drawings
 from tests.tasks.text import toys
 from tests.tasks.translation import pairs
 from tests.training.toys import metric_rows
@@ -71,7 +72,7 @@ def teacher(folder: Path) -> dict[str, Any]:
     return {"name": "vit_tiny_patch16_224", "args": VIT, "weights": str(folder / "teacher.safetensors")}
 
 
-QUICK = ("bixt-small", "deit-distilled", "elsa-deit-imagenet", "t2t-imagenet100", "tiny-translation")
+QUICK = ("bixt-small", "deit-distilled", "elsa-deit-imagenet", "small-segmentation", "t2t-imagenet100", "tiny-translation")
 
 
 @pytest.mark.parametrize("name", slow_but(packaged_recipes(), *QUICK))
@@ -86,6 +87,11 @@ def test_one_step(name: str, tmp_path: Path) -> None:
             f"task.{field}": value for field, value in pairs.section(tmp_path / "pairs").items() if field == "data"
         }
         changes |= {"task.vocab_size": 340, "task.decoding.max_length": 8}
+    elif task == "segmentation":
+        sizes = TINY["bixt" if "bixt" in plain.host.name else "swin"]
+        changes |= {f"host.args.{field}": value for field, value in sizes.items() if field != "img_size"}
+        changes |= {"task.data.source": str(write_drawings(tmp_path / "drawings", train=4, val=2))}
+        changes |= {"task.augment.crop": [32, 32], "task.augment.size": None, "task.test.size": None}
     elif task == "text_classification":
         changes["host.name"] = toys.host(tmp_path / "bert")
         changes["task.data"] = {"source": str(toys.table(tmp_path / "texts.csv", toys.sentences(16)))}

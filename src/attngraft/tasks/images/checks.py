@@ -80,8 +80,8 @@ def refuse_masks(source: ImageSource) -> None:
                 one, other = source.classes[named[images]], source.classes[named[masks]]
                 raise DataError(
                     f"{source.where}: {one!r} and {other!r} have the same {len(found)} file names, so they are images with "
-                    "masks and not two classes; put the images into one folder per class, or list them with their labels "
-                    "in a table (--data labels.csv)"
+                    "masks and not two classes; use --task segmentation, put the images into one folder per class, or list "
+                    "them with their labels in a table (--data labels.csv)"
                 )
 
 

@@ -236,6 +236,15 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     )
 
 
+def has_masks(root: Path) -> bool:
+    """Return whether a folder, or the folder of a split in it, contains folders of images and of masks as image files."""
+    for folder in (root, *(found for split in SPLITS if (found := _split_folder(root, split)))):
+        images, masks = _side(folder, None, IMAGES), _side(folder, None, MASKS)
+        if images is not None and masks is not None:
+            return all(any(path.suffix.lower() in _EXTENSIONS for path in side.rglob("*")) for side in (images, masks))
+    return False
+
+
 def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """Check the masks of a split, or an even sample of 4,000 of them.
 
