@@ -11,7 +11,13 @@ from PIL import Image
 CLASSES = ("ground", "square", "stripe")
 HOST: dict[str, Any] = {
     "name": "swin_tiny_patch4_window7_224",
-    "args": {"embed_dim": 8, "depths": [1, 1, 1, 1], "num_heads": [1, 1, 2, 2], "window_size": 4, "drop_path_rate": 0.0},
+    "args": {
+        "embed_dim": 8,
+        "depths": [1, 1, 1, 1],
+        "num_heads": [1, 1, 2, 2],
+        "window_size": 4,
+        "drop_path_rate": 0.0,
+    },
 }
 
 
