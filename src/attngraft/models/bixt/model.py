@@ -108,6 +108,13 @@ class BiXT(LatentModel):
         """Return the number of layers that update the tokens."""
         return sum(not layer.one_sided for layer in self.blocks)
 
+    def unused_by_tokens(self) -> list[nn.Module]:
+        """Return the modules that only update the latents of the last layer, which a model of the tokens does not use."""
+        last: Any = self.blocks[-1]
+        cross = last.cross_attention_latents_token
+        scales = cross.ls1_lat, cross.ls2_lat
+        return [cross.attn.proj_lat, cross.norm2_lat, cross.mlp_lat, *scales, last.self_attention_latents]
+
     def drop_last_layer(self) -> None:
         """Remove the last layer, which does not update the tokens, for dense tasks.
 

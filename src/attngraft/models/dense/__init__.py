@@ -1,5 +1,5 @@
 """Dense models: necks, decoders and heads around a grafted host."""
 
-from attngraft.models.dense.segmenter import Segmenter, segmenter
+from attngraft.models.dense.segmenter import Segmenter, padded_size, segmenter
 
-__all__ = ["Segmenter", "segmenter"]
+__all__ = ["Segmenter", "padded_size", "segmenter"]

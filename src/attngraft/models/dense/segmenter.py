@@ -50,8 +50,8 @@ class Segmenter(HostedModel):
         return self
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits, see the class; images are padded with zeros to multiples of 4."""
-        images = F.pad(images, (0, -images.shape[3] % STRIDES[0], 0, -images.shape[2] % STRIDES[0]))
+        """Return logits, see the class. Images are padded with zeros to multiples of 32, and the logits cover all of it."""
+        images = F.pad(images, (0, -images.shape[3] % STRIDES[-1], 0, -images.shape[2] % STRIDES[-1]))
         if self.levels is None:
             maps = cast(Any, self.host).forward_intermediates(
                 images, indices=1, norm=False, output_fmt="NCHW", intermediates_only=True
@@ -60,6 +60,12 @@ class Segmenter(HostedModel):
             maps = self.levels(self.host, images)
         logits: Tensor = self.classifier(self.decoder(maps))
         return (logits, self.auxiliary(maps[2])) if self.training and self.auxiliary is not None else logits
+
+
+def padded_size(size: Sequence[int]) -> tuple[int, int]:
+    """Return the height and width of padded images."""
+    height, width = (-(-side // STRIDES[-1]) * STRIDES[-1] for side in size)
+    return height, width
 
 
 def segmenter(
@@ -103,9 +109,14 @@ def segmenter(
 
 
 def _prune(host: Any, indices: list[int]) -> None:
-    """Remove what follows the last map: layers, final norm, class attention and classifier."""
+    """Remove what follows the last map: layers, final norm, class attention and classifier.
+
+    What remains without use, such as the last latents of BiXT, is not trained.
+    """
     try:
         host.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
+        for module in getattr(host, "unused_by_tokens", lambda: ())():
+            module.requires_grad_(False)
     except AttributeError:
         raise HostError(
             f"{type(host).__name__}: has no prune_intermediate_layers, which removes the unused classifier; use a timm host"

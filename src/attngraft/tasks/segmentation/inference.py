@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 import torch.nn.functional as F
 from torch import Tensor
 
+from attngraft.models.dense import padded_size
 from attngraft.tasks.segmentation.config import InferenceConfig
 
-STRIDE = 4  #: images are padded to multiples of it, so that logits cover whole cells
 Model = Callable[[Tensor], Tensor]  #: images (B, C, h, w) -> logits (B, K, h', w')
 
 
@@ -28,7 +28,7 @@ def predict_labels(
         model: the model in evaluation mode.
         image: (C, H, W), normalized.
         config: scales, flip and windows.
-        window: height and width of the windows, if `config.mode` is `slide`.
+        window: height and width of the windows, if `config.mode` is `slide`; rounded up to multiples of 32.
         size: height and width of the result; None: those of the image.
     """
     height, width = image.shape[-2:]
@@ -54,12 +54,11 @@ def predict_labels(
 def _logits(model: Model, image: Tensor, config: InferenceConfig, window: tuple[int, int]) -> Tensor:
     """Return logits (1, K, h, w) of an image (1, C, H, W): of the whole, or summed over windows and divided by counts."""
     height, width = image.shape[-2:]
-    if config.mode == "whole":
-        padded = F.pad(image, (0, -width % STRIDE, 0, -height % STRIDE))
-        logits = model(padded)
-        return logits if padded.shape == image.shape else _resized(logits, list(padded.shape[-2:]))[:, :, :height, :width]
-    rows, columns = window
+    rows, columns = padded_size((height, width) if config.mode == "whole" else window)
     padded = F.pad(image, (0, max(0, columns - width), 0, max(0, rows - height)))
+    if config.mode == "whole":
+        logits = model(padded)
+        return logits if padded.shape == image.shape else _resized(logits, [rows, columns])[:, :, :height, :width]
     total: Tensor | None = None
     counts = padded.new_zeros(padded.shape[-2:])
     for top in _starts(padded.shape[2], rows, config.stride):

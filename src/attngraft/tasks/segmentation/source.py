@@ -26,6 +26,7 @@ from attngraft.tasks.segmentation.config import MaskDataConfig
 IMAGES = ("images", "image", "imgs", "img", "JPEGImages", "leftImg8bit")
 MASKS = ("masks", "mask", "labels", "label", "annotations", "annotation", "SegmentationClass", "gtFine", "gt")
 SPLITS = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
+UNLABELED = {"void", "unlabeled", "unlabelled", "ignore", "ignored", "unknown"}  #: names of labels that are no classes
 _EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
 _LOSSY = {".jpg", ".jpeg"}
 _ENDS = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}  #: Cityscapes: ends of names
@@ -424,7 +425,7 @@ def _values(masks: Sequence[Path]) -> list[int]:
 
 def _ignored(config: MaskDataConfig, listed: Sequence[tuple[int, str, Color | None]], file: Path) -> set[int]:
     labels = {name: label for label, name, _ in listed}
-    found = set[int]()
+    found = {label for label, name, _ in listed if name.lower().strip("_ ") in UNLABELED}
     for given in config.ignore:
         if isinstance(given, str) and given not in labels:
             near = did_you_mean(given, labels)

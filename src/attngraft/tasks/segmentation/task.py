@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import printable
-from attngraft.models.dense import segmenter
+from attngraft.models.dense import padded_size, segmenter
 from attngraft.results.measured import Measured
 from attngraft.results.records import Records, RecordTable
 from attngraft.results.sections import Metric, Section
@@ -73,10 +74,10 @@ class Segmentation(ConfiguredTask):
         counts = {name: found for name, (found, _) in counted.items()}
         self._weights = self._class_weights(counts["train"][:-1])
         notes = list(source.notes)
-        if self._fixed_size(model_data_config):
-            notes.append(
-                f"The host takes images of one size, so images are predicted in windows of {_sides(config.augment.crop)}."
-            )
+        fixed = self._fixed_size(model_data_config)
+        if fixed:
+            window = _sides(padded_size(config.augment.crop))
+            notes.append(f"The host takes images of one size, so images are predicted in windows of {window}.")
         missing = [
             name for name, count in zip(source.labels.classes, counts["train"][:-1], strict=True) if count == 0
         ]  # fmt: skip
@@ -92,7 +93,7 @@ class Segmentation(ConfiguredTask):
             test=splits.get("test"),
             model_args={
                 "num_classes": 0,
-                **(model_data_config["any_size"] or {"img_size": list(config.augment.crop)}),
+                **({"img_size": list(padded_size(config.augment.crop))} if fixed else model_data_config["any_size"]),
             },
             facts=printable(self._facts(source, counts, {name: sizes for name, (_, sizes) in counted.items()}, notes)),
         )
@@ -190,7 +191,11 @@ class Segmentation(ConfiguredTask):
         )
 
     def prepare(self, batch: Batch, *, epoch: int, step: int) -> Batch:
-        return {**batch, "image": self._host.normalize(batch["image"])}
+        """Normalize images, and pad them and their label maps to multiples of 32."""
+        image, label = self._host.normalize(batch["image"]), batch["label"]
+        height, width = padded_size(label.shape[1:])
+        border = (0, width - label.shape[2], 0, height - label.shape[1])
+        return {**batch, "image": F.pad(image, border), "label": F.pad(label, border, value=IGNORED)}
 
     def weights(self, batch: Batch) -> Mapping[str, float]:
         """Return the number of labeled pixels, with class weights their sum."""
