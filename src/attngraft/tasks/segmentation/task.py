@@ -51,7 +51,7 @@ class Segmentation(ConfiguredTask):
         "boundary_miou": Metric(label="mIoU at boundaries", column="boundary mIoU", share=True),
         "boundary_iou": Metric(label="Boundary IoU", share=True),
     }
-    capabilities = frozenset({"export", "folds", "halving", "predict"})
+    capabilities = frozenset({"data_check", "export", "folds", "halving", "predict"})
     has_light_inference = True
     sources = "a folder with images and masks, such as ./camvid"
     config: SegmentationConfig
