@@ -72,7 +72,14 @@ def teacher(folder: Path) -> dict[str, Any]:
     return {"name": "vit_tiny_patch16_224", "args": VIT, "weights": str(folder / "teacher.safetensors")}
 
 
-QUICK = ("bixt-small", "deit-distilled", "elsa-deit-imagenet", "small-segmentation", "t2t-imagenet100", "tiny-translation")
+QUICK = (
+    "bixt-small",
+    "deit-distilled",
+    "elsa-deit-imagenet",
+    "small-segmentation",
+    "t2t-imagenet100",
+    "tiny-translation",
+)
 
 
 @pytest.mark.parametrize("name", slow_but(packaged_recipes(), *QUICK))

@@ -12,7 +12,8 @@ class MaskDataConfig:
     """Images and masks, and their split into training, validation and test.
 
     A mask is a palette or gray image whose values are labels, or an RGB image with the colors of a class file. 255, and
-    classes called void, unlabeled or unknown, are always ignored. Without a folder for validation, a random part of the training images is used.
+    classes called void, unlabeled or unknown, are always ignored. Without a folder for validation, a random part of the
+    training images is used.
     """
 
     source: str  #: a folder with images and masks, or one of the layouts of ADE20K and Cityscapes
