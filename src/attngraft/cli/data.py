@@ -92,6 +92,8 @@ def check(
         attngraft data check reviews.csv --task text_classification
 
         attngraft data check ./multi30k --set task.source=en --set task.target=de
+
+        attngraft data check ./camvid --contact-sheet masks.png
     """
     from attngraft.files import check_output
     from attngraft.strict import read
@@ -112,10 +114,16 @@ def check(
     texts = [text.removeprefix("task.data.") for text in set_ or []]
     others = [text.removeprefix("task.") for text in texts if text.startswith("task.")]
     settings |= assignments([text for text in texts if not text.startswith("task.")], option="--set")
-    if task is None and (found := fitting_task(settings)[0]) in ("text_classification", "regression", "translation"):
+    found = fitting_task(settings)[0]
+    if task is None and found in ("text_classification", "regression", "translation", "segmentation"):
         task = found  # of other labels, the images themselves show the task
     if others and task != "translation":
         raise UsageError(f"--set task.{others[0]}: only fields of task.data can be set for these data")
+    if task == "segmentation":
+        from attngraft.cli.data_masks import check_masks
+
+        check_masks(settings, save_split, contact_sheet, as_json=as_json)
+        return
     if task in ("text_classification", "translation"):
         if contact_sheet is not None:
             raise UsageError("--contact-sheet: only for image data; remove it")

@@ -37,8 +37,12 @@ class MaskSplit(Split):
     def __init__(
         self, images: MaskedImages, *, host: HostInput, augment: MaskAugmentConfig | None = None, seed: int = 0
     ) -> None:
-        self.images, self._augment, self._seed = images, augment, seed
+        self.images, self._host, self._augment, self._seed = images, host, augment, seed
         self._mode, self._fill = host.mode, [round(255 * value) for value in host.mean]
+
+    def take(self, indices: np.ndarray) -> MaskSplit:
+        """Return the split of some of the images."""
+        return MaskSplit(self.images.take(indices), host=self._host, augment=self._augment, seed=self._seed)
 
     def __len__(self) -> int:
         return len(self.images)

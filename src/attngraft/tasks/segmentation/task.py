@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -31,7 +31,9 @@ from attngraft.tasks.segmentation.metrics import mask_statistics, measure
 from attngraft.tasks.segmentation.sections import sections
 from attngraft.tasks.segmentation.source import MaskSource, count_labels, open_masks
 from attngraft.tasks.segmentation.split import MaskSplit
-from attngraft.tasks.task import SPLIT_FILE, Batch, Loss, StepContext, TaskData, unwrapped
+from attngraft.tasks.segmentation.suites import MaskPixels, suites
+from attngraft.tasks.suites import Suite, SuiteSupport
+from attngraft.tasks.task import SPLIT_FILE, Batch, Loss, Split, StepContext, TaskData, unwrapped
 
 
 class Segmentation(ConfiguredTask):
@@ -51,7 +53,7 @@ class Segmentation(ConfiguredTask):
         "boundary_miou": Metric(label="mIoU at boundaries", column="boundary mIoU", share=True),
         "boundary_iou": Metric(label="Boundary IoU", share=True),
     }
-    capabilities = frozenset({"export", "folds", "halving", "predict"})
+    capabilities = frozenset({"data_check", "export", "folds", "halving", "predict", "suites"})
     has_light_inference = True
     sources = "a folder with images and masks, such as ./camvid"
     config: SegmentationConfig
@@ -228,13 +230,16 @@ class Segmentation(ConfiguredTask):
         rows, masks = [], []
         for image, label in zip(batch["image"], batch["label"], strict=True):
             predicted = predict_labels(
-                called, self._host.normalize(image), test, window=self.config.augment.crop, size=tuple(label.shape)
+                called, self._normalized(image), test, window=self.config.augment.crop, size=tuple(label.shape)
             )
             rows.append(mask_statistics(predicted, label, self._classes, boundaries=boundaries))
             masks.append(predicted.to(torch.uint8).cpu().numpy())
         return Records(
             statistics={name: np.stack([row[name] for row in rows]) for name in rows[0]}, outputs={"mask": masks}
         )
+
+    def _normalized(self, image: Tensor) -> Tensor:
+        return self._host.normalize(image) if image.dtype == torch.uint8 else image  # a suite changed it
 
     def codec(self, facts: Mapping[str, Any], *, model_data_config: Mapping[str, Any]) -> SegmentationCodec:
         self._fixed_size(model_data_config)
@@ -258,6 +263,20 @@ class Segmentation(ConfiguredTask):
         columns["right"][:, most], columns["predicted"][:, most] = true[:, most], true.sum(1)
         constant = dict(measure(RecordTable(names=table.names, columns=columns)).values)
         return Chance(description=f"always {facts['classes'][most]}", values=constant)
+
+    @classmethod
+    def suites(cls) -> Mapping[str, Suite]:
+        return suites()
+
+    def suite_support(self) -> SuiteSupport:
+        def subset(split: Split, indices: np.ndarray) -> Split:
+            return cast(MaskSplit, split).take(indices)
+
+        def losses(outputs: Any, batch: Batch) -> Tensor:
+            raise ConfigError(f"task {self.name}: attacks are not supported; remove these suites")
+
+        columns = ("right", "predicted", "true")
+        return SuiteSupport(access=MaskPixels(self._host), losses=losses, columns=columns, subset=subset)
 
     def sections(self, predictions: Sequence[Mapping[str, Any]], *, facts: Mapping[str, Any]) -> list[Section]:
         return sections(predictions, classes=facts["classes"], pixels=facts["pixels"]["train"])

@@ -1,0 +1,203 @@
+"""Folders of images and masks: layouts, classes, values and colors of masks, and mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from attngraft.errors import DataError
+from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.images.sources.splitting import save_split
+from attngraft.tasks.segmentation.config import MaskDataConfig
+from attngraft.tasks.segmentation.source import MaskSource, count_labels, open_masks
+from tests.cli.test_export import run
+
+SIZE = (6, 8)
+
+
+def save(path: Path, pixels: Any, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(np.asarray(pixels, dtype=np.uint8))
+    image.save(path, **options)
+
+
+def write(folder: Path, images: str, masks: str, *, count: int = 3, ends: tuple[str, str] = ("", "")) -> None:
+    """Images `images/NAME.jpg` and masks `masks/NAME.png` whose label is that of the row modulo 3."""
+    for index in range(count):
+        save(folder / images / f"{index}{ends[0]}.jpg", np.full((*SIZE, 3), 40 * index))
+        save(folder / masks / f"{index}{ends[1]}.png", np.arange(SIZE[0])[:, None].repeat(SIZE[1], 1) % 3)
+
+
+def opened(folder: Path, **fields: Any) -> MaskSource:
+    return open_masks(MaskDataConfig(source=str(folder), **fields))
+
+
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [
+        ("images/{}", "masks/{}"),
+        ("{}/images", "{}/labels"),
+        ("images/{}", "annotations/{}"),
+        ("JPEGImages/{}/drive", "SegmentationClass/{}/drive"),
+    ],
+)
+def test_layouts_with_splits(tmp_path: Path, images: str, masks: str) -> None:
+    for split, count in {"training": 3, "validation": 2, "test": 1}.items():
+        write(tmp_path, images.format(split), masks.format(split), count=count)
+    source = opened(tmp_path)
+    assert {name: len(part) for name, part in source.parts().items()} == {"train": 3, "val": 2, "test": 1}
+    assert source.labels.classes == ("class 0", "class 1", "class 2")
+    assert len({name for part in source.parts().values() for name in part.names}) == 6
+    assert not source.drawn
+    counts, sizes = count_labels(source.train)
+    assert counts.tolist() == [48, 48, 48, 0]
+    assert sizes == [(8, 6)] * 3
+
+
+def test_cityscapes(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write(
+            tmp_path,
+            f"leftImg8bit/{split}/bonn",
+            f"gtFine/{split}/bonn",
+            ends=("_leftImg8bit", "_gtFine_labelIds"),
+        )
+        save(tmp_path / f"gtFine/{split}/bonn/0_gtFine_labelIds.png", np.full(SIZE, 7))
+        save(tmp_path / f"gtFine/{split}/bonn/0_gtFine_color.png", np.zeros((*SIZE, 3)))
+    source = opened(tmp_path)
+    assert len(source.labels.classes) == 19
+    assert set(source.train.label(0).flat) == {0}  # road
+    assert set(source.train.label(1).flat) == {IGNORED}
+
+
+def test_a_random_split_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, "images", "masks", count=10)
+    source = opened(tmp_path)
+    assert (len(source.train), len(source.val)) == (8, 2)
+    save_split(tmp_path / "split.csv", source.drawn)
+    write(tmp_path / "more", "images", "masks", count=1)
+    again = open_masks(MaskDataConfig(source=str(tmp_path), split_seed=5), saved_split=tmp_path / "split.csv")
+    assert again.val.names == source.val.names
+    assert opened(tmp_path, split_seed=5).val.names != source.val.names
+
+
+def test_palettes_and_colors_and_names(tmp_path: Path) -> None:
+    write(tmp_path, "images", "masks")
+    labels = np.arange(SIZE[0])[:, None].repeat(SIZE[1], 1).astype(np.uint8) % 3
+    palette = Image.fromarray(labels)
+    palette.putpalette([9, 8, 7, 255, 0, 0, 0, 0, 255])
+    for index in range(3):
+        save(tmp_path / f"masks/{index}.png", palette)
+    source = opened(tmp_path)
+    assert source.labels.colors == ((9, 8, 7), (255, 0, 0), (0, 0, 255))
+    assert np.array_equal(source.train.label(0), labels)
+    (tmp_path / "classes.txt").write_text("road 1 2 3\nred car 255 0 0\nVoid 0 0 255\n")
+    named = opened(tmp_path)
+    assert named.labels.classes == ("road", "red car")
+    assert named.labels.colors == ((1, 2, 3), (255, 0, 0))
+    assert np.array_equal(named.train.label(0), np.where(labels == 2, IGNORED, labels))
+    for index in range(3):
+        save(tmp_path / f"masks/{index}.png", np.array([[1, 2, 3], [255, 0, 0], [0, 0, 255]])[labels])
+    assert np.array_equal(opened(tmp_path).train.label(0), np.where(labels == 2, IGNORED, labels))
+
+
+@pytest.mark.parametrize(
+    ("fields", "classes", "expected"),
+    [
+        ({"ignore": (1,)}, 2, [0, IGNORED, 1]),
+        ({"ignore": ("class 0",)}, 2, [IGNORED, 0, 1]),
+        ({"reduce_zero_label": True}, 2, [IGNORED, 0, 1]),
+        ({}, 3, [0, 1, 2]),
+    ],
+)
+def test_ignored_labels(tmp_path: Path, fields: dict[str, Any], classes: int, expected: list[int]) -> None:
+    write(tmp_path, "images", "masks")
+    source = opened(tmp_path, **fields)
+    assert len(source.labels.classes) == classes
+    assert source.train.label(0)[:3, 0].tolist() == expected
+
+
+def spoil(folder: Path, what: str) -> None:
+    masks = folder / "masks"
+    match what:
+        case "jpeg":
+            (masks / "1.png").unlink()
+            save(masks / "1.jpg", np.zeros((*SIZE, 3)))
+        case "rgb":
+            for path in masks.iterdir():
+                save(path, np.zeros((*SIZE, 3)))
+        case "size":
+            save(masks / "1.png", np.zeros((5, 5)))
+        case "label":
+            (folder / "classes.txt").write_text("a\nb\nc\n")
+            save(masks / "1.png", np.full(SIZE, 200))
+        case "missing":
+            (masks / "1.png").unlink()
+        case "extra":
+            (folder / "images" / "1.jpg").unlink()
+        case "none":
+            masks.rename(folder / "other")
+        case "classes":
+            (folder / "classes.txt").write_text("a\nb\nb\n")
+        case "broken":
+            (masks / "1.png").write_bytes(b"no image")
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("jpeg", r"1\.jpg: a JPEG cannot hold labels.*save masks as PNG"),
+        ("rgb", r"a mask in mode RGB; list its classes.*task\.data\.classes_file"),
+        ("size", r"1\.png: 5 x 5, but its image 1\.jpg is 8 x 6; make them the same size"),
+        ("label", r"1\.png: contains the label 200, but there are 3 classes.*task\.data\.ignore=\[200\]"),
+        ("missing", r"1\.jpg: has no mask 1\.\* in .*masks; add it, or remove the file"),
+        ("extra", r"1\.png: has no image 1\.\*"),
+        ("none", r"no folders images and masks there \(found: images, other\).*--task classification"),
+        ("classes", r"classes\.txt, line 3: 'b' repeats a label or a name"),
+        ("broken", r"1\.png: cannot be read as a mask"),
+    ],
+)
+def test_mistakes_are_named_with_a_remedy(tmp_path: Path, what: str, message: str) -> None:
+    write(tmp_path, "images", "masks")
+    spoil(tmp_path, what)
+
+    def read() -> None:
+        for part in opened(tmp_path).parts().values():
+            count_labels(part)
+
+    with pytest.raises(DataError, match=message):
+        read()
+
+
+def test_data_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "images", "masks", count=10)
+    sheet = tmp_path / "sheet.png"
+    assert run("data", "check", tmp_path, "--contact-sheet", sheet, "--save-split", tmp_path / "split.csv") == 0
+    told = capsys.readouterr().out
+    assert "images with masks, 3 classes" in told
+    assert "33.33%" in told
+    assert "--task segmentation" in told
+    with Image.open(sheet) as image:
+        assert image.width == 4 * 240
+    assert run("data", "check", tmp_path, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sizes"] == {"train": 8, "val": 2}
+    assert found["image_sizes"]["val"] == [{"width": 8, "height": 6, "images": 2}]
+    spoil(tmp_path, "size")
+    assert run("data", "check", tmp_path) == 2
+    assert "Training would be refused" in capsys.readouterr().out
+
+
+def test_camvid(shared: Path) -> None:
+    """The shares of the classes, in the shared sample."""
+    source = opened(shared / "data" / "camvid")
+    assert source.labels.classes[:3] == ("sky", "building", "pole")
+    assert len(source.labels.classes) == 11
+    counts, _ = count_labels(source.val)
+    assert counts.sum() == 50 * 240 * 180
+    assert counts[3] == counts.max()  # road
