@@ -170,3 +170,11 @@ def test_other_images_without_splits_are_all_evaluated(study: Path, tmp_path: Pa
         (flat / kind / "train").rmdir()
     evaluation = evaluate_run(study / "runs" / "baseline" / "seed0", data=str(flat))
     assert evaluation.split == "all" and len(evaluation.predictions.names) == 5
+
+
+def test_the_card_of_an_exported_model(study: Path, tmp_path: Path) -> None:
+    [grafted] = [path for path in (study / "runs").iterdir() if path.name != "baseline"]
+    assert run("export", grafted / "seed0", "--out", tmp_path / "out") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "pipeline_tag: image-segmentation" in card and "predict THIS_FOLDER IMAGES... --out masks" in card
+    assert "colors" not in card and str(tmp_path.parent) not in card
