@@ -49,3 +49,11 @@ def test_user_strings_are_inert():
     html = report_html(studies.usual(), (), examples(wild, title=studies.HOSTILE))
     assert html.count("<script") == 1
     assert Page(html).open == []
+
+
+def test_masks_have_wide_pictures_and_mean_ious():
+    masks = replace(examples(image(jpeg="A" * (MOST_CHARACTERS + 4))), masks=True, seeds=1)
+    html = report_html(studies.usual(), (), masks)
+    page = Page(html)
+    assert page.tags.count("img") == 1 and 'class="thumbnails masks"' in html
+    assert "none: mIoU 60.0% cb_s: mIoU 91.0%" in page.text

@@ -177,7 +177,9 @@ def _refuse_same_names(predictor: "Predictor", files: Sequence[str]) -> None:
     codec, folder = predictor.codec, predictor.folder
     sources = {os.path.realpath(file) for file in files}
     written: dict[str, str] = {}
-    for file in files if codec is not None and folder is not None else ():
+    if codec is None or folder is None:
+        return
+    for file in files:
         for name in codec.files(file):
             path = os.path.realpath(folder / name)
             if path in sources:

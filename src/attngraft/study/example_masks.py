@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image
@@ -18,7 +18,7 @@ SHOWN = 4  #: number of images of each group
 WIDTH = 128  #: of each of the five pictures, in pixels
 _GAP = 2
 #: colors of pixels where only the baseline is right, and where only the variant is
-_ONLY = np.array([[213, 94, 0], [0, 158, 115]], dtype=np.uint8)
+_ONLY = ((213, 94, 0), (0, 158, 115))
 _NONE = 255  #: no color
 
 
@@ -50,10 +50,10 @@ def mask_examples(task: Segmentation, baseline: RunRecord, variant: RunRecord, n
         wanted = [row for rows in groups.values() for row in rows]
         opened = task.open_examples([str(before.names[row]) for row in wanted])
         masks = [before["mask"], after["mask"]]
-        colors = np.array(baseline.facts["colors"], dtype=np.uint8)
+        colors = baseline.facts["colors"]
         shown = {
-            row: _picture(*found, *(column[row] for column in masks), colors)
-            for row, found in zip(wanted, opened, strict=True)
+            row: _picture(image, [label, *(column[row] for column in masks)], colors)
+            for row, (image, label) in zip(wanted, opened, strict=True)
         }
         names = before.names
     return ExampleImages(
@@ -87,11 +87,11 @@ def _ious(table: Mapping[str, object]) -> np.ndarray:
     return np.divide(right, union, out=np.full_like(union, np.nan), where=union > 0)
 
 
-def _picture(image: Image.Image, label: np.ndarray, before: np.ndarray, after: np.ndarray, colors: np.ndarray) -> str:
-    """Return the five pictures side by side as a JPEG file in base64."""
+def _picture(image: Image.Image, masks: Sequence[np.ndarray], colors: Sequence[Sequence[int]]) -> str:
+    """Return the five pictures side by side as a JPEG file in base64; `masks`: labels, the baseline's and the variant's."""
     size = WIDTH, max(1, round(WIDTH * image.height / image.width))
     small = image.convert("RGB").resize(size)
-    label, before, after = (_resized(mask, size) for mask in (label, before, after))
+    label, before, after = (_resized(mask, size) for mask in masks)
     right = [(mask == label) & (label < len(colors)) for mask in (before, after)]
     only = np.select([right[0] & ~right[1], right[1] & ~right[0]], [0, 1], _NONE)
     gray = small.convert("L").convert("RGB")

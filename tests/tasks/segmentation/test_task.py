@@ -12,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from attngraft.tasks.fitting import fitting_task
+from attngraft.training.evaluate import evaluate_run
 from attngraft.training.freezing import train_mode
 from attngraft.training.recipe import recipe_from_dict
 from tests.cli.test_export import run
@@ -159,3 +160,21 @@ def test_masks_and_overlays(study: Path, tmp_path: Path, capfd: pytest.CaptureFi
     (tmp_path / "cut.png").write_bytes(names[1].read_bytes()[:99])
     assert run("predict", model, tmp_path / "cut.png", names[1], "--out", out) == 1
     assert "1 of 2 images could not be read" in capfd.readouterr().err
+
+
+def test_other_images_without_splits_are_all_evaluated(study: Path, tmp_path: Path) -> None:
+    flat = write_drawings(tmp_path / "flat", train=5, val=0)
+    for kind in ("images", "masks"):
+        for path in (flat / kind / "train").iterdir():
+            path.rename(flat / kind / path.name)
+        (flat / kind / "train").rmdir()
+    evaluation = evaluate_run(study / "runs" / "baseline" / "seed0", data=str(flat))
+    assert evaluation.split == "all" and len(evaluation.predictions.names) == 5
+
+
+def test_the_card_of_an_exported_model(study: Path, tmp_path: Path) -> None:
+    [grafted] = [path for path in (study / "runs").iterdir() if path.name != "baseline"]
+    assert run("export", grafted / "seed0", "--out", tmp_path / "out") == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "pipeline_tag: image-segmentation" in card and "predict THIS_FOLDER IMAGES... --out masks" in card
+    assert "colors" not in card and str(tmp_path.parent) not in card

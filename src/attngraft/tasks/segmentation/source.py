@@ -132,6 +132,15 @@ class MaskedImages:
             labels=self.labels,
         )
 
+    def joined(self, other: MaskedImages) -> MaskedImages:
+        """Return the images of both, with the labels of this one."""
+        return MaskedImages(
+            names=self.names + other.names,
+            images=self.images + other.images,
+            masks=self.masks + other.masks,
+            labels=self.labels,
+        )
+
     def image(self, index: int) -> Image.Image:
         """Return an image in mode RGB.
 
@@ -210,12 +219,7 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     settings = config.as_images()
     if val is None or settings.splits_train or settings.folds is not None:
         if settings.folds is not None and val is not None:
-            train = MaskedImages(
-                names=train.names + val.names,
-                images=train.images + val.images,
-                masks=train.masks + val.masks,
-                labels=labels,
-            )
+            train = train.joined(val)
         division = divide(
             train,
             np.zeros(len(train)),  # numbers are split without stratification

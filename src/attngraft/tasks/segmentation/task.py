@@ -93,6 +93,9 @@ class Segmentation(ConfiguredTask):
             train=splits["train"],
             val=splits["val"],
             test=splits.get("test"),
+            whole=(lambda: MaskSplit(source.train.joined(source.val), host=host))
+            if source.drawn and not source.test
+            else None,
             model_args={
                 "num_classes": 0,
                 **({"img_size": list(padded_size(config.augment.crop))} if fixed else model_data_config["any_size"]),
