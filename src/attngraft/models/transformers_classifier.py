@@ -1,10 +1,14 @@
 """Image classifiers of Hugging Face's transformers, with the interface of timm's models."""
 
+import inspect
+import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed, to_2tuple
 from timm.models import generate_default_cfgs, register_model, register_notrace_module
+from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from attngraft.models.transformers_folder import checked_fields, configuration_fields
@@ -47,6 +51,64 @@ class TransformersClassifier(nn.Module):
         """Return the last layer."""
         layer: nn.Module = self.model.classifier
         return layer
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """Channels and stride of the maps of `forward_intermediates`: of each stage of a Swin, or of each layer.
+
+        Patches of 14 pixels count as 16, because images are resized for them.
+        """
+        config = self.model.config
+        if hasattr(config, "depths"):
+            stages = range(len(config.depths))
+            return [{"num_chs": config.embed_dim * 2**i, "reduction": config.patch_size * 2**i} for i in stages]
+        if not hasattr(config, "patch_size") or not hasattr(config, "num_hidden_layers"):
+            return []
+        stride = 2 ** round(math.log2(config.patch_size))
+        return [{"num_chs": config.hidden_size, "reduction": stride}] * config.num_hidden_layers
+
+    def forward_intermediates(
+        self, images: Tensor, indices: Any = None, *, norm: bool = False, output_fmt: str = "NCHW", **other: Any
+    ) -> list[Tensor]:
+        """Return maps (B, C, Y, X) after layers, without prefix tokens, or after the stages of a Swin, before merging.
+
+        Position embeddings are interpolated. Without `norm`, and always only the maps, as timm's `intermediates_only`.
+
+        Args:
+            images: (B, C, H, W), whose sides are multiples of the stride.
+            indices: a number n for the last n, a list, or None for all.
+        """
+        base, info = self.model.base_model, self.feature_info
+        taken = feature_take_indices(len(info), indices)[0]
+        if hasattr(self.model.config, "depths"):
+            x, grid = base.embeddings(images, interpolate_pos_encoding=True)
+            flags = {"output_hidden_states": True, "output_hidden_states_before_downsampling": True}
+            found = base.encoder(x, grid, always_partition=True, return_dict=True, **flags).reshaped_hidden_states[1:]
+            return [found[index] for index in taken]
+        patch, stride = self.model.config.patch_size, info[0]["reduction"]
+        rows, columns = (side // stride for side in images.shape[-2:])
+        if patch != stride:
+            images = F.interpolate(images, (rows * patch, columns * patch), mode="bilinear", antialias=True)
+        resized = "interpolate_pos_encoding" in inspect.signature(base.forward).parameters
+        given = {"interpolate_pos_encoding": True} if resized else {}
+        layers = base(images, output_hidden_states=True, return_dict=True, **given).hidden_states[1:]
+        maps = [layers[index][:, -rows * columns :].transpose(1, 2) for index in taken]
+        return [each.unflatten(2, (rows, columns)) for each in maps]
+
+    def prune_intermediate_layers(
+        self, indices: Any = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Remove the classifier and the final norm, which the maps do not use; layers are kept."""
+        for name in ("classifier", "cls_classifier", "distillation_classifier"):
+            if prune_head and hasattr(self.model, name):
+                setattr(self.model, name, nn.Identity())
+        if prune_norm and hasattr(self.model.base_model, "layernorm"):
+            self.model.base_model.layernorm = nn.Identity()
+        mask_token = getattr(self.model.base_model.embeddings, "mask_token", None)  # of pretraining
+        if prune_head and mask_token is not None:
+            mask_token.requires_grad_(False)
+        taken: list[int] = feature_take_indices(len(self.feature_info), indices)[0]
+        return taken
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Enable activation checkpointing."""

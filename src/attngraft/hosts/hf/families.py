@@ -129,7 +129,7 @@ FAMILIES = family_table(
         ),
         blocks={"vit.ViTLayer": _vit, "deit.DeiTLayer": partial(_vit, distillation=True)},
         templates={"Attention": ScalingSite, "MLP": PlainMlp, "Layer": LayerWithDropout},
-        members={"base_names": ("vit", "deit")},
+        members={"base_names": ("vit", "deit"), "any_size": {}},
     ),
     Family(
         name="hf.dinov2",
@@ -138,7 +138,7 @@ FAMILIES = family_table(
         models=("Model", "ForImageClassification", "Backbone"),
         blocks={"Layer": _dinov2},
         templates={"Attention": Dinov2Attention, "MLP": PlainMlp, "SwiGLUFFN": MlpEnds, "Layer": MaskedLayer},
-        members={"base_names": ("dinov2", "dinov2_with_registers")},
+        members={"base_names": ("dinov2", "dinov2_with_registers"), "any_size": {}},
     ),
     Family(
         name="hf.dinov3",
@@ -169,7 +169,7 @@ FAMILIES = family_table(
         blocks={"Layer": swin.swin_sites},
         templates={"MLP": PlainMlp},
         patched=swin.PATCHED,
-        members={"base_names": ("swin",)},
+        members={"base_names": ("swin",), "any_size": {}},
     ),
     Family(
         name="hf.bert",
