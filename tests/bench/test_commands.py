@@ -50,6 +50,7 @@ COMMANDS = {
     "triton_kernels": ["--only", "two-way"],
     "generation": ["--sizes", "192", "--tokens", "2", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
+    "segmentation": ["--size", "64", "--image", "32", "--threads", "1"],
     "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }
 PARTS = {"products", "steps"}  #: modules that commands share
