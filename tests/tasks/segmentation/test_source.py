@@ -59,6 +59,18 @@ def test_layouts_with_splits(tmp_path: Path, images: str, masks: str) -> None:
     assert sizes == [(8, 6)] * 3
 
 
+def test_ade20k(tmp_path: Path) -> None:
+    for split in ("training", "validation"):
+        write(tmp_path, f"images/{split}", f"annotations/{split}")
+    (tmp_path / "objectInfo150.txt").write_text("Idx\tRatio\tName\n1\t0.2\twall\n2\t0.1\tbuilding, edifice\n")
+    source = opened(tmp_path)
+    assert source.labels.classes == ("wall", "building")
+    assert np.unique(source.val.label(0)).tolist() == [0, 1, IGNORED]
+    (tmp_path / "objectInfo150.txt").write_text("Idx\nwall\n")
+    with pytest.raises(DataError, match="is not the table of ADE20K"):
+        opened(tmp_path)
+
+
 def test_cityscapes(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write(

@@ -22,7 +22,8 @@ class MaskDataConfig:
     #: file with a line per class, `name`, `label name` or `name r g b`; null: classes.txt in the source, if there is one
     classes_file: str | None = None
     ignore: tuple[int | str, ...] = ()  #: further labels that are ignored, by number or class name
-    reduce_zero_label: bool = False  #: ignore label 0 and subtract 1 from the others (ADE20K)
+    #: ignore label 0 and subtract 1 from the others; always for ADE20K with its objectInfo150.txt
+    reduce_zero_label: bool = False
     val_fraction: float | None = None  #: fraction of the training images to use for validation, chosen at random
     split_seed: int = 0  #: seed of the random split; independent of the run's seed, so all runs share one split
     split_file: str | None = None  #: file with a saved split, used instead of a random split

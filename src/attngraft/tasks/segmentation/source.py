@@ -30,6 +30,7 @@ UNLABELED = {"void", "unlabeled", "unlabelled", "ignore", "ignored", "unknown"} 
 _EXTENSIONS = {".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp"}
 _LOSSY = {".jpg", ".jpeg"}
 _ENDS = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}  #: Cityscapes: ends of names
+_ADE20K = "objectInfo150.txt"  #: names of the classes of ADE20K
 _SAMPLE = 4000  #: largest number of masks of a split that are read before training
 _NOUNS = {"train": "training", "val": "validation", "test": "test"}
 
@@ -370,6 +371,8 @@ def _labels(root: Path, config: MaskDataConfig, masks: Sequence[Path]) -> Labels
     listed: list[tuple[int, str, Color | None]]
     if config.classes_file is not None or file.is_file():
         listed = _read_classes(file)
+    elif (root / _ADE20K).is_file():
+        listed = _ade20k(root / _ADE20K)
     elif masks[0].stem.endswith("_labelIds"):
         listed = [(label, *each) for label, each in CITYSCAPES.items()]
     elif mode not in ("P", "L", "1", "I", "I;16"):
@@ -379,7 +382,7 @@ def _labels(root: Path, config: MaskDataConfig, masks: Sequence[Path]) -> Labels
         )
     else:
         listed = [(label, f"class {label}", None) for label in _values(masks)]
-    shift = 1 if config.reduce_zero_label else 0
+    shift = 1 if config.reduce_zero_label or (root / _ADE20K).is_file() else 0
     ignored = _ignored(config, listed, file)
     kept = [each for each in listed if each[0] not in ignored and each[0] >= shift and each[0] != IGNORED]
     if not 2 <= len(kept) < IGNORED:
@@ -468,6 +471,15 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
     if not found:
         raise DataError(f"{file}: empty; add a line per class")
     return found
+
+
+def _ade20k(file: Path) -> list[tuple[int, str, Color | None]]:
+    """Return label and first name of each class in the table of ADE20K, after label 0 for all others."""
+    try:
+        rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()[1:] if line.strip()]
+        return [(0, "other", None), *((int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows)]
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: is not the table of ADE20K ({error}); replace it, or remove it") from None
 
 
 def _color(label: int, palette: list[int] | None) -> Color:
