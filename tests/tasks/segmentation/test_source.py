@@ -87,6 +87,68 @@ def test_cityscapes(tmp_path: Path) -> None:
     assert set(source.train.label(1).flat) == {IGNORED}
 
 
+@pytest.mark.parametrize("form", ["polygon", "list", "text"])
+def test_coco_instances(tmp_path: Path, form: str) -> None:
+    """The large object is drawn first, whatever its place in the file; runs go down columns."""
+    given: dict[str, Any] = {
+        "polygon": [[1, 2, 3, 2, 3, 4, 1, 4]],
+        "list": {"size": SIZE, "counts": [8, 2, 4, 2, 32]},
+        "text": {"size": SIZE, "counts": "8240l0"},
+    }
+    large = [[0, 0, 8, 0, 8, 5, 0, 5]]
+    for split in ("train2017", "val2017"):
+        save(tmp_path / split / "0.jpg", np.zeros((*SIZE, 3)))
+        content = {
+            "images": [{"id": 7, "file_name": "0.jpg", "width": 8, "height": 6}],
+            "categories": [{"id": 90, "name": "cup"}, {"id": 3, "name": "table"}],
+            "annotations": [
+                {"image_id": 7, "category_id": 90, "segmentation": given[form]},
+                {"image_id": 7, "category_id": 3, "segmentation": large},
+            ],
+        }
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / f"annotations/instances_{split}.json").write_text(json.dumps(content))
+    source = opened(tmp_path)
+    assert source.labels.classes == ("background", "table", "cup")
+    label = source.train.label(0)
+    assert label[2:4, 1:3].tolist() == [[2, 2], [2, 2]]
+    assert label[0].tolist() == [1] * 8
+    assert label[5].tolist() == [0] * 8
+    assert opened(tmp_path, ignore=("background",)).val.label(0)[5].tolist() == [IGNORED] * 8
+    (tmp_path / "val2017/0.jpg").unlink()
+    with pytest.raises(DataError, match=r"its images are not in .*val2017"):
+        opened(tmp_path)
+
+
+def test_coco_panoptic(tmp_path: Path) -> None:
+    segments = np.zeros((*SIZE, 3))
+    segments[1:3], segments[3:] = (5, 1, 0), (9, 0, 2)
+    content = {
+        "images": [{"id": 7, "file_name": "0.jpg", "width": 8, "height": 6}],
+        "categories": [{"id": 1, "name": "person", "color": [1, 2, 3]}, {"id": 200, "name": "rug", "color": [4, 5, 6]}],
+        "annotations": [
+            {
+                "image_id": 7,
+                "file_name": "0.png",
+                "segments_info": [{"id": 261, "category_id": 200}, {"id": 9 + 2 * 65536, "category_id": 1}],
+            }
+        ],
+    }
+    for split in ("train2017", "val2017"):
+        save(tmp_path / "images" / split / "0.jpg", np.zeros((*SIZE, 3)))
+        save(tmp_path / f"annotations/panoptic_{split}/0.png", segments)
+        (tmp_path / f"annotations/panoptic_{split}.json").write_text(json.dumps(content))
+    source = opened(tmp_path)
+    assert (source.labels.classes, source.labels.colors) == (("person", "rug"), ((1, 2, 3), (4, 5, 6)))
+    assert source.train.label(0)[:, 0].tolist() == [IGNORED, 1, 1, 0, 0, 0]
+    segments[0] = 77
+    save(tmp_path / "annotations/panoptic_train2017/0.png", segments)
+    with pytest.raises(
+        DataError, match=r"0\.png: contains the segment .*which .*panoptic_train2017\.json does not list"
+    ):
+        opened(tmp_path).train.label(0)
+
+
 def test_a_random_split_is_kept(tmp_path: Path) -> None:
     write(tmp_path, "images", "masks", count=10)
     source = opened(tmp_path)
