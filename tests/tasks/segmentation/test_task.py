@@ -108,7 +108,7 @@ def test_folders_of_images_and_masks_name_the_task(folders: list[str], task: str
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("segmentation")
     data = write_drawings(folder / "data", train=6, val=3, test=3)
-    options = ["--seeds", 1, "--epochs", 1, "--set", "train.outputs=true", "--set", "train.threads=1"]
+    options = ["--seeds", 1, "--epochs", 1, "--set", "train.threads=1"]
     assert run("compare", "--data", data, *SMALL, "--graft", "cb_s(init=1)", *options, "--out", folder / "study") == 0
     return folder / "study"
 
