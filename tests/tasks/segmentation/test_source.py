@@ -210,6 +210,13 @@ def spoil(folder: Path, what: str) -> None:
         case "label":
             (folder / "classes.txt").write_text("a\nb\nc\n")
             save(masks / "1.png", np.full(SIZE, 200))
+        case "labels":
+            (folder / "classes.txt").write_text("a\nb\nc\n")
+            for number in range(3):
+                save(masks / f"{number}.png", np.full(SIZE, 200 + number))
+        case "binary":
+            for path in masks.iterdir():
+                save(path, np.eye(*SIZE) * 255)
         case "missing":
             (masks / "1.png").unlink()
         case "extra":
@@ -229,6 +236,8 @@ def spoil(folder: Path, what: str) -> None:
         ("rgb", r"a mask in mode RGB; list its classes.*task\.data\.classes_file"),
         ("size", r"1\.png: 5 x 5, but its image 1\.jpg is 8 x 6; make them the same size"),
         ("label", r"1\.png: contains the label 200, but there are 3 classes.*task\.data\.ignore=\[200\]"),
+        ("labels", r"(?s)\.png: contains the label 20\d, .*\n.*\.png: contains the label 20\d,"),
+        ("binary", r"no label except 0 and 255, which is ignored; save the labels of the other class as 1"),
         ("missing", r"1\.jpg: has no mask 1\.\* in .*masks; add it, or remove the file"),
         ("extra", r"1\.png: has no image 1\.\*"),
         ("none", r"no folders images and masks there \(found: images, other\).*--task classification"),
@@ -272,6 +281,19 @@ def test_camvid(shared: Path) -> None:
     source = opened(shared / "data" / "camvid")
     assert source.labels.classes[:3] == ("sky", "building", "pole")
     assert len(source.labels.classes) == 11
-    counts, _ = count_labels(source.val)
-    assert counts.sum() == 50 * 240 * 180
-    assert counts[3] == counts.max()  # road
+    counts, sizes = count_labels(source.val)
+    assert sizes == [(240, 180)] * 50
+    assert counts.tolist() == [
+        199995,
+        533154,
+        11634,
+        637381,
+        181430,
+        365554,
+        19035,
+        69934,
+        36674,
+        14629,
+        51213,
+        39367,  # unlabelled
+    ]

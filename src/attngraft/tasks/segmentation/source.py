@@ -34,7 +34,7 @@ _LOSSY = {".jpg", ".jpeg"}
 _ENDS = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}  #: Cityscapes: ends of names
 _ADE20K = "objectInfo150.txt"  #: names of the classes of ADE20K
 _SAMPLE = 4000  #: largest number of masks of a split that are read before training
-_NOUNS = {"train": "training", "val": "validation", "test": "test"}
+_LISTED = 10  #: most masks with mistakes that are listed
 
 #: Cityscapes: the 19 evaluated classes by label id, and their colors
 CITYSCAPES = {
@@ -268,9 +268,15 @@ def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]
         Number of pixels of each class and, last, of ignored pixels (K + 1,), and the sizes (width, height) of the images.
 
     Raises:
-        DataError: a mask cannot be used, or has another size than its image.
+        DataError: masks cannot be used, or have another size than their image; the message has a line for each of up to 10.
     """
     classes = len(images.labels.classes)
+
+    def attempt(index: int) -> tuple[np.ndarray, tuple[int, int]] | str:
+        try:
+            return count(index)
+        except DataError as error:
+            return str(error)
 
     def count(index: int) -> tuple[np.ndarray, tuple[int, int]]:
         label = images.label(index)
@@ -286,7 +292,11 @@ def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]
 
     step = max(1, -(-len(images) // _SAMPLE))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        found = list(threads.map(count, range(0, len(images), step)))
+        results = list(threads.map(attempt, range(0, len(images), step)))
+    if mistakes := [each for each in results if isinstance(each, str)]:
+        more = [f"and {len(mistakes) - _LISTED} more masks"] if len(mistakes) > _LISTED else []
+        raise DataError("\n".join(mistakes[:_LISTED] + more))
+    found = [each for each in results if not isinstance(each, str)]
     return np.sum([counts for counts, _ in found], axis=0), [size for _, size in found]
 
 
@@ -395,6 +405,10 @@ def _labels(root: Path, config: MaskDataConfig, masks: Sequence[Path]) -> Labels
     shift = 1 if config.reduce_zero_label or (root / _ADE20K).is_file() else 0
     ignored = _ignored(config, listed, file)
     kept = [each for each in listed if each[0] not in ignored and each[0] >= shift and each[0] != IGNORED]
+    if len(kept) == 1 and [each[0] for each in listed] == [0]:
+        raise DataError(
+            f"{root}: masks contain no label except 0 and 255, which is ignored; save the labels of the other class as 1"
+        )
     if not 2 <= len(kept) < IGNORED:
         raise DataError(f"{root}: {len(kept)} classes; segmentation requires 2 to 254, apart from ignored labels")
     table = np.full(256, -1, dtype=np.int16)
