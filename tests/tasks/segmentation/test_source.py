@@ -260,11 +260,12 @@ def test_mistakes_are_named_with_a_remedy(tmp_path: Path, what: str, message: st
 def test_data_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "images", "masks", count=10)
     sheet = tmp_path / "sheet.png"
-    assert run("data", "check", tmp_path, "--contact-sheet", sheet, "--save-split", tmp_path / "split.csv") == 0
+    given = ("--contact-sheet", sheet, "--save-split", tmp_path / "split.csv", "--set", "split_seed=3")
+    assert run("data", "check", tmp_path, *given) == 0
     told = capsys.readouterr().out
     assert "images with masks, 3 classes" in told
     assert "33.33%" in told
-    assert "--task segmentation" in told
+    assert "--recipe small-segmentation --set task.data.split_seed=3" in told
     with Image.open(sheet) as image:
         assert image.width == 4 * 240
     assert run("data", "check", tmp_path, "--json") == 0
