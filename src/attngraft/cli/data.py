@@ -21,6 +21,7 @@ from attngraft.errors import ConfigError, DataError, UsageError
 if TYPE_CHECKING:
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
+    from attngraft.tasks.segmentation.config import MaskDataConfig
     from attngraft.tasks.text.config import TextDataConfig
     from attngraft.tasks.text.source import TextSource
     from attngraft.tasks.translation.config import TranslationConfig
@@ -302,7 +303,7 @@ def _show_outcome(
     for refusal in refusals:
         console.print(f"[bold]Training would be refused:[/bold] {escape(refusal)}", soft_wrap=True)
     if not refusals:
-        console.print(f"Ready: {escape(_compare_command(config, task))}", soft_wrap=True)
+        console.print(f"Ready: {escape(compare_command(config, task))}", soft_wrap=True)
 
 
 def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], noun: str) -> Table:
@@ -317,7 +318,7 @@ def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], no
     return table
 
 
-def _compare_command(config: DataConfig | TextDataConfig | TranslationConfig, task: str) -> str:
+def compare_command(config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig, task: str) -> str:
     """Return the command that compares grafts on these data."""
     from attngraft.tasks.task import load_task
 

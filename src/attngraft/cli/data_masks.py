@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 from rich.markup import escape
 from rich.table import Table
 
+from attngraft.cli.data import compare_command
 from attngraft.cli.output import output_console, print_json
 from attngraft.errors import DataError, UsageError
 from attngraft.files import atomic_file
@@ -104,7 +105,7 @@ def _show(
         console.print(f"Note: Classes without a training pixel: {escape(', '.join(missing))}.", soft_wrap=True)
     for note in source.notes:
         console.print(f"Note: {escape(note)}", soft_wrap=True)
-    console.print(f"Ready: attngraft compare --task segmentation --data {escape(config.source)}", soft_wrap=True)
+    console.print(f"Ready: {escape(compare_command(config, 'segmentation'))}", soft_wrap=True)
 
 
 def _save_sheet(source: MaskSource, path: Path) -> None:

@@ -87,6 +87,68 @@ def test_cityscapes(tmp_path: Path) -> None:
     assert set(source.train.label(1).flat) == {IGNORED}
 
 
+@pytest.mark.parametrize("form", ["polygon", "list", "text"])
+def test_coco_instances(tmp_path: Path, form: str) -> None:
+    """The large object is drawn first, whatever its place in the file; runs go down columns."""
+    given: dict[str, Any] = {
+        "polygon": [[1, 2, 3, 2, 3, 4, 1, 4]],
+        "list": {"size": SIZE, "counts": [8, 2, 4, 2, 32]},
+        "text": {"size": SIZE, "counts": "8240l0"},
+    }
+    large = [[0, 0, 8, 0, 8, 5, 0, 5]]
+    for split in ("train2017", "val2017"):
+        save(tmp_path / split / "0.jpg", np.zeros((*SIZE, 3)))
+        content = {
+            "images": [{"id": 7, "file_name": "0.jpg", "width": 8, "height": 6}],
+            "categories": [{"id": 90, "name": "cup"}, {"id": 3, "name": "table"}],
+            "annotations": [
+                {"image_id": 7, "category_id": 90, "segmentation": given[form]},
+                {"image_id": 7, "category_id": 3, "segmentation": large},
+            ],
+        }
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        (tmp_path / f"annotations/instances_{split}.json").write_text(json.dumps(content))
+    source = opened(tmp_path)
+    assert source.labels.classes == ("background", "table", "cup")
+    label = source.train.label(0)
+    assert label[2:4, 1:3].tolist() == [[2, 2], [2, 2]]
+    assert label[0].tolist() == [1] * 8
+    assert label[5].tolist() == [0] * 8
+    assert opened(tmp_path, ignore=("background",)).val.label(0)[5].tolist() == [IGNORED] * 8
+    (tmp_path / "val2017/0.jpg").unlink()
+    with pytest.raises(DataError, match=r"its images are not in .*val2017"):
+        opened(tmp_path)
+
+
+def test_coco_panoptic(tmp_path: Path) -> None:
+    segments = np.zeros((*SIZE, 3))
+    segments[1:3], segments[3:] = (5, 1, 0), (9, 0, 2)
+    content = {
+        "images": [{"id": 7, "file_name": "0.jpg", "width": 8, "height": 6}],
+        "categories": [{"id": 1, "name": "person", "color": [1, 2, 3]}, {"id": 200, "name": "rug", "color": [4, 5, 6]}],
+        "annotations": [
+            {
+                "image_id": 7,
+                "file_name": "0.png",
+                "segments_info": [{"id": 261, "category_id": 200}, {"id": 9 + 2 * 65536, "category_id": 1}],
+            }
+        ],
+    }
+    for split in ("train2017", "val2017"):
+        save(tmp_path / "images" / split / "0.jpg", np.zeros((*SIZE, 3)))
+        save(tmp_path / f"annotations/panoptic_{split}/0.png", segments)
+        (tmp_path / f"annotations/panoptic_{split}.json").write_text(json.dumps(content))
+    source = opened(tmp_path)
+    assert (source.labels.classes, source.labels.colors) == (("person", "rug"), ((1, 2, 3), (4, 5, 6)))
+    assert source.train.label(0)[:, 0].tolist() == [IGNORED, 1, 1, 0, 0, 0]
+    segments[0] = 77
+    save(tmp_path / "annotations/panoptic_train2017/0.png", segments)
+    with pytest.raises(
+        DataError, match=r"0\.png: contains the segment .*which .*panoptic_train2017\.json does not list"
+    ):
+        opened(tmp_path).train.label(0)
+
+
 def test_a_random_split_is_kept(tmp_path: Path) -> None:
     write(tmp_path, "images", "masks", count=10)
     source = opened(tmp_path)
@@ -148,6 +210,13 @@ def spoil(folder: Path, what: str) -> None:
         case "label":
             (folder / "classes.txt").write_text("a\nb\nc\n")
             save(masks / "1.png", np.full(SIZE, 200))
+        case "labels":
+            (folder / "classes.txt").write_text("a\nb\nc\n")
+            for number in range(3):
+                save(masks / f"{number}.png", np.full(SIZE, 200 + number))
+        case "binary":
+            for path in masks.iterdir():
+                save(path, np.eye(*SIZE) * 255)
         case "missing":
             (masks / "1.png").unlink()
         case "extra":
@@ -167,6 +236,8 @@ def spoil(folder: Path, what: str) -> None:
         ("rgb", r"a mask in mode RGB; list its classes.*task\.data\.classes_file"),
         ("size", r"1\.png: 5 x 5, but its image 1\.jpg is 8 x 6; make them the same size"),
         ("label", r"1\.png: contains the label 200, but there are 3 classes.*task\.data\.ignore=\[200\]"),
+        ("labels", r"(?s)\.png: contains the label 20\d, .*\n.*\.png: contains the label 20\d,"),
+        ("binary", r"no label except 0 and 255, which is ignored; save the labels of the other class as 1"),
         ("missing", r"1\.jpg: has no mask 1\.\* in .*masks; add it, or remove the file"),
         ("extra", r"1\.png: has no image 1\.\*"),
         ("none", r"no folders images and masks there \(found: images, other\).*--task classification"),
@@ -189,11 +260,12 @@ def test_mistakes_are_named_with_a_remedy(tmp_path: Path, what: str, message: st
 def test_data_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "images", "masks", count=10)
     sheet = tmp_path / "sheet.png"
-    assert run("data", "check", tmp_path, "--contact-sheet", sheet, "--save-split", tmp_path / "split.csv") == 0
+    given = ("--contact-sheet", sheet, "--save-split", tmp_path / "split.csv", "--set", "split_seed=3")
+    assert run("data", "check", tmp_path, *given) == 0
     told = capsys.readouterr().out
     assert "images with masks, 3 classes" in told
     assert "33.33%" in told
-    assert "--task segmentation" in told
+    assert "--recipe small-segmentation --set task.data.split_seed=3" in told
     with Image.open(sheet) as image:
         assert image.width == 4 * 240
     assert run("data", "check", tmp_path, "--json") == 0
@@ -210,6 +282,19 @@ def test_camvid(shared: Path) -> None:
     source = opened(shared / "data" / "camvid")
     assert source.labels.classes[:3] == ("sky", "building", "pole")
     assert len(source.labels.classes) == 11
-    counts, _ = count_labels(source.val)
-    assert counts.sum() == 50 * 240 * 180
-    assert counts[3] == counts.max()  # road
+    counts, sizes = count_labels(source.val)
+    assert sizes == [(240, 180)] * 50
+    assert counts.tolist() == [
+        199995,
+        533154,
+        11634,
+        637381,
+        181430,
+        365554,
+        19035,
+        69934,
+        36674,
+        14629,
+        51213,
+        39367,  # unlabelled
+    ]

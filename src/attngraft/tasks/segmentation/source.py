@@ -2,6 +2,7 @@
 
     images/NAME.jpg, masks/NAME.png;  images/SPLIT/..., masks/SPLIT/...;  SPLIT/images/..., SPLIT/masks/...
     ADE20K: images/training, annotations/training, ...;  Cityscapes: leftImg8bit/SPLIT/CITY, gtFine/SPLIT/CITY
+    COCO: annotations/panoptic_SPLIT.json or annotations/instances_SPLIT.json (see `coco`)
 
 Images and masks are matched by path and name without the extension (Cityscapes: without the last part of the name).
 """
@@ -21,6 +22,7 @@ from attngraft.errors import DataError
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.sources.splitting import divide
+from attngraft.tasks.segmentation.coco import CocoSplit, coco_files, read_coco
 from attngraft.tasks.segmentation.config import MaskDataConfig
 
 IMAGES = ("images", "image", "imgs", "img", "JPEGImages", "leftImg8bit")
@@ -32,7 +34,7 @@ _LOSSY = {".jpg", ".jpeg"}
 _ENDS = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}  #: Cityscapes: ends of names
 _ADE20K = "objectInfo150.txt"  #: names of the classes of ADE20K
 _SAMPLE = 4000  #: largest number of masks of a split that are read before training
-_NOUNS = {"train": "training", "val": "validation", "test": "test"}
+_LISTED = 10  #: most masks with mistakes that are listed
 
 #: Cityscapes: the 19 evaluated classes by label id, and their colors
 CITYSCAPES = {
@@ -68,6 +70,7 @@ class Labels:
     colors: tuple[Color, ...]
     table: np.ndarray  #: (256,) class of each value, `IGNORED`, or -1 for values without a class
     rgb: Mapping[int, int] | None = None  #: packed color -> class, for RGB masks; None: masks have values
+    coco: Mapping[Path, CocoSplit] = field(default_factory=dict)  #: COCO annotations with the label map, by mask
 
     def read(self, path: Path) -> np.ndarray:
         """Return the label map (H, W) uint8 of a mask.
@@ -75,6 +78,8 @@ class Labels:
         Raises:
             DataError: the file is not such a mask, or has a value without a class.
         """
+        if self.coco:
+            return self.table[self.coco[path].labels(path)].astype(np.uint8)
         try:
             with Image.open(path) as image:
                 if self.rgb is not None:
@@ -201,9 +206,14 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     root = Path(config.source).expanduser()
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; give a folder with images and masks (task.data.source)")
-    pairs = _pairs(root, config)
-    every = [mask for found in pairs.values() for _, _, mask in found]
-    labels = _labels(root, config, every)
+    pairs: Mapping[str, Pairs]
+    if config.masks is None and coco_files(root):
+        coco, listed = read_coco(root, SPLITS)
+        pairs = {split: found.names for split, found in coco.items()}
+        labels = _coco_labels(root, config, coco, listed)
+    else:
+        pairs = _pairs(root, config)
+        labels = _labels(root, config, [mask for found in pairs.values() for _, _, mask in found])
     parts = {
         split: MaskedImages(
             names=tuple(name for name, _, _ in found),
@@ -258,9 +268,15 @@ def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]
         Number of pixels of each class and, last, of ignored pixels (K + 1,), and the sizes (width, height) of the images.
 
     Raises:
-        DataError: a mask cannot be used, or has another size than its image.
+        DataError: masks cannot be used, or have another size than their image; the message has a line for each of up to 10.
     """
     classes = len(images.labels.classes)
+
+    def attempt(index: int) -> tuple[np.ndarray, tuple[int, int]] | str:
+        try:
+            return count(index)
+        except DataError as error:
+            return str(error)
 
     def count(index: int) -> tuple[np.ndarray, tuple[int, int]]:
         label = images.label(index)
@@ -276,7 +292,11 @@ def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]
 
     step = max(1, -(-len(images) // _SAMPLE))
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        found = list(threads.map(count, range(0, len(images), step)))
+        results = list(threads.map(attempt, range(0, len(images), step)))
+    if mistakes := [each for each in results if isinstance(each, str)]:
+        more = [f"and {len(mistakes) - _LISTED} more masks"] if len(mistakes) > _LISTED else []
+        raise DataError("\n".join(mistakes[:_LISTED] + more))
+    found = [each for each in results if not isinstance(each, str)]
     return np.sum([counts for counts, _ in found], axis=0), [size for _, size in found]
 
 
@@ -385,6 +405,10 @@ def _labels(root: Path, config: MaskDataConfig, masks: Sequence[Path]) -> Labels
     shift = 1 if config.reduce_zero_label or (root / _ADE20K).is_file() else 0
     ignored = _ignored(config, listed, file)
     kept = [each for each in listed if each[0] not in ignored and each[0] >= shift and each[0] != IGNORED]
+    if len(kept) == 1 and [each[0] for each in listed] == [0]:
+        raise DataError(
+            f"{root}: masks contain no label except 0 and 255, which is ignored; save the labels of the other class as 1"
+        )
     if not 2 <= len(kept) < IGNORED:
         raise DataError(f"{root}: {len(kept)} classes; segmentation requires 2 to 254, apart from ignored labels")
     table = np.full(256, -1, dtype=np.int16)
@@ -408,6 +432,26 @@ def _labels(root: Path, config: MaskDataConfig, masks: Sequence[Path]) -> Labels
             if color is not None
         }
     return Labels(classes=tuple(name for _, name, _ in kept), colors=colors, table=table, rgb=rgb)
+
+
+def _coco_labels(
+    root: Path, config: MaskDataConfig, coco: Mapping[str, CocoSplit], listed: Sequence[tuple[int, str, Color | None]]
+) -> Labels:
+    if config.classes_file is not None or config.reduce_zero_label:
+        name = "reduce_zero_label" if config.classes_file is None else "classes_file"
+        raise DataError(f"task.data.{name}: {root} has COCO annotations, which list their classes; remove it")
+    ignored = _ignored(config, listed, next(iter(coco.values())).file)
+    kept = [each for each in listed if each[0] not in ignored]
+    if len(kept) < 2:
+        raise DataError(f"{root}: {len(kept)} classes; segmentation requires 2 to 254, apart from ignored labels")
+    table = np.full(256, IGNORED, dtype=np.int16)
+    table[[label for label, _, _ in kept]] = np.arange(len(kept))
+    return Labels(
+        classes=tuple(name for _, name, _ in kept),
+        colors=tuple(color or _color(label, None) for label, _, color in kept),
+        table=table,
+        coco={mask: found for found in coco.values() for mask in found.annotated},
+    )
 
 
 def _opened(path: Path) -> Image.Image:

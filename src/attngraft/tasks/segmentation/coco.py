@@ -1,0 +1,185 @@
+"""Label maps from COCO annotations: segments of panoptic PNGs, or drawn polygons and run lengths of instances.
+
+    annotations/panoptic_train2017.json, annotations/panoptic_train2017/*.png;  annotations/instances_train2017.json
+    train/_annotations.coco.json beside the images
+
+Images are in SPLIT/, images/SPLIT/, images/, or beside the annotations. Panoptic annotations are preferred to instances.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from attngraft.errors import DataError
+from attngraft.tasks.images.boundaries import IGNORED
+
+Color = tuple[int, int, int]
+Class = tuple[int, str, Color | None]  #: label, name, color
+
+
+@dataclass(frozen=True, kw_only=True)
+class CocoSplit:
+    """Images of an annotation file, and the segments or objects of each of them."""
+
+    file: Path
+    panoptic: bool
+    names: list[tuple[str, Path, Path]]  #: name, image, and panoptic PNG, or the image itself with instances
+    annotated: Mapping[
+        Path, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+    ]  #: by mask: image entry, annotations
+    numbers: Mapping[int, int]  #: category id -> label
+
+    def labels(self, path: Path) -> np.ndarray:
+        """Return the label map (H, W) uint8 of a path of `names`."""
+        entry, annotations = self.annotated[path]
+        try:
+            if self.panoptic:
+                with Image.open(path) as image:
+                    ids = np.asarray(image.convert("RGB")).astype(np.int64) @ np.array([1, 256, 65536])
+                return self._of_segments(ids, annotations[0]["segments_info"] if annotations else (), path)
+            return self._drawn(entry, annotations, path)
+        except (KeyError, TypeError, ValueError, OSError, SyntaxError, IndexError) as error:
+            raise DataError(
+                f"{self.file}: the annotations of {path.name} cannot be read ({type(error).__name__}: {error}); correct them"
+            ) from None
+
+    def _of_segments(self, ids: np.ndarray, segments: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
+        values, inverse = np.unique(ids, return_inverse=True)
+        known = {0: IGNORED} | {segment["id"]: self.numbers[segment["category_id"]] for segment in segments}
+        if unknown := [int(value) for value in values if int(value) not in known]:
+            raise DataError(f"{path}: contains the segment {unknown[0]}, which {self.file} does not list; correct one")
+        return np.array([known[int(value)] for value in values], dtype=np.uint8)[inverse].reshape(ids.shape)
+
+    def _drawn(self, entry: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
+        """Draw all objects on the background, label 0, large ones first."""
+        size = int(entry["width"]), int(entry["height"])
+        found = np.zeros(size[::-1], dtype=np.uint8)
+        with Image.open(path) as image:
+            if image.size != size:
+                raise DataError(
+                    f"{path}: {image.width} x {image.height}, but {size[0]} x {size[1]} in {self.file}; correct one of them"
+                )
+        drawn = [(_mask(each, size), self.numbers[each["category_id"]]) for each in annotations]
+        for mask, number in sorted(drawn, key=lambda each: -int(each[0].sum())):
+            found[mask] = number
+        return found
+
+
+def coco_files(root: Path) -> dict[str, Path]:
+    """Return the annotation file of each split, such as `train2017`: panoptic, or else instances."""
+    for kind in ("panoptic_", "instances_"):
+        for folder in (root / "annotations", root):
+            if files := sorted(folder.glob(f"{kind}*.json")):
+                return {file.stem.removeprefix(kind): file for file in files}
+    return {file.parent.name: file for file in sorted(root.glob("*/_annotations.coco.json"))}
+
+
+def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str, CocoSplit], list[Class]]:
+    """Read the annotation files.
+
+    Returns:
+        The images of each of `splits`, and label, name and color of each class.
+
+    Raises:
+        DataError: a file is not such annotations, or an image or a mask is missing.
+    """
+    files = {re.sub(r"\d+$", "", name).strip("_-"): (name, file) for name, file in coco_files(root).items()}
+    found: dict[str, CocoSplit] = {}
+    classes: list[Class] = []
+    for split, usual in splits.items():
+        for name, file in (files[each] for each in usual if each in files):
+            found[split], own = _read(root, name, file)
+            if classes and own != classes:
+                raise DataError(f"{file}: its categories differ from those of the other splits; make them the same")
+            classes = own
+    if not found:
+        raise DataError(f"{root}: no annotations for training (found: {', '.join(files)}); name a file ..._train.json")
+    return found, classes
+
+
+def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
+    panoptic = file.stem.startswith("panoptic_")
+    try:
+        content = json.loads(file.read_bytes())
+        categories = sorted(content["categories"], key=lambda each: int(each["id"]))
+        images = {each["id"]: each for each in content["images"]}
+        annotations: dict[Any, list[Mapping[str, Any]]] = {key: [] for key in images}
+        for each in content["annotations"]:
+            annotations[each["image_id"]].append(each)
+        first = 0 if panoptic else 1  # label 0 of instances is the background
+        numbers = {each["id"]: number for number, each in enumerate(categories, start=first)}
+        classes: list[Class] = [] if panoptic else [(0, "background", (0, 0, 0))]
+        for each in categories:
+            color: Any = tuple(each["color"]) if "color" in each else None
+            classes.append((numbers[each["id"]], str(each["name"]), color))
+        folders = [root / split, root / "images" / split, root / "images", file.parent, root]
+        folder = _folder(file, folders, [each["file_name"] for each in images.values()][:20])
+        masks = next((each for each in (file.with_suffix(""), root / file.stem) if each.is_dir()), None)
+        if panoptic and masks is None:
+            raise DataError(f"{file}: no folder {file.with_suffix('')} with the PNGs of its segments; add it")
+        names, annotated = [], {}
+        for key, entry in images.items():
+            path = folder / entry["file_name"]
+            mask = path
+            if panoptic:
+                if not annotations[key]:
+                    raise DataError(f"{file}: no segments for {entry['file_name']}; add them, or remove the image")
+                mask = Path(str(masks)) / annotations[key][0]["file_name"]
+            for each in (path, mask):
+                if not each.is_file():
+                    raise DataError(f"{each}: is missing, but {file} lists it; add it, or remove its entry")
+            names.append((path.relative_to(root).as_posix(), path, mask))
+            annotated[mask] = (entry, annotations[key])
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(
+            f"{file}: not COCO annotations ({type(error).__name__}: {error}); save or download it again"
+        ) from None
+    if len(classes) > IGNORED - 1:
+        raise DataError(f"{file}: {len(classes)} classes; segmentation requires 2 to 254")
+    names.sort()
+    return CocoSplit(file=file, panoptic=panoptic, names=names, annotated=annotated, numbers=numbers), classes
+
+
+def _folder(file: Path, folders: Sequence[Path], names: Sequence[str]) -> Path:
+    for folder in folders:
+        if any((folder / name).is_file() for name in names):
+            return folder
+    raise DataError(f"{file}: its images are not in {', '.join(map(str, folders))}; put them there")
+
+
+def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
+    """Return the mask (H, W) of an object given by polygons or run lengths; `size` is (width, height)."""
+    given = annotation["segmentation"]
+    if isinstance(given, Mapping):
+        counts = given["counts"]
+        lengths = _lengths(counts) if isinstance(counts, str) else counts
+        flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+        return flat.reshape(size).T
+    picture = Image.new("1", size)
+    for polygon in given:
+        if len(polygon) >= 6:
+            ImageDraw.Draw(picture).polygon([value - 0.5 for value in polygon], fill=1)  # pixel 0 covers 0 to 1
+    return np.asarray(picture)
+
+
+def _lengths(text: str) -> list[int]:
+    """Decode compressed run lengths: 5 bits per character, lowest first, as differences from the run two before."""
+    found: list[int] = []
+    value = shift = 0
+    for character in text:
+        bits = ord(character) - 48
+        value |= (bits & 31) << shift
+        shift += 5
+        if not bits & 32:
+            value -= (1 << shift) if bits & 16 else 0
+            found.append(value + (found[-2] if len(found) > 2 else 0))
+            value = shift = 0
+    return found
