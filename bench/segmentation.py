@@ -79,7 +79,7 @@ def step_of(host: nn.Module, images: Tensor, label: Tensor) -> Callable[[], obje
 def main() -> int:
     parser = options("Loss and training steps of segmentation.", pairs=30)
     parser.add_argument("--size", type=int, default=512, help="side of the label maps of the loss")
-    parser.add_argument("--image", type=int, default=96, help="side of the images of a step")
+    parser.add_argument("--image", type=int, default=64, help="side of the images of a step")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads of torch; torch's default if not given")
     parser.add_argument(
         "--bytes-here", choices=LOSSES, help="only print the growth of this process's memory by one loss"
