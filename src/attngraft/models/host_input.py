@@ -18,7 +18,7 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
     For images it is timm's data configuration: input_size, mean, std, interpolation, crop_pct, crop_mode. The arguments
     `img_size` and `in_chans` determine the input size, unlike in timm's own configuration. `any_size` are the arguments of
-    the factory for images of any size, or None. Other inputs have a `kind`:
+    the factory for images of any size (none for the user's own factories), or None. Other inputs have a `kind`:
 
         {"kind": "text", "tokenizer": folder or None, "max_length": N or None, "vocab_size": N, "pad": id or None}
 
@@ -41,7 +41,7 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     size = arguments.get("img_size", (height, width))
     height, width = (size, size) if isinstance(size, int) else size
     size_of = {"input_size": (arguments.get("in_chans", channels), height, width)}
-    return config | size_of | {"any_size": _any_size(model)}
+    return config | size_of | {"any_size": {} if scheme == "module" else _any_size(model)}
 
 
 def _any_size(model: nn.Module) -> dict[str, Any] | None:
