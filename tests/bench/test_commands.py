@@ -350,7 +350,7 @@ def test_every_command_runs(
         monkeypatch.setitem(script.RECIPE["host"]["args"], "img_size", 8)
     if name == "report_size":
         monkeypatch.setattr(script, "report", report_only)
-    if name in ("local_filter", "recording"):
+    if name in ("local_filter", "recording", "segmentation"):
         here = partial(printed_bytes, script, monkeypatch)
         monkeypatch.setattr(script, "in_fresh_process", lambda _, *what, threads: here("--bytes-here", *what))
     if name == "bisa_layer":
