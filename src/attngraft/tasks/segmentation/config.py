@@ -66,7 +66,7 @@ class MaskLossConfig:
     """The cross-entropy of labeled pixels."""
 
     class_weights: Literal["none", "sqrt"] | tuple[float, ...] = "none"  #: sqrt: of the inverse frequency in training
-    rows: int = 32  #: rows of the label map for which logits are computed at a time; changes memory, not values
+    rows: int = 8  #: rows of the label map for which logits are computed at a time; changes memory, not values
 
     def __post_init__(self) -> None:
         weights = self.class_weights
