@@ -55,6 +55,7 @@ HEAVY = {
     ("cb", "table4"),
     ("cb", "table5"),
     ("bisa", "table1"),
+    ("bisa", "table2"),
     ("bisa", "table4"),
     ("bisa", "table4_maps"),
     ("bisa", "table4_separate"),

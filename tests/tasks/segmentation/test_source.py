@@ -149,6 +149,20 @@ def test_coco_panoptic(tmp_path: Path) -> None:
         opened(tmp_path).train.label(0)
 
 
+def test_images_are_upright(tmp_path: Path) -> None:
+    """Masks are of the image as viewers show it."""
+    write(tmp_path, "images", "masks")
+    turned = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(8, 6))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    save(tmp_path / "images" / "1.jpg", turned, exif=exif)
+    source = opened(tmp_path)
+    for part in source.parts().values():
+        assert set(count_labels(part)[1]) == {(8, 6)}
+        for index in range(len(part)):
+            assert part.image(index).size == (8, 6)
+
+
 def test_a_random_split_is_kept(tmp_path: Path) -> None:
     write(tmp_path, "images", "masks", count=10)
     source = opened(tmp_path)

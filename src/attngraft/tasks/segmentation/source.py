@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from attngraft.errors import DataError
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.images.sources.decoding import UnreadableImage, decode, in_mode
 from attngraft.tasks.images.sources.splitting import divide
 from attngraft.tasks.segmentation.coco import CocoSplit, coco_files, read_coco
 from attngraft.tasks.segmentation.config import MaskDataConfig
@@ -185,14 +186,30 @@ class MaskSource:
 
 
 def read_image(path: Path) -> Image.Image:
-    """Return an image file in mode RGB.
+    """Return an image file in mode RGB, upright.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return in_mode(decode(stream, where=str(path)), "RGB")
+    except UnreadableImage as error:
+        raise DataError(f"{path}: cannot be read as an image ({error.reason}); replace or remove it") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); replace or remove it") from None
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Return the width and height of an image, upright, from its header.
 
     Raises:
         DataError: the file cannot be read.
     """
     try:
         with Image.open(path) as image:
-            return image.convert("RGB")
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+            return image.size[::-1] if turned else image.size
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as an image ({error}); replace or remove it") from None
 
@@ -280,8 +297,7 @@ def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]
 
     def count(index: int) -> tuple[np.ndarray, tuple[int, int]]:
         label = images.label(index)
-        with Image.open(images.images[index]) as image:
-            size = image.size
+        size = image_size(images.images[index])
         if label.shape != size[::-1]:
             raise DataError(
                 f"{images.masks[index]}: {label.shape[1]} x {label.shape[0]}, but its image {images.images[index].name} is "
