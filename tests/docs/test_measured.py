@@ -126,6 +126,20 @@ def test_the_guide_of_translation_prints_its_study() -> None:
         assert min(rates, key=lambda rate: float(rates[rate]["last_perplexity_mean"])) == "2e-3"
 
 
+def test_the_guide_of_segmentation_prints_its_study() -> None:
+    page = (ROOT / "docs/guide/segmentation.md").read_text(encoding="utf-8")
+    for name, row in results("camvid-swin").items():
+        scores = [
+            f"{100 * float(row[f'last_{metric}_mean']):.2f} ± {100 * float(row[f'last_{metric}_deviation']):.2f}"
+            for metric in ("miou", "boundary_miou")
+        ]
+        line = " | ".join([name if name == "baseline" else f"`{name}`", *scores])
+        if name != "baseline":
+            gain, low, high = (points(row[key]) for key in ("difference", "interval_low", "interval_high"))
+            line += f" | {gain}, {low} to {high} | {row['verdict']}"
+        assert f"| {line} |" in page
+
+
 def table_lines(variant: str, page: str) -> str:
     """What the table of the page on comparisons says of a variant."""
     (block,) = (each for each in page.split("\n\n") if each.lstrip("` \n").startswith(f"{variant}   "))
