@@ -1,5 +1,6 @@
 """Input configuration of a host, determined without an adapter."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,8 +48,8 @@ def host_input(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _any_size(model: nn.Module) -> dict[str, Any] | None:
     try:
         found = find_host(model).adapter.any_size
-    except HostError:
-        return None
+    except HostError:  # no attention: convolutional networks, which take images of any size
+        return None if "img_size" in inspect.signature(type(model)).parameters else {}
     return None if found is None else dict(found)
 
 

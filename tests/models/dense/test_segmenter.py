@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import timm
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import attngraft
 from attngraft.errors import HostError
 from attngraft.models.dense import Segmenter, padded_size, segmenter
+from attngraft.models.dense.levels import Level, Levels
 from attngraft.models.host_input import host_input
 from attngraft.tensors import meta_device
 
@@ -35,6 +37,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "xcit": ("xcit_nano_12_p16_224", {"depth": 4}),
     "bixt": ("bixt_ti_l64_p16", {"depth": 5, "embed_dim": 48}),
     "bixt, stride 8": ("bixt_ti_l64_p16s8", {"depth": 5, "embed_dim": 48}),
+    "resnet": ("resnet10t", {}),
     "elsa_swin": ("elsa_swin_tiny", {"depths": (1, 1, 1, 1)}),
     "elsa_volo": ("elsa_volo_d1", {}),
 }
@@ -90,7 +93,7 @@ def test_every_host_has_every_head(family: str, head: Any) -> None:
         assert logits.shape[2:] == (SIZE[0] // 4, SIZE[1] // 4)
 
 
-@pytest.mark.parametrize("family", ["vit", "swin", "pvt_v2", "bixt"])
+@pytest.mark.parametrize("family", ["vit", "swin", "pvt_v2", "xcit", "bixt", "resnet"])
 def test_images_of_any_size(family: str) -> None:
     model = segmenter(host(family), classes=3, head="semantic_fpn", width=16).eval()
     for size in ((32, 32), (33, 97)):
@@ -108,6 +111,7 @@ def test_images_of_any_size(family: str) -> None:
         ("elsa_swin_tiny", "upernet", True, 60_794_486),
         ("elsa_swin_small", "upernet", True, 84_528_134),
         ("vit_tiny_patch16_224", "upernet", True, 34_063_148),
+        ("vit_small_patch16_224", "upernet", True, 53_547_308),
         ("vit_base_patch16_224", "upernet", True, 127_020_332),
         ("bixt_ti_l64_d13_p16", "linear", False, 15_327_126),
         ("bixt_ti_l64_d13_p16", "semantic_fpn", False, 19_942_614),
@@ -118,6 +122,57 @@ def test_the_papers_sizes(name: str, head: Any, auxiliary: bool, count: int) -> 
     with meta_device():
         model = segmenter(timm.create_model(name, num_classes=0), classes=150, head=head, auxiliary=auxiliary)
     assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+def test_upernet_is_that_of_segmentation_models_pytorch() -> None:
+    """With its weights, and its epsilon of the levels' norms, the logits are equal."""
+    smp = pytest.importorskip("segmentation_models_pytorch")
+    name, arguments = FAMILIES["swin"]
+    arguments = {**arguments, "strict_img_size": False, "always_partition": True}
+    theirs = smp.UPerNet(f"tu-{name}", encoder_weights=None, decoder_channels=16, classes=5, **arguments).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for each in theirs.state_dict().values():  # norms and their statistics too
+            if each.is_floating_point():
+                each.add_(0.1 * torch.rand_like(each))
+    ours = segmenter(host("swin"), classes=5, head="upernet", width=16, auxiliary=False).eval()
+    for norm in cast(Levels, ours.levels).norms:
+        cast(nn.LayerNorm, norm).eps = 1e-6
+    ours.load_state_dict({_smp_name(key): each for key, each in theirs.state_dict().items()})
+    images = torch.randn(2, 3, *SIZE)
+    expected = theirs.segmentation_head[0](theirs.decoder(theirs.encoder(images)))
+    torch.testing.assert_close(ours(images), expected, atol=1e-5, rtol=1e-5)
+
+
+def _smp_name(key: str) -> str:
+    """Return our name of a parameter of segmentation_models_pytorch, whose pyramid is stored from coarse to fine."""
+    for pattern, name in (
+        (r"^encoder\.model\.layers_", "host.layers."),
+        (r"^encoder\.model\.", "host."),
+        (r"^decoder\.feature_norms", "levels.norms"),
+        (r"psp\.blocks\.(\d)\.1", r"pooled.\1"),
+        (r"psp\.out_conv", "bottleneck"),
+        (r"fpn_lateral_blocks\.(\d)\.conv_norm_relu", lambda found: f"laterals.{2 - int(found[1])}"),
+        (r"fpn_conv_blocks\.(\d)", lambda found: f"smooth.{2 - int(found[1])}"),
+        ("fusion_block", "fuse"),
+        (r"^segmentation_head\.0", "classifier.1"),
+    ):
+        key = re.sub(pattern, name, key)
+    return key
+
+
+def test_maps_of_pit_have_the_images_position() -> None:
+    """Its patches of 16 pixels with stride 8 are centered at 8, 16, ..., but the cells of a level at 4, 12, ..."""
+
+    class Pixels(nn.Module):  # the center of each patch as its value
+        def forward_intermediates(self, images: Tensor, **_: Any) -> list[Tensor]:
+            return [images[:, :1, 8:-7:8, 8:-7:8]]
+
+    rows = torch.arange(64.0)[:, None].expand(1, 1, 64, 64)
+    levels = Levels([Level(0, 1, 8)] * 4)
+    levels.resample = nn.ModuleList(nn.Identity() for _ in range(4))
+    found = levels(Pixels(), rows)[1]
+    assert found[0, 0, :, 3].tolist() == [8.0, 12.0, 20.0, 28.0, 36.0, 44.0, 52.0, 56.0]
 
 
 def test_grafts_move_between_classifier_and_dense_model(tmp_path: Path) -> None:

@@ -223,6 +223,7 @@ FAMILIES = family_table(
         blocks={"xcit.XCABlock": _xcit, "xcit.ClassAttentionBlock": _xcit_class},
         templates={"cait.ClassAttn": ClassAttention},
         patched=mlp.PATCHED,
+        members={"any_size": {}},
     ),
     Family(
         name="timm.metaformer",

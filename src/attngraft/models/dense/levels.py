@@ -66,6 +66,7 @@ class Levels(nn.Module):
         super().__init__()
         self.channels = [level.channels for level in levels]
         self.indices = [level.index for level in levels]
+        self.strides = [level.stride for level in levels]
         several = len({level.stride for level in levels}) > 1
         self.norms = nn.ModuleList(LayerNorm2d(level.channels) if several else nn.Identity() for level in levels)
         self.resample = nn.ModuleList(_resampling(level, stride) for level, stride in zip(levels, STRIDES, strict=True))
@@ -77,13 +78,21 @@ class Levels(nn.Module):
             images, indices=taken, norm=False, output_fmt="NCHW", intermediates_only=True
         )
         found = []
-        for index, norm, resample, stride in zip(self.indices, self.norms, self.resample, STRIDES, strict=True):
-            x = resample(norm(maps[taken.index(index)]))
+        modules = zip(self.indices, self.strides, self.norms, self.resample, STRIDES, strict=True)
+        for index, own, norm, resample, stride in modules:
+            x = resample(_centered(norm(maps[taken.index(index)]), images, own))
             size = [-(-side // stride) for side in images.shape[-2:]]
             if list(x.shape[-2:]) != size:  # grids that are no multiple of the stride, such as those of PiT
                 x = F.interpolate(x, size, mode="bilinear", align_corners=False)
             found.append(x)
         return found
+
+
+def _centered(x: Tensor, images: Tensor, stride: int) -> Tensor:
+    """Move the map of unpadded patches of twice the stride (PiT), one row and column short, to the grid of the stride."""
+    if any(side != full // stride - 1 for side, full in zip(x.shape[-2:], images.shape[-2:], strict=True)):
+        return x
+    return F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), 2, stride=1)
 
 
 def _resampling(level: Level, stride: int) -> nn.Module:
