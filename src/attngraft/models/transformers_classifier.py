@@ -70,7 +70,7 @@ class TransformersClassifier(nn.Module):
     def forward_intermediates(
         self, images: Tensor, indices: Any = None, *, norm: bool = False, output_fmt: str = "NCHW", **other: Any
     ) -> list[Tensor]:
-        """Return maps (B, C, Y, X) after layers, without prefix tokens, or after the stages of a Swin, before merging.
+        """Return feature maps (B, C, Y, X) of selected layers without prefix tokens, or of a Swin's stages before merging.
 
         Position embeddings are interpolated. Without `norm`, and always only the maps, as timm's `intermediates_only`.
 

@@ -74,7 +74,7 @@ class CocoSplit:
 
 
 def coco_files(root: Path) -> dict[str, Path]:
-    """Return the annotation file of each split, such as `train2017`: panoptic, or else instances."""
+    """Return the annotation file of each split (`train2017`): panoptic annotations if there are any, else instances."""
     for kind in ("panoptic_", "instances_"):
         for folder in (root / "annotations", root):
             if files := sorted(folder.glob(f"{kind}*.json")):

@@ -62,7 +62,7 @@ def row_block_loss(logits: Tensor, label: Tensor, *, weights: Tensor | None = No
 
 
 def _source_rows(start: int, stop: int, height: int, small: int) -> tuple[int, int]:
-    """Return the range of the small rows from which the rows start to stop of an upsampled map are interpolated."""
+    """Return the range of source rows required for the rows `start` to `stop` of an upsampled map."""
     scale = small / height
     first = int(max(0.0, (start + 0.5) * scale - 0.5))
     last = int(max(0.0, (stop - 0.5) * scale - 0.5)) + 2
@@ -70,9 +70,13 @@ def _source_rows(start: int, stop: int, height: int, small: int) -> tuple[int, i
 
 
 def _upsampled(part: Tensor, first: int, start: int, block: Any, sizes: Any) -> Tensor:
-    """Return some rows of a bilinearly upsampled map, from the small rows of which `part` is the range from `first`.
+    """Upsample a map bilinearly to `block` (rows, columns), beginning at row `start` of the whole result.
 
-    Rows are interpolated by hand, with the coordinates of the whole map, then columns by `interpolate`.
+    Rows are interpolated by a matrix product with the coordinates of the whole map, columns by `interpolate`.
+
+    Args:
+        part: rows of the map, beginning at its row `first`.
+        sizes: heights and widths of the whole map and of the whole result.
     """
     (small_height, _), (height, width) = sizes
     rows = torch.arange(start, start + block[0], device=part.device, dtype=part.dtype)
