@@ -4,14 +4,17 @@
 
 The loss is that of logits (2, 150, 128, 128) and labels of 512 x 512, forward and backward: in blocks of rows, relative to
 `interpolate` and `cross_entropy`, time and peak memory. Steps are of UPerNet (width 512, with its auxiliary head) on Swin-T:
-with grafts, relative to the plain host. Before timing, losses and gradients must be equal.
+with grafts, relative to the plain host; and without the auxiliary head, relative to `UPerNet` of segmentation_models_pytorch
+with `interpolate` and `cross_entropy`. Before timing, losses and gradients must be equal.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
+import segmentation_models_pytorch as smp
 import timm
 import torch
 import torch.nn.functional as F
@@ -63,17 +66,23 @@ def growth_here(name: str, size: int) -> int:
     return grown or 0
 
 
-def step_of(host: nn.Module, images: Tensor, label: Tensor) -> Callable[[], object]:
-    model = segmenter(host, classes=CLASSES, head="upernet", norm="group").train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+def step_of(model: nn.Module, loss: Callable[[Any], Tensor], images: Tensor) -> Callable[[], object]:
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-5)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        logits, auxiliary = model(images)
-        (row_block_loss(logits, label) + 0.4 * row_block_loss(auxiliary, label)).backward()
+        loss(model(images)).backward()
         optimizer.step()
 
     return step
+
+
+def smp_upernet() -> nn.Module:
+    """Return UPerNet of width 512 on Swin-T, with logits at stride 4."""
+    name, sizes = "tu-swin_tiny_patch4_window7_224", {"strict_img_size": False, "always_partition": True}
+    model = smp.UPerNet(name, encoder_weights=None, decoder_channels=512, classes=CLASSES, **sizes)
+    model.segmentation_head = model.segmentation_head[0]  # `plain_loss` upsamples
+    return model
 
 
 def main() -> int:
@@ -107,11 +116,25 @@ def main() -> int:
         sizes = {"num_classes": 0, "strict_img_size": False, "always_partition": True}
         return timm.create_model("swin_tiny_patch4_window7_224", **sizes)
 
-    plain = step_of(host(), images, label)
+    def with_auxiliary(outputs: tuple[Tensor, Tensor]) -> Tensor:
+        logits, auxiliary = outputs
+        return row_block_loss(logits, label) + 0.4 * row_block_loss(auxiliary, label)
+
+    def steps(host: nn.Module) -> Callable[[], object]:
+        return step_of(segmenter(host, classes=CLASSES, head="upernet", norm="group"), with_auxiliary, images)
+
+    plain = steps(host())
     for spec, bar in GRAFTS.items():
-        candidate = step_of(grafted(host(), spec), images, label)
         what = f"UPerNet on Swin-T with {spec}: training step over the plain one"
-        lines.append(measurement(what, paired_ratio(plain, candidate, pairs=pairs), bar=bar))
+        lines.append(measurement(what, paired_ratio(plain, steps(grafted(host(), spec)), pairs=pairs), bar=bar))
+    both = images.repeat(2, 1, 1, 1), label.repeat(2, 1, 1)  # batch norm needs two
+    mine = segmenter(host(), classes=CLASSES, head="upernet", auxiliary=False)
+    ours, theirs = (
+        step_of(model, lambda logits, loss=loss: loss(logits, both[1]), both[0])
+        for model, loss in ((mine, row_block_loss), (smp_upernet(), plain_loss))
+    )
+    what = "UPerNet on Swin-T: training step over that of segmentation_models_pytorch"
+    lines.append(measurement(what, paired_ratio(theirs, ours, pairs=pairs), bar=1.02))
     result = setting.result(
         "Segmentation",
         settings={"size": arguments.size, "image": arguments.image, "pairs": pairs, "threads": threads},

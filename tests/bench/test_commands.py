@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import re
 import sys
 from contextlib import redirect_stdout, suppress
@@ -32,6 +33,7 @@ from tests.slow import product_but
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 RESULTS = BENCH.with_name("benchmarks")
+CAMVID = Path(os.environ.get("ATTNGRAFT_SHARED", BENCH.parents[1] / "shared")).resolve() / "data" / "camvid"
 COMMANDS = {
     "loop_overhead": ["--depth", "1"],
     "graft_cost": ["--batch", "1"],
@@ -50,6 +52,7 @@ COMMANDS = {
     "triton_kernels": ["--only", "two-way"],
     "generation": ["--sizes", "192", "--tokens", "2", "--threads", "1"],
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
+    "camvid": ["--data", str(CAMVID), "--epochs", "1", "--threads", "1"],
     "segmentation": ["--size", "64", "--image", "32", "--threads", "1"],
     "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }
@@ -332,9 +335,11 @@ def test_first_hour_times_equal_work(
     assert "skipped: study, train, which need --data FOLDER and --peer FILE" in capsys.readouterr().err
 
 
-# `jobs` compares bits that `test_bitwise.py` compares, `import_time` only starts processes, `first_hour` runs `make demo`
+# `jobs` compares bits that `test_bitwise.py` compares, `import_time` only starts processes, `first_hour` runs `make demo`,
+# and `camvid` trains for a minute
 @pytest.mark.parametrize(
-    "name", product_but(COMMANDS, [name for name in COMMANDS if name not in ("jobs", "import_time", "first_hour")])
+    "name",
+    product_but(COMMANDS, [name for name in COMMANDS if name not in ("jobs", "import_time", "first_hour", "camvid")]),
 )
 def test_every_command_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -346,6 +351,8 @@ def test_every_command_runs(
     for variable, value in SMALL.get(name, {}).items():
         monkeypatch.setattr(script, variable, value)
     monkeypatch.chdir(tmp_path)
+    if name == "camvid" and not CAMVID.is_dir():
+        pytest.skip(f"{CAMVID} not found (set ATTNGRAFT_SHARED)")
     if name == "loop_overhead":
         monkeypatch.setitem(script.RECIPE["host"]["args"], "img_size", 8)
     if name == "report_size":
@@ -362,6 +369,6 @@ def test_every_command_runs(
     result = read_benchmark(out, BenchResult)
     assert json.loads(capsys.readouterr().out)["title"] == result.title
     assert result.measurements
-    assert name in ("triton_kernels", "compiled") or all(
+    assert name in ("triton_kernels", "compiled", "camvid") or all(
         line.bar is not None for line in result.measurements if "products" not in line.name
     )

@@ -55,4 +55,4 @@ def render(result: BenchResult) -> Table:
 
 
 def _number(line: Measurement, value: float) -> str:
-    return f"{value:.3f}x" if line.unit == "ratio" else f"{value:.3f} s"
+    return f"{value:.3f}" + {"ratio": "x", "seconds": " s", "points": ""}[line.unit]

@@ -42,10 +42,10 @@ def check_outputs(candidate: Any, reference: Any, *, what: str, rtol: float = 1e
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One line of a result: a ratio or a duration with its 95% interval, and its bar (upper limit)."""
+    """One line of a result: a ratio, a duration or percentage points, with a 95% interval and a bar (upper limit)."""
 
     name: str
-    unit: Literal["ratio", "seconds"]
+    unit: Literal["ratio", "seconds", "points"]
     value: float  #: median
     low: float
     high: float
