@@ -1,0 +1,41 @@
+"""Files that users hand in are regular, of limited size, and never block."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from attngraft.opening import UnsuitableFile, open_regular, parse_json, read_json, read_text
+
+
+def test_regular_files_and_links_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"a": 1}')
+    (tmp_path / "link").symlink_to("a.json")
+    assert read_json(tmp_path / "a.json") == read_json(tmp_path / "link") == {"a": 1}
+
+
+def test_other_files_are_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "socket"))
+        for path, kind in ((tmp_path / "fifo", "a FIFO"), (tmp_path / "socket", "a socket"), ("/dev/zero", "a device")):
+            with pytest.raises(UnsuitableFile, match=f"^is {kind}, not a regular file$"):
+                open_regular(path)
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        open_regular(tmp_path / "missing")
+
+
+def test_the_size_is_limited(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("12345")
+    assert read_text(tmp_path / "a", limit=5) == "12345"
+    with pytest.raises(UnsuitableFile, match="has 5 bytes, more than 4 bytes"):
+        read_text(tmp_path / "a", limit=4)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 10_000, "{", ""])
+def test_json_that_cannot_be_read_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
