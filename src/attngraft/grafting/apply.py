@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import Graft, GraftedModule, plain_class
+from attngraft.attention import Graft, GraftedModule, all_modules, plain_class
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.cost import describe
 from attngraft.grafting.guard import exclusive, recordings_of, refuse_live_wrapper, surgery
@@ -107,9 +107,17 @@ def restore_unused(core: nn.Module) -> None:
     """Switch the modules of the host `core` that have no use for their patched class back, unless a recording has."""
     if recordings_of(core):
         return
-    for module in list(core.modules()):
-        if isinstance(module, GraftedModule) and not module.in_use:
-            restore(module)
+    failed: Exception | None = None
+    for module in all_modules(core):
+        try:
+            unused = isinstance(module, GraftedModule) and not module.in_use
+        except Exception as error:  # of a graft; the other modules are restored
+            failed = failed or error
+        else:
+            if unused:
+                restore(module)
+    if failed is not None:
+        raise failed
 
 
 def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[str]:

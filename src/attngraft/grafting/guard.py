@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from attngraft.attention import SpaceSite
+from attngraft.attention import all_modules
 from attngraft.errors import HostError, UsageError
 
 #: modules that wrap a model, by the name under which they hold it
@@ -84,14 +84,11 @@ class _Structure:
     """Classes, attributes, children, parameters, hooks and flags of all modules of a model, without values."""
 
     def __init__(self, core: nn.Module) -> None:
-        modules = {id(module): module for module in core.modules()}
-        for site in list(modules.values()):
-            for detached in site.detached_modules().values() if isinstance(site, SpaceSite) else ():
-                modules |= {id(module): module for module in detached.modules()}
-        self._modules = [(module, type(module), _copied(module.__dict__)) for module in modules.values()]
+        modules = all_modules(core)
+        self._modules = [(module, type(module), _copied(module.__dict__)) for module in modules]
         self._flags = [
             (parameter, parameter.requires_grad)
-            for module in modules.values()
+            for module in modules
             for parameter in module._parameters.values()
             if parameter is not None
         ]

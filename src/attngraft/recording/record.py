@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import HOOK_POINTS, Geometry, Graft, GraftedModule, Recorder
+from attngraft.attention import HOOK_POINTS, Geometry, Graft, Recorder
 from attngraft.errors import GraftSpecError
 from attngraft.grafting.apply import patch, restore_unused
 from attngraft.grafting.guard import exclusive, live_recording
@@ -88,20 +88,19 @@ def _attached(host: Host, what: Iterable[str] | None, sites: str, detach: bool) 
 
 def _attach(point: Any, recorder: "_SiteRecorder") -> None:
     present = point.recorder
-    others = present if isinstance(present, _Recorders) else () if present is None else (present,)
-    point.recorder = _Recorders((*others, recorder))
+    point.recorder = recorder if present is None else _Recorders((*_each(present), recorder))
 
 
 def _detach(point: Any, recording: Recording) -> None:
     """Remove the recorders of `recording` from `point`."""
-    present = point.__dict__.get("recorder")
-    if not isinstance(present, _Recorders):
-        return
-    left = [each for each in present if getattr(each, "recording", None) is not recording]
+    present = point.__dict__.pop("recorder", None)
+    left = [each for each in _each(present) if getattr(each, "recording", None) is not recording]
     if left:
         point.recorder = left[0] if len(left) == 1 else _Recorders(left)
-    else:
-        del point.recorder
+
+
+def _each(recorder: Recorder | None) -> tuple[Recorder, ...]:
+    return recorder if isinstance(recorder, _Recorders) else () if recorder is None else (recorder,)
 
 
 _eager_blocks = 0  #: number of recordings in which compiled code runs eagerly
@@ -200,7 +199,8 @@ class _Recorders(tuple[Recorder, ...]):
     """Several recorders of one module, in the order in which they were attached."""
 
     def wants(self, name: str) -> bool:
-        return any([each.wants(name) for each in self])  # no short-circuiting: `wants` registers the name
+        wanted = [each.wants(name) for each in self]  # no short-circuiting: `wants` registers the name
+        return any(wanted)
 
     def __call__(self, name: str, tensor: Tensor) -> None:
         for each in self:
