@@ -47,6 +47,6 @@ def test_the_cache_is_used_at_once(home: Path) -> None:
 def test_the_clients_own_mode_is_put_back(home: Path) -> None:
     from huggingface_hub import constants
 
-    with hub_or_cache() as error:
+    with hub_or_cache(TAG) as error:
         assert error is not None and constants.HF_HUB_OFFLINE
     assert not constants.HF_HUB_OFFLINE

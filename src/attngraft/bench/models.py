@@ -14,7 +14,7 @@ from attngraft.bench.result import FORMAT, Setting, current_setting
 from attngraft.counting import counted
 from attngraft.errors import UsageError
 from attngraft.models.host_input import host_input
-from attngraft.models.trust import trusting
+from attngraft.models.trust import from_folder, trusting
 from attngraft.results.study import Interval
 from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import read_manifest
@@ -54,7 +54,9 @@ class ModelCosts:
     format: int = field(default=FORMAT)
 
 
-def open_programs(where: str, host: HostOptions, *, trust_code: bool = False) -> tuple[nn.Module, Codec]:
+def open_programs(
+    where: str, host: HostOptions, *, trust_code: bool = False, allow_download: bool = False
+) -> tuple[nn.Module, Codec]:
     """Open a model to time: a run, an exported folder, a host, or a file of weights that names its host.
 
     Unlike `targets.judged.open_target` it accepts hosts with random weights, since weights do not affect the cost.
@@ -64,16 +66,16 @@ def open_programs(where: str, host: HostOptions, *, trust_code: bool = False) ->
         TrainingError, ExportError, HostError: the model cannot be opened.
     """
     kind, path = kind_of(where, host), Path(where)
-    if kind == "run":
-        run = open_run(path, unfinished=True, trust_code=trust_code, purpose="predict")
-        return run.model, run.codec
-    if kind == "exported":
-        model = load(path, trust_code=trust_code).float()
-        with trusting(every=trust_code):
+    with from_folder(where, trust_code=trust_code, allow_download=allow_download):
+        if kind == "run":
+            run = open_run(path, unfinished=True, trust_code=trust_code, purpose="predict")
+            return run.model, run.codec
+        if kind == "exported":
+            model = load(path, trust_code=trust_code).float()
             return model, open_codec(read_manifest(path), path)
-    config, model = create_target(where, host, trust_code=trust_code)
-    with trusting(config.name):
-        shown = host_input(config.name, config.args)
+        config, model = create_target(where, host, trust_code=trust_code)
+        with trusting(config.name):
+            shown = host_input(config.name, config.args)
     takes = shown.get("kind", "images")
     if takes not in ("images", "text"):
         raise UsageError(

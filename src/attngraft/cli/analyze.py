@@ -15,7 +15,7 @@ from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, images_for, models_of_study, open_models
 from attngraft.cli.output import command_line, counts_displayed, images_bar, output_console, print_json
-from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import ALLOW_DOWNLOAD, DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def analyze(
     host_weights: Annotated[Path | None, _models("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, _models("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, _models("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[bool, _models("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads)] = False,
     sites: Annotated[str, _models("--sites", help="Layers to analyze, as in a graft specification.")] = "all",
     data: Annotated[
         str | None,

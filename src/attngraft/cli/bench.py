@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from attngraft.cli.output import counts_displayed, output_console, print_rows, progress_bars
-from attngraft.cli.values import HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import ALLOW_DOWNLOAD, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ def models(
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads)
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Output file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -23,6 +23,7 @@ import typer
 
 from attngraft.cli.output import command_line, output_console, print_json, progress_display
 from attngraft.cli.values import (
+    ALLOW_DOWNLOAD,
     AUTO_BATCH,
     CACHE,
     DEVICE,
@@ -34,6 +35,7 @@ from attngraft.cli.values import (
     TRACK,
     TRUST_CODE,
     choose_recipe,
+    limit_downloads_of_file,
 )
 from attngraft.forking import worker_context
 
@@ -223,6 +225,9 @@ def compare(
         bool, _output("--report-only", help="Train nothing: report on the finished runs in --out.")
     ] = False,
     trust_code: Annotated[bool, _comparison("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[
+        bool, _comparison("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads_of_file)
+    ] = False,
     dry_run: Annotated[
         bool, _training("--dry-run", help="Check everything, print the estimate, train nothing.")
     ] = False,

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from attngraft.cli.output import counts_displayed, is_first_process, output_console, print_json, progress_display
-from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import ALLOW_DOWNLOAD, DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ def evaluate(
     ] = None,
     device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on its own test or validation data or on other data, clean or under suites.

@@ -7,7 +7,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, open_models, open_text_models
-from attngraft.cli.values import DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE
+from attngraft.cli.values import ALLOW_DOWNLOAD, DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import UsageError
 
 
@@ -45,6 +45,9 @@ def explore(
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
     device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads)
+    ] = False,
     sites: Annotated[str, typer.Option("--sites", help="Layers to show, as in a graft specification.")] = "all",
     title: Annotated[
         str | None, typer.Option("--title", help="Title of the page. Default: the image's name, or the text.")

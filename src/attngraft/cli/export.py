@@ -13,7 +13,7 @@ from rich.table import Table
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import print_json
-from attngraft.cli.values import TRUST_CODE
+from attngraft.cli.values import ALLOW_DOWNLOAD, TRUST_CODE, limit_downloads
 
 if TYPE_CHECKING:
     from attngraft.export.run import Exported
@@ -63,6 +63,9 @@ def export(
         bool, typer.Option("--private", help="With --push: make the repository private if it is new.")
     ] = False,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Export a trained model to a folder, and check that its outputs match.

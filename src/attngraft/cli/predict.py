@@ -13,7 +13,15 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.output import progress_bars
-from attngraft.cli.values import DEVICE, TRUST_CODE, find_images, find_lines, find_texts
+from attngraft.cli.values import (
+    ALLOW_DOWNLOAD,
+    DEVICE,
+    TRUST_CODE,
+    find_images,
+    find_lines,
+    find_texts,
+    limit_downloads,
+)
 from attngraft.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +80,9 @@ def predict(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Batch size.")] = 32,
     checkpoint: Annotated[Weights, typer.Option("--checkpoint", help="Weights to use, if MODEL is a run.")] = "last",
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads)
+    ] = False,
     device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
     """Predict classes, numbers or masks from images or texts, or translate, preprocessed as in the run's evaluation.

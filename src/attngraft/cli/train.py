@@ -11,6 +11,7 @@ import typer
 
 from attngraft.cli.output import is_first_process, print_json, progress_display
 from attngraft.cli.values import (
+    ALLOW_DOWNLOAD,
     AUTO_BATCH,
     CACHE,
     DEVICE,
@@ -22,6 +23,7 @@ from attngraft.cli.values import (
     TRACK,
     TRUST_CODE,
     choose_recipe,
+    limit_downloads_of_file,
     refuse_untyped_hosts,
 )
 
@@ -76,6 +78,9 @@ def train(
     ] = True,
     device: Annotated[str | None, typer.Option("--device", metavar="NAME", help=DEVICE)] = None,
     trust_code: Annotated[bool, typer.Option("--trust-code", help=TRUST_CODE)] = False,
+    allow_download: Annotated[
+        bool, typer.Option("--allow-download", help=ALLOW_DOWNLOAD, callback=limit_downloads_of_file)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the run's metrics as JSON.")] = False,
 ) -> None:
     """Train one model, or resume a run that was stopped.

@@ -38,6 +38,35 @@ HOST_WEIGHTS = "Load this file as the weights of the host."  #: help of --host-w
 #: help of --trust-code
 TRUST_CODE = "Allow module:... hosts named in a file or folder; importing their modules runs code."
 
+#: help of --allow-download
+ALLOW_DOWNLOAD = (
+    "Allow downloads of hosts and data sets named in a file or folder; names that you type need no permission."
+)
+_RECEIVED = ("study.yaml", "recipe.yaml")  #: files in the folders of studies and runs
+
+
+def limit_downloads(context: typer.Context, allow_download: bool) -> bool:
+    """Permit downloads of the names on the command line, or all of them; the callback of --allow-download."""
+    from attngraft.downloads import downloads_of
+
+    if not context.resilient_parsing:
+        context.with_resource(downloads_of(_texts(context.params), allow_download=allow_download))
+    return allow_download
+
+
+def limit_downloads_of_file(context: typer.Context, allow_download: bool) -> bool:
+    """Do the same if --study or --recipe is the file in the folder of a study or a run; other files are the user's own."""
+    files = (context.params.get(name) for name in ("study", "recipe"))
+    if allow_download or any(file is not None and Path(file).name in _RECEIVED for file in files):
+        limit_downloads(context, allow_download)
+    return allow_download
+
+
+def _texts(values: Mapping[str, Any]) -> list[str]:
+    """Return the texts among the values of options; options that are not given come after those that are."""
+    lists = [value if isinstance(value, list | tuple) else [value] for value in values.values()]
+    return [str(each) for value in lists for each in value if isinstance(each, str | Path)]
+
 
 def refuse_untyped_hosts(names: Iterable[str], *, typed: Iterable[str | None]) -> None:
     """Check that every `module:` host occurs in the command line options `typed`.

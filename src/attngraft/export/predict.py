@@ -23,7 +23,7 @@ from attngraft.devices import accelerator_device
 from attngraft.errors import DataError, ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
-from attngraft.models.trust import trusting
+from attngraft.models.trust import from_folder
 from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
@@ -169,6 +169,7 @@ def open_model(
     checkpoint: Weights = "last",
     device: str | torch.device | None = None,
     trust_code: bool = False,
+    allow_download: bool = False,
 ) -> Predictor:
     """Open an exported folder, a run's folder, a .pt2 program or an .onnx file as a predictor.
 
@@ -177,6 +178,7 @@ def open_model(
         checkpoint: for a run: the weights of the last or best epoch, or their moving averages.
         device: device of a folder's model; None: the accelerator, if there is one. Programs run on the CPU.
         trust_code: import a `module:` host named in the folder; this runs its code.
+        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
 
     Raises:
         UsageError: the path does not exist, or is not a model.
@@ -185,7 +187,8 @@ def open_model(
     """
     path = Path(model)
     if path.is_dir():
-        return _open_folder(path, checkpoint, device, trust_code=trust_code)
+        with from_folder(trust_code=trust_code, allow_download=allow_download):
+            return _open_folder(path, checkpoint, device, trust_code=trust_code)
     if not path.is_file():
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
@@ -211,8 +214,7 @@ def _open_folder(path: Path, checkpoint: Weights, device: str | torch.device | N
     else:
         manifest = read_manifest(path)
         network = load(path, trust_code=trust_code)
-        with trusting(every=trust_code):
-            codec = open_codec(manifest, path)
+        codec = open_codec(manifest, path)
     try:
         network = network.to(device)
     except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it

@@ -55,6 +55,7 @@ def export_run(
     overwrite: bool = False,
     unfinished: bool = False,
     trust_code: bool = False,
+    allow_download: bool = False,
 ) -> Exported:
     """Export the model of a run to the folder `out`, for `attngraft.load` and `attngraft predict`.
 
@@ -73,6 +74,7 @@ def export_run(
         overwrite: replace an exported model in `out`.
         unfinished: accept a run that is not finished.
         trust_code: import a `module:` host named in the run; this runs its code.
+        allow_download: download a host that the run names and that is not in the caches.
 
     Raises:
         UsageError: formats are mutually exclusive or not possible for this model, or `out` contains other files.
@@ -82,7 +84,7 @@ def export_run(
     out = Path(out)
     _check_formats(to, dtype)
     _check_folder(out, overwrite=overwrite)
-    source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code)
+    source = open_run(run, checkpoint, unfinished=unfinished, trust_code=trust_code, allow_download=allow_download)
     manifest = source.manifest
     as_transformers = "hf" in to and hf.is_transformers(source.model)
     others = [each for each in to if not (each == "torch" or (each == "hf" and as_transformers))]
@@ -122,7 +124,7 @@ def export_run(
     with _built_beside(out) as folder:
         manifest = write_model(source.model, manifest, folder)
         source.task.save_files(folder / FITTED_FOLDER)
-        again = load(folder, trust_code=trust_code)
+        again = load(folder, trust_code=trust_code, allow_download=allow_download)
         codec = source.codec if other else None
         checks.append(check_outputs(again, source.model, manifest, codec=codec, file=WEIGHTS, tolerance=RELOADING))
         programs: dict[str, str] = {}
@@ -146,7 +148,9 @@ def export_run(
             )
         elif "hf" in to:
             timm_config.write_config(source.model, manifest, folder)
-            plain = timm_config.host_difference(load(folder, trust_code=trust_code), manifest, folder)
+            plain = timm_config.host_difference(
+                load(folder, trust_code=trust_code, allow_download=allow_download), manifest, folder
+            )
         manifest = replace(manifest, checks=tuple(checks))
         write_manifest(manifest, folder)
         parameters = sum(parameter.numel() for parameter in source.model.parameters())

@@ -9,6 +9,7 @@ import timm
 from timm.models import is_model
 from torch import nn
 
+from attngraft.downloads import caches_alone
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import Specification, parse
@@ -91,17 +92,18 @@ def start_host(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> 
         UsageError, HostError: as in `create_host`.
     """
     scheme, rest = split_scheme(name)
-    if scheme == "torchvision":
-        from attngraft.models.torchvision_host import start
-    elif scheme == "hf":
-        from attngraft.models.transformers_host import start
-    elif scheme == "module":
-        from attngraft.models.module_host import start
-    else:
-        if scheme == "attngraft":
-            refuse_others_model(rest)
-        return Started(model=_timm_model(rest, arguments, pretrained=pretrained))
-    return start(rest, arguments, pretrained=pretrained)
+    with caches_alone(name):
+        if scheme == "torchvision":
+            from attngraft.models.torchvision_host import start
+        elif scheme == "hf":
+            from attngraft.models.transformers_host import start
+        elif scheme == "module":
+            from attngraft.models.module_host import start
+        else:
+            if scheme == "attngraft":
+                refuse_others_model(rest)
+            return Started(model=_timm_model(rest, arguments, pretrained=pretrained))
+        return start(rest, arguments, pretrained=pretrained)
 
 
 def resolve_host(name: str, arguments: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
@@ -127,7 +129,7 @@ def _timm_model(name: str, arguments: Mapping[str, Any], *, pretrained: bool) ->
     if ":" not in name and not is_model(name.partition(".")[0]):  # timm resolves `hf-hub:...`, `local-dir:...`
         raise unknown_host(name)
     fetches = name.startswith(("hf-hub:", "hf_hub:")) or (pretrained and ":" not in name)
-    with hub_or_cache() if fetches else nullcontext() as unreachable:
+    with hub_or_cache(name) if fetches else nullcontext() as unreachable:
         try:
             return build_anywhere(lambda: cast(nn.Module, timm.create_model(name, pretrained=pretrained, **arguments)))
         except Exception as error:  # timm, the Hub's client and its HTTP client raise errors of any class

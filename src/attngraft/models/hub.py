@@ -3,28 +3,31 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from attngraft.downloads import DownloadRefused, may_download, without_hub
+
 SECONDS = 5.0  #: longest wait for the Hub's answer
 
 _reached: set[str] = set()  #: addresses that have answered this process
 
 
 @contextmanager
-def hub_or_cache() -> Iterator[Exception | None]:
-    """Use the cache alone in the block if the Hub does not answer, and yield the error of the attempt, else None.
+def hub_or_cache(name: str) -> Iterator[Exception | None]:
+    """Use the cache alone in the block if `name` may not be downloaded or the Hub does not answer, and yield the reason.
 
     huggingface_hub would try again for a minute, even for files that are in the cache.
     """
     from huggingface_hub import constants
 
-    error = None if constants.HF_HUB_OFFLINE else _connect(constants.ENDPOINT)
+    error: Exception | None
+    if not may_download(name):
+        error = DownloadRefused()
+    else:
+        error = None if constants.HF_HUB_OFFLINE else _connect(constants.ENDPOINT)
     if error is None:
         yield None
         return
-    constants.HF_HUB_OFFLINE = True
-    try:
+    with without_hub():
         yield error
-    finally:
-        constants.HF_HUB_OFFLINE = False
 
 
 def _connect(address: str) -> Exception | None:

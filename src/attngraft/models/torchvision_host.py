@@ -11,6 +11,7 @@ from torch import nn
 from torchvision.models.vision_transformer import interpolate_embeddings
 from torchvision.ops import StochasticDepth
 
+from attngraft.downloads import DownloadRefused
 from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import first_line
 from attngraft.models.schemes import Started, build_anywhere, creation_errors, last_layer
@@ -115,6 +116,8 @@ def _download(name: str, weights: Any) -> WeightsFile:
     path = Path(torch.hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     try:
         state: dict[str, torch.Tensor] = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    except DownloadRefused as error:
+        raise HostError(f"the weights of torchvision:{name}: not in the cache, and {error}") from None
     except (OSError, RuntimeError) as error:  # no network, or a damaged file
         raise HostError(
             f"the weights of torchvision:{name} are not in the cache and cannot be downloaded ({first_line(error)}); "

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from attngraft.downloads import without_hub
 from attngraft.errors import HostError, UsageError
 from attngraft.models.hub import hub_or_cache
 from attngraft.models.schemes import Started, build_anywhere, creation_errors
@@ -80,7 +81,8 @@ def start(name: str, arguments: Mapping[str, Any], *, pretrained: bool) -> Start
     _check_auto_class(transformers, f"hf:{name}", kind, config["model_type"])
     classes = given.pop("num_classes", labels if "Classification" in kind else None)
     own = {"auto_class": kind, "num_classes": classes, **given}
-    with creation_errors(f"hf:{name}", own, maker=f"transformers {transformers.__version__}"):
+    made = creation_errors(f"hf:{name}", own, maker=f"transformers {transformers.__version__}")
+    with made, without_hub():  # a configuration may name a backbone whose weights transformers would download
         if kind == IMAGE_CLASSIFIER:
             count = 1000 if classes is None else classes
             settings = {**config, **given, "num_classes": count, "pretrained_cfg_overlay": shown}
@@ -124,7 +126,7 @@ def find_folder(source: str, *, weights: bool = False, download: bool = True) ->
     def fetch(patterns: list[str]) -> Path:
         return Path(snapshot_download(source, allow_patterns=patterns, local_files_only=not download))
 
-    with hub_or_cache() if download else nullcontext() as unreachable:
+    with hub_or_cache(f"hf:{source}") if download else nullcontext() as unreachable:
         try:
             folder = fetch(_FILES)
             for patterns in _WEIGHTS if weights else ():

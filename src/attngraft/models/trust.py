@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from attngraft.downloads import received
 from attngraft.errors import UsageError
 
 SCHEME = "module:"
@@ -23,6 +24,19 @@ def trusting(*names: str | None, every: bool = False) -> Iterator[None]:
         yield
     finally:
         _trusted.reset(token)
+
+
+@contextmanager
+def from_folder(*typed: str | None, trust_code: bool, allow_download: bool) -> Iterator[None]:
+    """Use the names in a received folder within the block.
+
+    Args:
+        typed: texts of the user, whose names may be downloaded.
+        trust_code: permit `module:` hosts.
+        allow_download: permit downloads (`attngraft.downloads`).
+    """
+    with trusting(every=trust_code), received(*typed, allow_download=allow_download):
+        yield
 
 
 def refuse_untrusted(name: str) -> None:

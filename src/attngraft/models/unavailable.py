@@ -7,6 +7,8 @@ from pickle import UnpicklingError
 import timm
 from timm.models import get_pretrained_cfg, is_model, list_pretrained
 
+from attngraft.downloads import DownloadRefused
+
 #: error classes of huggingface_hub, urllib and HTTP clients, by name because their modules differ between releases
 _GATED = {"GatedRepoError"}
 _ABSENT = {"RepositoryNotFoundError", "RevisionNotFoundError", "RemoteEntryNotFoundError"}
@@ -29,6 +31,9 @@ def why_no_weights(name: str, error: Exception, *, unreachable: Exception | None
         return f"timm {timm.__version__} has no weights for {name}{hint}; train without --pretrained, or pass a weights file"
     if name.startswith("local-dir:") and isinstance(error, UnpicklingError):  # timm before 1.0.26
         return f"timm {timm.__version__} cannot load the .safetensors file of {name}; run pip install -U timm"
+    if isinstance(unreachable, DownloadRefused) or any(isinstance(each, DownloadRefused) for each in _chain(error)):
+        shown = name if ":" in name else f"the weights of {name}"
+        return f"{shown}: not in the cache, and {unreachable or DownloadRefused()}"
     kinds = {base.__name__ for link in _chain(error) for base in type(link).__mro__}
     repository = _repository(name)
     if kinds & _GATED:

@@ -25,7 +25,7 @@ from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
 from attngraft.models.create import create_host as create_by_name
 from attngraft.models.host_input import host_input
-from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted
 from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
 from attngraft.suggest import shortened
 from attngraft.tasks.codec import Codec
@@ -48,18 +48,25 @@ def write_model(model: nn.Module, manifest: Manifest, folder: Path) -> Manifest:
     return manifest
 
 
-def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", trust_code: bool = False) -> nn.Module:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    trust_code: bool = False,
+    allow_download: bool = False,
+) -> nn.Module:
     """Load the model of an exported folder: the host with its grafts and weights, in evaluation mode.
 
         model = attngraft.load("./flowers-model")
 
-    Checks the manifest, the names and shapes of all tensors, and that the grafts fit the host. Downloads nothing, and does
-    not change the state of torch's global random generators.
+    Checks the manifest, the names and shapes of all tensors, and that the grafts fit the host. Does not
+    change the state of torch's global random generators.
 
     Args:
         path: a folder made by `attngraft export`.
         device: device of the model.
         trust_code: import a `module:` host named in the folder; this runs its code.
+        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
 
     Raises:
         ExportError: no such folder, a newer format, a damaged or wrong file; the message names the file and the remedy.
@@ -68,8 +75,12 @@ def load(path: str | os.PathLike[str], *, device: str | torch.device = "cpu", tr
     """
     folder = Path(path)
     manifest = read_manifest(folder)
-    with trusting(every=trust_code):
-        model = create_host(manifest)
+    with from_folder(trust_code=trust_code, allow_download=allow_download):
+        return _load(folder, manifest, device)
+
+
+def _load(folder: Path, manifest: Manifest, device: str | torch.device) -> nn.Module:
+    model = create_host(manifest)
     if manifest.grafted:
         try:
             with seeded("graft", 0):

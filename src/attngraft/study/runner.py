@@ -21,6 +21,7 @@ from pathlib import Path
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.counting import counts_shown
 from attngraft.devices import accelerator_device
+from attngraft.downloads import permitted_downloads
 from attngraft.errors import AttngraftError, TrainingError, UsageError
 from attngraft.files import check_output, created, remove_leftovers, write_atomically
 from attngraft.models.trust import trusting
@@ -134,6 +135,8 @@ def compare(
     progress, tools, executor = progress or StudyLog(), tools or Tools(), executor or Serial()
     if trust_code:
         tools = dataclasses.replace(tools, train=partial(tools.train, trust_code=True))
+    if (permitted := permitted_downloads()) is not None:  # runs are trained in other processes
+        tools = dataclasses.replace(tools, train=partial(tools.train, downloads=permitted))
     kept = _cache_for(executor, cache, config.out)
     hosts = config.host_names()
     with trusting(*hosts, every=trust_code):

@@ -66,6 +66,7 @@ def open_handle(
     weights: Weights = "last",
     host: HostOptions | None = None,
     trust_code: bool = False,
+    allow_download: bool = False,
     purpose: str = "analyses",
 ) -> ModelHandle:
     """Open a run's folder, an exported folder, a host by name, or a file of weights that names its host.
@@ -76,6 +77,7 @@ def open_handle(
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
         host: weights and arguments of a host; without weights, it is initialized randomly.
         trust_code: import a `module:` host named in the folder; this runs its code.
+        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
         purpose: the capability that the task of a run must have.
 
     Raises:
@@ -88,14 +90,20 @@ def open_handle(
         raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({runs})")
     kind = kind_of(where, options)
     if kind == "exported":
-        return _served(name or path.resolve().name, load(path, trust_code=trust_code), read_manifest(path))
+        return _served(
+            name or path.resolve().name,
+            load(path, trust_code=trust_code, allow_download=allow_download),
+            read_manifest(path),
+        )
     if kind == "run":
-        opened = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose=purpose)
+        opened = open_run(
+            path, weights, unfinished=True, purpose=purpose, trust_code=trust_code, allow_download=allow_download
+        )
         recipe = opened.record.recipe
         described = {"name": recipe.host.name, "args": recipe.host.args}
         handle = _served(name or run_name(opened.record), opened.model, opened.manifest, host=described)
         return replace(handle, record=opened.record, weights=weights)
-    config, model = create_target(where, options, trust_code=trust_code)
+    config, model = create_target(where, options, trust_code=trust_code, allow_download=allow_download)
     handle = model_handle(name or (where if kind == "host" else path.stem), model)
     handle = replace(
         handle, description=_description(model, handle.preparation, {"name": config.name, "args": config.args})

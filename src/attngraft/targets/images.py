@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from attngraft.downloads import received
 from attngraft.errors import AttngraftError, DataError, UsageError
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
@@ -114,7 +115,8 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         )
     saved_split = RunFolder(record.folder).split
     config = read(data_config(record.recipe.task["name"]), section, where="task.data")
-    return _open(config, saved_split if own and saved_split.is_file() else None, split=split, user_chosen=not own)
+    with received(data):
+        return _open(config, saved_split if own and saved_split.is_file() else None, split=split, user_chosen=not own)
 
 
 def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, user_chosen: bool) -> ImageSet:

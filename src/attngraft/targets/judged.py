@@ -16,7 +16,7 @@ from attngraft.models.checkpoint_file import SUFFIXES, read_checkpoint
 from attngraft.models.create import create_host, create_model
 from attngraft.models.schemes import SCHEMES, split_scheme
 from attngraft.models.transformers_folder import CONFIG, transformers_folder
-from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted, trusting
 from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
@@ -81,6 +81,7 @@ def open_target(
     task: str | None = None,
     out: Path | None = None,
     trust_code: bool = False,
+    allow_download: bool = False,
 ) -> Target:
     """Open a model to evaluate.
 
@@ -91,6 +92,7 @@ def open_target(
         task: task of a host (default: classification); for other targets, None or the task that they store.
         out: folder of the results; default for a run: `evaluation` in its folder.
         trust_code: import a `module:` host named in a folder or file; this runs its code.
+        allow_download: download what a folder or file names and is not in the caches.
 
     Raises:
         UsageError: no such model, no weights for it or its head, or an option that does not apply.
@@ -108,9 +110,10 @@ def open_target(
         raise UsageError(f"{where}: --weights {weights} chooses among the weights of a run; remove it")
     results = out or Path()
     if kind == "exported":
-        return _exported(Path(where), task, results, trust_code=trust_code)
+        with from_folder(trust_code=trust_code, allow_download=allow_download):
+            return _exported(Path(where), task, results, trust_code=trust_code)
     name, options = named_by_weights(Path(where), options) if kind == "weights" else (where, options)
-    with trusting(name if kind == "host" else None, every=trust_code):
+    with trusting(where), from_folder(where, trust_code=trust_code, allow_download=allow_download):
         return _host(where, name, options, task or DEFAULT_TASK, results)
 
 
@@ -174,7 +177,9 @@ def host_config(name: str, options: HostOptions) -> tuple[HostConfig, bool]:
     return replace(host, args={**host.args, "num_classes": outputs}), True
 
 
-def create_target(where: str, options: HostOptions, *, trust_code: bool = False) -> tuple[HostConfig, nn.Module]:
+def create_target(
+    where: str, options: HostOptions, *, trust_code: bool = False, allow_download: bool = False
+) -> tuple[HostConfig, nn.Module]:
     """Create a host by name, or the host of a file of weights; return its configuration and the model.
 
     Raises:
@@ -182,7 +187,7 @@ def create_target(where: str, options: HostOptions, *, trust_code: bool = False)
         HostError: the host cannot be created.
     """
     name, options = named_by_weights(Path(where), options) if Path(where).is_file() else (where, options)
-    with trusting(where, every=trust_code):
+    with trusting(where), from_folder(where, trust_code=trust_code, allow_download=allow_download):
         config, _ = host_config(name, options)
         if name.startswith(SCHEME):
             refuse_untrusted(name)  # create_model trusts its caller

@@ -11,7 +11,7 @@ from attngraft.errors import FolderError, UsageError
 from attngraft.grafting.spec import parse
 from attngraft.hosts import host_of
 from attngraft.models.schemes import split_scheme
-from attngraft.models.trust import trusting
+from attngraft.models.trust import from_folder
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, read_study
 from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
@@ -43,6 +43,7 @@ def open_run(
     *,
     unfinished: bool = False,
     trust_code: bool = False,
+    allow_download: bool = False,
     purpose: str = "export",
 ) -> OpenedRun:
     """Open the model of a run.
@@ -52,6 +53,7 @@ def open_run(
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         unfinished: accept a run that is not finished.
         trust_code: import a `module:` host named in the folder; this runs its code.
+        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
         purpose: the capability that the task must have.
 
     Raises:
@@ -74,7 +76,7 @@ def open_run(
     task = build_task(recipe)
     require(task, purpose)
     task.load_files(RunFolder(record.folder).fitted)
-    with trusting(every=trust_code):
+    with from_folder(trust_code=trust_code, allow_download=allow_download):
         codec = task.codec(record.facts, model_data_config=model_data_config(recipe))
         model = trained_model(record, weights).eval()
     around = not isinstance(codec, Serving) or type(task).build is not Task.build

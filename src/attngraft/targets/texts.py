@@ -9,7 +9,7 @@ from torch import nn
 
 from attngraft.devices import accelerator_device
 from attngraft.errors import UsageError
-from attngraft.models.trust import trusting
+from attngraft.models.trust import from_folder
 from attngraft.results import wording
 from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import MANIFEST, read_manifest
@@ -31,7 +31,12 @@ class TextHandle:
 
 
 def open_text_handle(
-    where: str, *, name: str | None = None, weights: Weights = "last", trust_code: bool = False
+    where: str,
+    *,
+    name: str | None = None,
+    weights: Weights = "last",
+    trust_code: bool = False,
+    allow_download: bool = False,
 ) -> TextHandle:
     """Open a run's folder or an exported folder, whose model takes texts.
 
@@ -40,6 +45,7 @@ def open_text_handle(
         name: display name; default: the name of the run or of the folder.
         weights: which weights of a run to use: last epoch, best epoch, or their moving averages.
         trust_code: import a `module:` host named in the folder; this runs its code.
+        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
 
     Raises:
         UsageError: `where` is not such a folder, or its model does not take texts.
@@ -47,12 +53,14 @@ def open_text_handle(
     """
     path = Path(where)
     if (path / MANIFEST).is_file():
-        manifest, model = read_manifest(path), load(path, trust_code=trust_code)
-        with trusting(every=trust_code):
+        manifest, model = read_manifest(path), load(path, trust_code=trust_code, allow_download=allow_download)
+        with from_folder(trust_code=trust_code, allow_download=allow_download):
             codec = open_codec(manifest, path)
         called = path.resolve().name
     elif path.is_dir():
-        run = open_run(path, weights, unfinished=True, trust_code=trust_code, purpose="predict")
+        run = open_run(
+            path, weights, unfinished=True, purpose="predict", trust_code=trust_code, allow_download=allow_download
+        )
         model, manifest, codec, called = run.model, run.manifest, run.codec, run_name(run.record)
     else:
         raise UsageError(f"{where}: no such folder; --text takes runs and exported folders, which contain a tokenizer")

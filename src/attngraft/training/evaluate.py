@@ -18,7 +18,7 @@ from attngraft.attention import sites_with_detached
 from attngraft.counting import counted
 from attngraft.errors import DataError, FolderError, TrainingError, UsageError, started
 from attngraft.hosts import forget
-from attngraft.models.trust import trusting
+from attngraft.models.trust import from_folder
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
 from attngraft.suggest import shortened
@@ -196,6 +196,7 @@ def evaluate_run(
     split: str | None = None,
     weights: Weights = "last",
     trust_code: bool = False,
+    allow_download: bool = False,
 ) -> Evaluation:
     """Evaluate a trained run.
 
@@ -206,16 +207,23 @@ def evaluate_run(
             that the run is evaluated on or, for other data, the test split if there is one, else the validation split.
         weights: which weights to use: last checkpoint, best epoch, or their moving averages.
         trust_code: import a `module:` host named in the folder; this runs its code.
+        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
 
     Raises:
         FolderError: the folder is not a run, or the run has no such weights.
         DataError: the data have other classes (or other properties that the model depends on) than the run's.
     """
-    return evaluate_target(run_target(read_run(folder), weights), data=data, split=split, trust_code=trust_code)
+    target = run_target(read_run(folder), weights)
+    return evaluate_target(target, data=data, split=split, trust_code=trust_code, allow_download=allow_download)
 
 
 def evaluate_target(
-    target: Target, *, data: str | None = None, split: str | None = None, trust_code: bool = False
+    target: Target,
+    *,
+    data: str | None = None,
+    split: str | None = None,
+    trust_code: bool = False,
+    allow_download: bool = False,
 ) -> Evaluation:
     """Evaluate a model of any kind; the other arguments: see `evaluate_run`.
 
@@ -223,7 +231,7 @@ def evaluate_target(
         TrainingError, DataError: see `evaluate_run`.
         UsageError: the data do not fit a model that is not a run.
     """
-    with trusting(every=trust_code):
+    with from_folder(target.name, data, trust_code=trust_code, allow_download=allow_download):
         opened = open_split(target, data=data, split=split)
         accelerator = create_accelerator(target.recipe)
         model = target.build()

@@ -21,6 +21,8 @@ from accelerate.utils import broadcast_object_list, reduce
 
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
 from attngraft.counting import counts_shown
+from attngraft.downloads import Permitted
+from attngraft.downloads import downloads as permit
 from attngraft.errors import FolderError, started
 from attngraft.files import created, remove_leftovers
 from attngraft.models.trust import trusting
@@ -64,6 +66,7 @@ def train(
     progress: Progress | None = None,
     stop_after_epoch: int | None = None,
     trust_code: bool = False,
+    downloads: Permitted = None,
     cache: DecodedCache | str = "auto",
 ) -> RunRecord:
     """Train the run in `folder`: start it, resume it, or return at once if it is finished.
@@ -76,6 +79,8 @@ def train(
         stop_after_epoch: stop after this epoch (from 1) without changing the schedule; to resume, repeat the call with a
             later epoch or None.
         trust_code: also import a `module:` host named in the teacher's folder; the recipe's own hosts are trusted.
+        downloads: texts that contain the names that may be downloaded, from `permitted_downloads()`; None: all names in the
+            recipe, but none that a teacher's folder contains.
         cache: where decoded images are kept while the run trains: `auto`, `off` or a size in the run's folder (see
             `attngraft.cache.decoded_cache`), or the cache of a study. Does not change the results.
 
@@ -95,6 +100,8 @@ def train(
     main = accelerator.is_main_process
     progress = (progress or LogLines()) if main else Silent()
     with ExitStack() as stack:
+        if downloads is not None:
+            stack.enter_context(permit(downloads))
         stack.enter_context(trusting(*recipe.host_names, every=trust_code))
         if main:
             stack.enter_context(created(run.path))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attngraft.downloads import received
 from attngraft.errors import ConfigError, HostError, TrainingError, UsageError
 from attngraft.grafting.spec import parse
 from attngraft.models.weights import read_weights
@@ -177,7 +178,8 @@ def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) 
         with seeded("teacher", 0):
             if teacher.name is not None:
                 return _named(teacher, teacher.name, model_args)
-            return _trained(Path(str(teacher.weights)).expanduser())
+            with received():
+                return _trained(Path(str(teacher.weights)).expanduser())
     except ConfigError:
         raise
     except (HostError, UsageError) as error:  # without the field, the error would seem to be about the student

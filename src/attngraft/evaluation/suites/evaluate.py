@@ -39,7 +39,7 @@ from attngraft.evaluation.suites.result import (
     save_suite_run,
 )
 from attngraft.evaluation.suites.throughput import measure_throughput
-from attngraft.models.trust import trusting
+from attngraft.models.trust import from_folder
 from attngraft.tasks.suites import Condition, UnsupportedCondition
 from attngraft.tasks.task import load_task
 from attngraft.training.evaluate import Weights, run_target
@@ -63,6 +63,7 @@ def evaluate_suites(
     limit: int | None = None,
     progress: SuiteProgress | None = None,
     trust_code: bool = False,
+    allow_download: bool = False,
 ) -> list[SuiteRun]:
     """Evaluate a model under suites, reusing finished conditions.
 
@@ -77,6 +78,7 @@ def evaluate_suites(
         limit: maximum number of examples, evenly spaced.
         progress: progress callbacks; None: log messages.
         trust_code: import a `module:` host named in the folder; this runs its code.
+        allow_download: download what the folder names (a host of the Hub, a data set) and is not in the caches.
 
     Returns:
         The results in the order of the suites; they are also written to the target's folder.
@@ -95,7 +97,8 @@ def evaluate_suites(
     require_suites(load_task(target.recipe.task["name"]), choices)
     contexts: dict[tuple[str | None, str], EvaluationContext] = {}
     progress = progress or SuiteLog()
-    with trusting(every=trust_code):
+    typed = [target.name, data, *(choice.data for choice in choices)]
+    with from_folder(*typed, trust_code=trust_code, allow_download=allow_download):
         with counts_shown(progress.on_count):
             for choice in choices:
                 key = (choice.data, choice.suite.test_set)

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol
 
 from attngraft.cache import DecodedCache
+from attngraft.downloads import Permitted
 from attngraft.errors import AttngraftError
 from attngraft.files import write_atomically
 from attngraft.study.plan import PlannedRun
@@ -28,8 +29,8 @@ PATIENCE = 60.0  #: seconds that a worker waits for another process that is stil
 class TrainRun(Protocol):
     """Training function of one run: `attngraft.training.loop.train`, or a replacement.
 
-    `stop_after_epoch` and `trust_code` are passed only if they differ from their defaults, and `cache` only if the task can
-    keep decoded examples.
+    `stop_after_epoch`, `trust_code` and `downloads` are passed only if they differ from their defaults, and `cache` only if
+    the task can keep decoded examples.
     """
 
     def __call__(
@@ -42,6 +43,7 @@ class TrainRun(Protocol):
         progress: Progress,
         stop_after_epoch: int | None = None,
         trust_code: bool = False,
+        downloads: Permitted = None,
         cache: DecodedCache | str = "auto",
     ) -> RunRecord: ...
 

@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import IterableDataset
 
+from attngraft.downloads import DownloadRefused, may_download
 from attngraft.errors import DataError
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
@@ -17,6 +18,7 @@ from attngraft.tasks.images.sources.decoding import decode
 
 #: prefixes of timm's names that do not require `timm:`
 PREFIXES = ("hfds/", "torch/")
+_REMOTE = ("hfds", "hfids", "tfds", "wds")  #: readers that may download data
 
 
 class TimmImages(Images):
@@ -52,9 +54,13 @@ def open_timm(name: str, config: DataConfig) -> ImageSource:
     """Open a data set by its timm name; attngraft itself downloads nothing, but timm's readers may.
 
     Raises:
+        DataError: the name was read from a received file, and a reader that may download it is not permitted.
         DataError: timm cannot open the data set (the message has timm's reason), or it can only be streamed, or it has no
             class labels.
     """
+    reader = name.partition("/")[0].lower()
+    if reader in _REMOTE and not may_download(name):
+        raise DataError(f"timm:{name}: the {reader} reader may download it, and {DownloadRefused()}")
     train = _open(name, config, config.train_split or "train")
     val = None if config.splits_train else _open(name, config, config.val_split or "validation")
     split = config.train_split or "train"
