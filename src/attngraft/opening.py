@@ -7,8 +7,9 @@ consist of links.
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from attngraft.files import shown_size
 
@@ -26,7 +27,7 @@ class UnsuitableFile(OSError):
         return str(self.strerror)
 
 
-def open_regular(path: Path | str, *, limit: int | None = None) -> IO[bytes]:
+def open_regular(path: Path | str, *, limit: int | None = None) -> BufferedReader:
     """Open a regular file for reading; never blocks.
 
     Args:

@@ -62,6 +62,7 @@ def _saved(model: ModelHandle) -> LabelPredictions:
     if record is None or record.predictions is None:
         raise TypeError(f"{model.name} has no saved predictions")  # checked by `use_saved_predictions`
     require(load_task(record.recipe.task["name"]), "labels")
+    record.check(record.predictions)
     try:
         with np.load(record.predictions, allow_pickle=False) as file:
             arrays = dict(file)

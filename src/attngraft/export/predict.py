@@ -25,7 +25,7 @@ from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
 from attngraft.models.trust import trusting
 from attngraft.saved.folder import load, open_codec
-from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from attngraft.saved.manifest import MANIFEST, Manifest, check_file, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.heads import mean_logits
@@ -190,6 +190,7 @@ def open_model(
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
         raise UsageError(f"{path}: not a model; use an exported folder, a run's folder, or a .pt2 or .onnx file")
+    check_file(path, path.parent)
     forward, text = _OPENERS[path.suffix](path)
     if text is not None:
         manifest = parse_manifest(text, where=f"{path} ({MANIFEST})")

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
+from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.counting import counts_shown
 from attngraft.devices import accelerator_device
 from attngraft.errors import AttngraftError, TrainingError, UsageError
@@ -26,7 +27,8 @@ from attngraft.files import check_output, created, remove_leftovers, write_atomi
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.examples import save_examples
-from attngraft.results.storage import save_result
+from attngraft.results.halving import HALVING_FILE
+from attngraft.results.storage import check_study_file, save_result, study_checksums, write_study_checksums
 from attngraft.results.study import Cost, StudyResult
 from attngraft.results.wording import plural
 from attngraft.study.checks import (
@@ -40,7 +42,7 @@ from attngraft.study.checks import (
 )
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
-from attngraft.study.cost import load_costs, measure_costs, save_costs
+from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
 from attngraft.study.example_images import example_images
 from attngraft.study.executors import Automatic, Ray
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
@@ -66,6 +68,7 @@ from attngraft.training.lock import locked
 from attngraft.training.loop import train
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.progress import Progress
+from attngraft.training.run_folder import RunFolder, runs_below
 from attngraft.training.stopping import Interrupted
 from attngraft.yaml_config import dump_yaml
 
@@ -147,6 +150,10 @@ def compare(
     ):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
+        for run in runs_below(config.out):
+            RunFolder(run).mend()
+        _check_files(config.out)
+        (config.out / CHECKSUMS_FILE).unlink(missing_ok=True)  # files change from here on
         try:
             study, executor = _prepare(config, executor, progress, tools, kept)
             write_study(study)
@@ -181,10 +188,24 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
     config = with_expanded_sets(config, build=False)
     refuse_other_variants(config)
     path = config.out / STUDY_FILE
+    check_study_file(path)
+    _check_files(config.out)
     if path.is_file():
         config = with_first_round(config, study_from_dict(read_study_file(path), source=str(path)))
     costs = load_costs(config.out, _without_stopped(config))
     return _report(config, costs, [], tools or Tools())
+
+
+def _check_files(out: Path) -> None:
+    """Check the files of a finished study that are read again; damaged costs are removed, and measured again.
+
+    Raises:
+        ConfigError: the decisions of halving are damaged.
+    """
+    check_study_file(out / HALVING_FILE)
+    if damage := study_checksums(out).damage(out / COST_FILE):
+        log.warning("%s: damaged (%s); removed", out / COST_FILE, damage)
+        (out / COST_FILE).unlink(missing_ok=True)
 
 
 def prepare(
@@ -545,4 +566,5 @@ def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[
     save_result(result, config.out)
     save_examples(example_images(config, result), config.out)
     tools.write_report(result, config.out)
+    write_study_checksums(config.out)
     return result

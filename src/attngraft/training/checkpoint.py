@@ -33,7 +33,7 @@ from attngraft.attention import detached_state, load_detached_state, sites_with_
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
 from attngraft.suggest import shortened
-from attngraft.tensors import unshared
+from attngraft.tensors import not_finite, unshared
 from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder
 
@@ -271,8 +271,7 @@ def _whole() -> StateDictOptions:
 
 
 def _refuse_not_finite(weights: Mapping[str, Tensor], counters: Counters) -> None:
-    bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
-    if bad:
+    if bad := not_finite(weights):
         raise TrainingError(
             f"weights are not finite in epoch {counters.epoch + 1} after step {counters.step} "
             f"({shortened(bad, 5)}). The last checkpoint is intact; try a lower "
