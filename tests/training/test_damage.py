@@ -69,9 +69,9 @@ def test_what_the_checkpoint_contains_is_made_again(
     damage: Callable[[Path], None], name: str, run: Path, finished: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     damage(run)
-    with pytest.raises(TrainingError, match=rf"{name}: damaged .*rerun the command that made it"):
-        with open_predictions(read_run(run)):
-            pass
+    message = rf"{name}: damaged .*rerun the command that made it"
+    with pytest.raises(TrainingError, match=message), open_predictions(read_run(run)):
+        pass
     with caplog.at_level("WARNING"):
         train(recipe(), run, progress=Silent())
     assert f"{name}: damaged since the run finished; making it again from the checkpoint" in caplog.text
