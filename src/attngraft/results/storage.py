@@ -75,17 +75,14 @@ def study_checksums(folder: Path) -> Checksums:
         raise ConfigError(f"{path}: damaged ({error}); delete it, and {_REMEDY}") from None
 
 
-def check_study_file(path: Path) -> None:
+def check_study_file(path: Path, *, remedy: str) -> None:
     """Check a file in a study's folder against its checksum.
 
     Raises:
         ConfigError: the file is damaged.
     """
     if damage := study_checksums(path.parent).damage(path) if path.exists() else "":
-        raise ConfigError(
-            f"{path}: changed since the report was written ({damage}); restore a good copy or, if you edited it, rerun "
-            "attngraft compare without --report-only"
-        )
+        raise ConfigError(f"{path}: changed since the report was written ({damage}); restore a good copy, or {remedy}")
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
@@ -114,8 +111,6 @@ def read_study(path: Path | str) -> StudyResult:
         ConfigError: the file is missing or damaged, or was written by a newer version.
     """
     path = Path(path) / RESULT_FILE if Path(path).is_dir() else Path(path)
-    if damage := study_checksums(path.parent).damage(path) if path.exists() else "":
-        raise ConfigError(f"{path}: damaged since it was written ({damage}); {_REMEDY}")
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:
@@ -124,6 +119,8 @@ def read_study(path: Path | str) -> StudyResult:
         raise ConfigError(
             f"{path}: has format {content['format']}, but this version reads formats up to {FORMAT}; update attngraft"
         )
+    if damage := study_checksums(path.parent).damage(path):
+        raise ConfigError(f"{path}: damaged since it was written ({damage}); {_REMEDY}")
     result = read(StudyResult, content, where=str(path))
     variants = []
     for variant in result.variants:

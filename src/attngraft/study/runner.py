@@ -153,7 +153,6 @@ def compare(
         for run in runs_below(config.out):
             RunFolder(run).mend()
         _check_files(config.out)
-        (config.out / CHECKSUMS_FILE).unlink(missing_ok=True)  # files change from here on
         try:
             study, executor = _prepare(config, executor, progress, tools, kept)
             write_study(study)
@@ -188,7 +187,7 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
     config = with_expanded_sets(config, build=False)
     refuse_other_variants(config)
     path = config.out / STUDY_FILE
-    check_study_file(path)
+    check_study_file(path, remedy="if you edited it, rerun attngraft compare without --report-only")
     _check_files(config.out)
     if path.is_file():
         config = with_first_round(config, study_from_dict(read_study_file(path), source=str(path)))
@@ -202,7 +201,7 @@ def _check_files(out: Path) -> None:
     Raises:
         ConfigError: the decisions of halving are damaged.
     """
-    check_study_file(out / HALVING_FILE)
+    check_study_file(out / HALVING_FILE, remedy="delete the file to repeat the decisions")
     if damage := study_checksums(out).damage(out / COST_FILE):
         log.warning("%s: damaged (%s); removed", out / COST_FILE, damage)
         (out / COST_FILE).unlink(missing_ok=True)
@@ -365,6 +364,7 @@ def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Stu
 
 def write_study(config: StudyConfig) -> None:
     """Write study.yaml, from which the study can be repeated or resumed."""
+    (config.out / CHECKSUMS_FILE).unlink(missing_ok=True)  # files change from here on
     write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
 
 

@@ -358,7 +358,7 @@ def read_run(folder: Path | str) -> RunRecord:
     if not run.recipe.is_file():
         raise FolderError(_not_a_run(run.path))
     facts, checksums = run.read_finished()
-    finished = bool(facts)
+    finished = run.finished.exists()
     for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split):
         run.check(path, checksums)
     data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
