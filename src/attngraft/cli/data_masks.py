@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attngraft.cli.data import compare_command
-from attngraft.cli.output import output_console, print_json
+from attngraft.cli.output import counts_displayed, output_console, print_json
 from attngraft.errors import DataError, UsageError
 from attngraft.files import atomic_file
 from attngraft.strict import read
@@ -31,8 +31,9 @@ def check_masks(settings: Mapping[str, Any], split: Path | None, sheet: Path | N
     """Read all masks and print classes, shares of pixels and sizes; exit with 2 if training would be refused."""
     config = read(MaskDataConfig, dict(settings), where="task.data")
     try:
-        source = open_masks(config)
-        counted = {name: count_labels(images) for name, images in source.parts().items()}
+        with counts_displayed():
+            source = open_masks(config)
+            counted = {name: count_labels(images) for name, images in source.parts().items()}
     except DataError as error:
         if as_json:
             print_json({"task": "segmentation", "refusals": [str(error)]})

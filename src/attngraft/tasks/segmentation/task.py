@@ -55,7 +55,7 @@ class Segmentation(ConfiguredTask):
     }
     capabilities = frozenset({"data_check", "export", "folds", "halving", "predict", "suites"})
     has_light_inference = True
-    sources = "a folder with images and masks, such as ./camvid"
+    sources = "a folder with images and masks, such as ./camvid, or a Hugging Face data set (hf:FOLDER)"
     config: SegmentationConfig
     config_class = SegmentationConfig
 
