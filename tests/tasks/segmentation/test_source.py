@@ -315,6 +315,9 @@ def test_data_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["sizes"] == {"train": 8, "val": 2}
     assert found["image_sizes"]["val"] == [{"width": 8, "height": 6, "images": 2}]
+    assert found["notes"][-1].startswith(
+        "With the recipe small-segmentation, evaluating the largest image, 8 x 6, takes about"
+    )
     spoil(tmp_path, "size")
     assert run("data", "check", tmp_path) == 2
     assert "Training would be refused" in capsys.readouterr().out

@@ -27,6 +27,8 @@ from attngraft.tasks.segmentation.files import Stored, image_size
 from attngraft.tasks.segmentation.folders import SPLITS, find_pairs
 from attngraft.tasks.segmentation.masks import Labels, MaskedImages
 
+Counted = tuple[np.ndarray, list[tuple[int, int]]]  #: pixels of each class, and sizes of images, see `count_labels`
+
 _SAMPLE = 4000  #: largest number of masks of a split that are read before training
 _LISTED = 10  #: most masks with mistakes that are listed
 
@@ -111,7 +113,7 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     )
 
 
-def count_labels(images: MaskedImages) -> tuple[np.ndarray, list[tuple[int, int]]]:
+def count_labels(images: MaskedImages) -> Counted:
     """Check the masks of a split, or an even sample of 4,000 of them.
 
     Returns:
