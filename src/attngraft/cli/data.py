@@ -153,7 +153,7 @@ def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
     """Load the data as training with the task's default recipe would, and return the result with what that finds."""
     from attngraft.training.build import build_task, model_data_config
 
-    recipe = _default_recipe(result.task, settings)
+    recipe = default_recipe(result.task, settings)
     logging.disable(logging.WARNING)  # of notes that the result has already
     try:
         data = build_task(recipe).load(model_data_config=model_data_config(recipe))
@@ -164,7 +164,8 @@ def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
     return replace(result, notes=[*result.notes, *_batch_note(recipe, len(data.train), "images")])
 
 
-def _default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
+def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
+    """Return the default recipe of a task, with the settings as its `task.data`."""
     from attngraft.tasks.task import load_task
     from attngraft.training.recipe import Recipe, load_recipe
 
@@ -209,7 +210,7 @@ def _check_texts(
         typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
     refusals, notes = [source.refusal] if source.refusal else [], list(source.notes)
     if noun == "texts":
-        notes += _batch_note(_default_recipe(task, settings), len(source.train), noun)
+        notes += _batch_note(default_recipe(task, settings), len(source.train), noun)
     sizes = {name: len(texts) for name, texts in source.parts().items()}
     title, details, table = _described(source)
     if as_json:

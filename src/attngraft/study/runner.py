@@ -49,6 +49,7 @@ from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Ser
 from attngraft.study.folds import each_fold
 from attngraft.study.graft_sets import with_expanded_sets
 from attngraft.study.halving import HalvingQueue, refuse_other_units
+from attngraft.study.memory import memory_plan
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.suites import check_suites, evaluate_finished
@@ -263,7 +264,7 @@ def _prepare(
     fit = study.time_budget is not None and study.fitted_epochs is None
     if not fit:
         refuse_other_recipes(study)
-    benchmark, seconds, most_seconds, placed = None, None, None, ""
+    benchmark, seconds, most_seconds, placed, memory = None, None, None, "", ""
     planned = planned_runs(study)
     if fit or any(run.state != "finished" for run in planned):
         progress.on_stage("opening the data")
@@ -295,6 +296,7 @@ def _prepare(
             executor = executor.chosen(study.baseline_recipe, runs=left, seconds=alone)
         concurrency = executor.concurrency(study.baseline_recipe)
         placed = _describe_placement(study, concurrency)
+        memory = "" if benchmark is None else memory_plan(study, benchmark, concurrency=concurrency)
         check_budget(study, estimate, concurrency=concurrency)
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
@@ -309,7 +311,7 @@ def _prepare(
     counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study, planned))
     kept = "" if cache is None or benchmark is None else cache.note(benchmark.data.decoded_bytes)
-    extra = "; ".join(filter(None, (halving_plan(study), placed, kept, until_plan(study))))
+    extra = "; ".join(filter(None, (halving_plan(study), placed, memory, kept, until_plan(study))))
     progress.on_plan(planned, seconds=seconds, epochs=epochs, extra=extra)
     return study, executor
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
+from attngraft.study import memory
 from attngraft.tasks.fitting import fitting_task
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.freezing import train_mode
@@ -111,6 +113,22 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--seeds", 1, "--epochs", 1, "--set", "train.threads=1"]
     assert run("compare", "--data", data, *SMALL, "--graft", "cb_s(init=1)", *options, "--out", folder / "study") == 0
     return folder / "study"
+
+
+def test_the_plan_of_a_study_has_the_memory_of_evaluation(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "free_on", lambda device: 1000)
+    data = write_drawings(tmp_path / "data", train=4, val=2)
+    options = ["--graft", "cb_s", "--epochs", 1, "--dry-run", "--out", tmp_path / "study"]
+    with caplog.at_level("INFO"):
+        assert run("compare", "--data", data, *SMALL, *options) == 0
+    plan = caplog.text + capsys.readouterr().out
+    assert re.search(r"; evaluating the largest image, 2. x 2., takes about [\d.]+ MiB of memory", plan)
+    assert re.search(r"takes about [\d.]+ MiB of memory, but 0\.0 MiB are free; use smaller images", plan)
 
 
 def test_a_study_has_ious_by_class_boundaries_and_overlays(study: Path) -> None:

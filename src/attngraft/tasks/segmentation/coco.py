@@ -20,6 +20,7 @@ from PIL import Image, ImageDraw
 
 from attngraft.errors import DataError
 from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.segmentation.files import Stored, image_size, read_mask
 
 Color = tuple[int, int, int]
 Class = tuple[int, str, Color | None]  #: label, name, color
@@ -33,40 +34,39 @@ class CocoSplit:
     panoptic: bool
     names: list[tuple[str, Path, Path]]  #: name, image, and panoptic PNG, or the image itself with instances
     annotated: Mapping[
-        Path, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+        Stored, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
     ]  #: by mask: image entry, annotations
     numbers: Mapping[int, int]  #: category id -> label
 
-    def labels(self, path: Path) -> np.ndarray:
+    def labels(self, path: Stored) -> np.ndarray:
         """Return the label map (H, W) uint8 of a path of `names`."""
         entry, annotations = self.annotated[path]
         try:
             if self.panoptic:
-                with Image.open(path) as image:
-                    ids = np.asarray(image.convert("RGB")).astype(np.int64) @ np.array([1, 256, 65536])
+                ids = np.asarray(read_mask(path).convert("RGB")).astype(np.int64) @ np.array([1, 256, 65536])
                 return self._of_segments(ids, annotations[0]["segments_info"] if annotations else (), path)
             return self._drawn(entry, annotations, path)
-        except (KeyError, TypeError, ValueError, OSError, SyntaxError, IndexError) as error:
+        except (KeyError, TypeError, ValueError, IndexError) as error:
             raise DataError(
-                f"{self.file}: the annotations of {path.name} cannot be read ({type(error).__name__}: {error}); correct them"
+                f"{self.file}: the annotations of {path} cannot be read ({type(error).__name__}: {error}); correct them"
             ) from None
 
-    def _of_segments(self, ids: np.ndarray, segments: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
+    def _of_segments(self, ids: np.ndarray, segments: Sequence[Mapping[str, Any]], path: Stored) -> np.ndarray:
         values, inverse = np.unique(ids, return_inverse=True)
         known = {0: IGNORED} | {segment["id"]: self.numbers[segment["category_id"]] for segment in segments}
         if unknown := [int(value) for value in values if int(value) not in known]:
             raise DataError(f"{path}: contains the segment {unknown[0]}, which {self.file} does not list; correct one")
         return np.array([known[int(value)] for value in values], dtype=np.uint8)[inverse].reshape(ids.shape)
 
-    def _drawn(self, entry: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
+    def _drawn(self, entry: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], path: Stored) -> np.ndarray:
         """Draw all objects on the background, label 0, large ones first."""
         size = int(entry["width"]), int(entry["height"])
         found = np.zeros(size[::-1], dtype=np.uint8)
-        with Image.open(path) as image:
-            if image.size != size:
-                raise DataError(
-                    f"{path}: {image.width} x {image.height}, but {size[0]} x {size[1]} in {self.file}; correct one of them"
-                )
+        width, height = image_size(path)
+        if (width, height) != size:
+            raise DataError(
+                f"{path}: {width} x {height}, but {size[0]} x {size[1]} in {self.file}; correct one of them"
+            )
         drawn = [(_mask(each, size), self.numbers[each["category_id"]]) for each in annotations]
         for mask, number in sorted(drawn, key=lambda each: -int(each[0].sum())):
             found[mask] = number

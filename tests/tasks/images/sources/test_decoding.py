@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from attngraft.tasks.images.sources import in_mode
-from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode
+from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode, read_size
 from tests.tasks.images.datasets import load, make_folder, picture
 
 RED, BLUE = (220, 30, 40), (30, 40, 220)
@@ -22,7 +22,10 @@ RED, BLUE = (220, 30, 40), (30, 40, 220)
 def seen(path: Path, mode: str = "RGB") -> np.ndarray:
     """What a model gets of the file at `path`."""
     with path.open("rb") as stream:
-        return np.asarray(in_mode(decode(stream, where=str(path)), mode))
+        pixels = np.asarray(in_mode(decode(stream, where=str(path)), mode))
+    with path.open("rb") as stream:
+        assert read_size(stream, where=str(path)) == pixels.shape[1::-1], "the header has the same size"
+    return pixels
 
 
 def two_colors(size: tuple[int, int] = (32, 16), mode: str = "RGB") -> Image.Image:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 import numpy as np
@@ -14,6 +16,7 @@ RULES = 1  #: version of the decoding rules in this file; part of the cache key 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
+_QUARTER_TURNS = (5, 6, 7, 8)
 
 _UNSUPPORTED = {
     "F": "floating-point pixels of unknown range; save it with 8 or 16 bits",
@@ -47,12 +50,30 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
             message contains `where`.
         DataAccessError: the system cannot read the file.
     """
-    try:
+    with _explained(where):
         image = _opened(stream)
         image.load()
         if image.mode in _UNSUPPORTED:
             raise ValueError(_UNSUPPORTED[image.mode])
         return _upright(image)
+
+
+def read_size(stream: IO[bytes], *, where: str) -> tuple[int, int]:
+    """Return the width and height of the image that `decode` returns, without decoding its pixels.
+
+    Raises:
+        UnreadableImage, DataAccessError: as in `decode`, except for damaged pixels.
+    """
+    with _explained(where):
+        image = _opened(stream)
+        return image.size[::-1] if _orientation(image) in _QUARTER_TURNS else image.size
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Convert the errors of Pillow in the block."""
+    try:
+        yield
     except Image.DecompressionBombError:
         raise UnreadableImage(
             where, f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; make it smaller"
@@ -101,9 +122,15 @@ def _opened(stream: IO[bytes]) -> Image.Image:
     return Image.open(stream)
 
 
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # EXIF data are often damaged in images with intact pixels
+        return 1
+
+
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        turned = image.getexif().get(_ORIENTATION, 1) != 1
-        return ImageOps.exif_transpose(image) if turned else image
-    except Exception:  # EXIF data are often damaged in images with intact pixels
+        return ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
+    except Exception:  # as above
         return image

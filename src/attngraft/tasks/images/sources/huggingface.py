@@ -207,7 +207,7 @@ def is_saved(folder: Path) -> bool:
     """Return whether `folder` was written by `save_to_disk`, or contains parquet or Arrow files with images."""
     if any((folder / name).is_file() for name in _SAVED):
         return True
-    first = next((path for paths in _splits_in(folder).values() for path in paths), None)
+    first = next((path for paths in splits_in(folder).values() for path in paths), None)
     return first is not None and holds_images(first)
 
 
@@ -229,7 +229,7 @@ def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
         DataError: there are no files, no training split, or no column of images or labels.
         ConfigError: a column is unknown.
     """
-    files = {"train": [path]} if path.is_file() else _splits_in(path)
+    files = {"train": [path]} if path.is_file() else splits_in(path)
     if not files:
         raise DataError(f"{path}: contains no .arrow or .parquet files; use the folder that save_to_disk wrote")
     names = list(files)
@@ -256,7 +256,7 @@ def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], c
     rows = [len(table) for table in tables]
     places = np.stack([np.repeat(np.arange(len(files)), rows), np.concatenate([np.arange(n) for n in rows])], axis=1)
     split_of = [split for split in splits for _ in files_of[split]]
-    names = _unique([name for table in tables for name in _names(table, column)], split_of, rows)
+    names = image_names(tables, column, split_of)
     labels = _labels(files, tables, column, config)
     count = sum(n for n, split in zip(rows, split_of, strict=True) if split == splits[0])
 
@@ -311,14 +311,15 @@ def _names(table: Any, column: str) -> Iterator[str | None]:
         yield from chunk.field("path").to_pylist()
 
 
-def _unique(names: list[str | None], splits: Sequence[str], rows: Sequence[int]) -> list[str]:
-    """Return the file names if they are unique, otherwise `<split>/<number>`."""
+def image_names(tables: Sequence[pyarrow.Table], column: str, splits: Sequence[str]) -> list[str]:
+    """Return the file names of a column's images if they are unique, otherwise `<split>/<number>`; a split per table."""
+    names = [name for table in tables for name in _names(table, column)]
     given = [name for name in names if name]
     if len(given) == len(names) == len(set(given)):
         return given
     count: dict[str, int] = {}
     numbered = []
-    for split, length in zip(splits, rows, strict=True):
+    for split, length in zip(splits, map(len, tables), strict=True):
         start = count.get(split, 0)
         numbered += [f"{split}/{start + i}" for i in range(length)]
         count[split] = start + length
@@ -381,7 +382,7 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
-def _splits_in(folder: Path) -> dict[str, list[Path]]:
+def splits_in(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each split.
 
     Splits are folders written by `save_to_disk`, or files named by split in `folder` or in `data/`
