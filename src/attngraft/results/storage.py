@@ -31,6 +31,8 @@ _REMEDY = "write it again with attngraft compare --report-only --out FOLDER"
 #: columns of differences that suites.csv leaves out
 _NOT_OF_SUITES = ("p_holm", "p_source", "detectable", "seeds_for_point", "examples_for_point")
 
+_OPTIONAL = ("part_differences", "recipe")
+
 CsvValue = str | int | float | bool | None
 
 
@@ -86,12 +88,13 @@ def check_study_file(path: Path, *, remedy: str) -> None:
 
 
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json, omitting empty `suites` and `until`, and the empty `recipe` of variants."""
+    """Return the contents of results.json, omitting what is empty of `suites`, `until`, and the variants' `_OPTIONAL`."""
     plain = dataclasses.asdict(result)
     del plain["folder"]
     for variant in plain["variants"]:
-        if not variant["recipe"]:
-            del variant["recipe"]
+        for name in _OPTIONAL:
+            if not variant[name]:
+                del variant[name]
     if not result.suites:
         del plain["suites"]
     if result.until is None:

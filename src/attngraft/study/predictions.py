@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError, TrainingError
-from attngraft.results.measured import MeanScore, Statistic
+from attngraft.results.measured import ClosedForm, MeanScore, Statistic
 from attngraft.results.records import RecordTable, concatenated, open_records
 from attngraft.results.sections import Section
-from attngraft.results.study import Chance
+from attngraft.results.study import Chance, Interval
 from attngraft.study.folds import FoldedRecord, compared_metrics, each_fold
+from attngraft.study.verdict import compare_parts
 from attngraft.tasks.task import Task
 from attngraft.training.run_folder import RunFolder, RunRecord
 
@@ -165,3 +166,27 @@ def variant_sections(task: Task, records: Sequence[RunRecord]) -> list[Section]:
     with ExitStack() as files:
         tables = [files.enter_context(open_predictions(record)) for record in records]
         return task.sections(tables, facts=records[0].facts) if all(tables) else []
+
+
+def part_differences(
+    sections: Sequence[Section],
+    baseline: Mapping[int, RunStatistics],
+    variant: Mapping[int, RunStatistics],
+    *,
+    folds: int | None = None,
+) -> dict[str, list[Interval | None]]:
+    """Return `VariantResult.part_differences` for the metrics that the columns of a variant's sections name.
+
+    Args:
+        baseline, variant: from `paired`.
+    """
+    columns = [column for section in sections if section.table is not None for column in section.table.columns]
+    found = {}
+    for metric in dict.fromkeys(column.parts_of for column in columns if column.parts_of):
+        before, after = (
+            [each for run in runs.values() if isinstance(each := run.statistics.get(metric), ClosedForm)]
+            for runs in (baseline, variant)
+        )
+        if len(before) == len(after) == len(baseline):
+            found[metric] = compare_parts(before, after, folds=folds)
+    return found

@@ -136,6 +136,12 @@ def test_a_study_has_ious_by_class_boundaries_and_overlays(study: Path) -> None:
     sections = {each["name"]: each for each in result["variants"][0]["sections"]}
     assert [row[0] for row in sections["classes"]["table"]["rows"]] == ["ground", "square", "stripe"]
     assert len(sections["boundaries"]["table"]["rows"]) == 4
+    compared = result["variants"][1]
+    intervals, rows = compared["part_differences"]["miou"], compared["sections"][0]["table"]["rows"]
+    assert "part_differences" not in result["variants"][0]
+    for interval, row, before in zip(intervals, rows, sections["classes"]["table"]["rows"], strict=True):
+        assert interval["low"] <= interval["point"] <= interval["high"]
+        assert interval["point"] == pytest.approx(row[2] - before[2])
     examples = json.loads((study / "examples.json").read_text())
     page = (study / "report.html").read_text()
     assert examples["masks"]
@@ -143,6 +149,8 @@ def test_a_study_has_ious_by_class_boundaries_and_overlays(study: Path) -> None:
         for image in group["images"]:
             assert image["name"].startswith("images/test/") and image["jpeg"] in page
     assert "at most so many rows and columns" in page
+    assert "with its 95% interval over seeds and examples" in page
+    assert "mIoU %, by distance. At the end: baseline " in page
 
 
 def test_masks_and_overlays(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
