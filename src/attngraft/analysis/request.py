@@ -153,13 +153,18 @@ class Analysis:
                     f"{self.name}: requires runs (it reads their training metrics); {model.name} is not a run"
                 )
         content = self.run(request)
+        note = content.note
+        if self.images != "none" and any(model.masks is not None for model in request.models):
+            note += (
+                " Images are resized and cropped to the padded size of the training crops of models that predict masks."
+            )
         return AnalysisResult(
             name=self.name,
             title=self.title,
             source=self.source,
             subjects=request.names,
             baseline=request.baseline,
-            **vars(replace(content, left_out={**request.left_out, **content.left_out})),
+            **vars(replace(content, note=note, left_out={**request.left_out, **content.left_out})),
         )
 
 

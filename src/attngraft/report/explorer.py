@@ -174,7 +174,7 @@ def _with_masks(view: ModelView, handle: ModelHandle, codec: SegmentationCodec, 
         )
         for name, each in labels.items()
     }
-    said = f"image resized and cropped to {host.height} × {host.width} pixels, the size of the training crops"
+    said = f"image resized and cropped to {host.height} × {host.width} pixels, the padded size of training crops"
     if "true mask" in labels:
         known = labels["true mask"] < len(codec.classes)
         right = (labels["predicted mask"] == labels["true mask"])[known]

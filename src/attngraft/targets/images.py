@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image
@@ -15,6 +16,7 @@ from attngraft.tasks.images.opening import data_config, open_images
 from attngraft.tasks.images.sources.decoding import UnreadableImage, decode
 from attngraft.tasks.segmentation import Segmentation
 from attngraft.tasks.segmentation.source import MaskSource
+from attngraft.tasks.task import load_task
 from attngraft.training.build import build_task
 from attngraft.training.evaluate import with_data
 from attngraft.training.run_folder import RunFolder, RunRecord
@@ -118,9 +120,8 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         raise UsageError(
             f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images; give a run of images"
         )
-    if isinstance(task := build_task(with_data(record.recipe, data, None)), Segmentation):
-        source = _masks(task, record, own=data is None)
-        return _with_masks(source, split, user_chosen=not own)
+    if (source := _masks(record, data)) is not None:
+        return _with_masks(source, split, data=data)
     saved_split = RunFolder(record.folder).split
     config = read(data_config(record.recipe.task["name"]), section, where="task.data")
     return _open(config, saved_split if own and saved_split.is_file() else None, split=split, user_chosen=not own)
@@ -139,34 +140,38 @@ def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, us
     )
 
 
-def _masks(task: Segmentation, record: RunRecord, *, own: bool) -> MaskSource:
-    """Open the images with masks of a task; `own`: they are the run's, and split like them."""
-    if own:
+def _masks(record: RunRecord, data: str | None = None) -> MaskSource | None:
+    """Open the images with masks of a run of segmentation, split as in training, or `data`; None: another task."""
+    if not issubclass(load_task(record.recipe.task["name"]), Segmentation):
+        return None
+    task = cast(Segmentation, build_task(with_data(record.recipe, data, None)))
+    if data is None:
         task.load_split(RunFolder(record.folder).split)
     return task.open_source()
 
 
-def _with_masks(source: MaskSource, split: str | None, *, user_chosen: bool) -> ImageSet:
+def _with_masks(source: MaskSource, split: str | None, *, data: str | None) -> ImageSet:
     parts = source.parts()
+    if split is None and data is not None and source.drawn:
+        parts, split = {"all": source.train.joined(source.val)}, "all"
     if (split or "val") not in parts:
-        raise DataError(f"{source.where}: has no split {split!r}; use one of {', '.join(parts)}")
+        raise DataError(f"{source.where}: no split {split!r}; splits: {', '.join(parts)}")
     images = parts[split or "val"]
     return ImageSet(
         source=f"{source.where} ({split or 'validation'})",
         names=numbered_names(images.names),
         open=images.image,
         label_map=images.label,
-        user_chosen=user_chosen,
+        user_chosen=data is not None or split is not None,
     )
 
 
 def true_label_map(file: Path | str, record: RunRecord | None) -> np.ndarray | None:
-    """Return the label map (H, W) of an image file; None: it is not among the data of a segmentation run."""
+    """Return the label map (H, W) of an image file; None: it is not among the data of a run of segmentation."""
     path = Path(file).resolve()
     try:
-        if record is None or not isinstance(task := build_task(record.recipe), Segmentation):
-            return None
-        for images in _masks(task, record, own=True).parts().values():
+        source = None if record is None else _masks(record)
+        for images in () if source is None else source.parts().values():
             for index, each in enumerate(images.images):
                 if each.name == path.name and each.resolve() == path:
                     return images.label(index)
