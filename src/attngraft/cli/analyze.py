@@ -80,7 +80,8 @@ def analyze(
         Path | None,
         _images(
             "--label-maps",
-            help="structure: folder of label maps (PNGs of class indices, named like the images) that define boundaries.",
+            help="structure: folder of label maps (PNGs of class indices, named like the images) that define boundaries. "
+            "Default: the masks of a segmentation run's data.",
             metavar="FOLDER",
         ),
     ] = None,

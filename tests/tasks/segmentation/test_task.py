@@ -9,17 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 
 from attngraft.study import memory
+from attngraft.targets.handle import open_handle
 from attngraft.tasks.fitting import fitting_task
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.freezing import train_mode
 from attngraft.training.recipe import recipe_from_dict
 from tests.cli.test_export import run
 from tests.contract.task_contract import Loaded
-from tests.tasks.segmentation.drawings import HOST, drawing, section, write_drawings
+from tests.tasks.segmentation.drawings import CLASSES, HOST, drawing, section, write_drawings
 
 ARGS = [f"--host-arg={name}={json.dumps(value)}" for name, value in HOST["args"].items()]
 SMALL = ["--host", HOST["name"], *ARGS, "--set", "task.augment.crop=[16,16]", "--set", "task.width=8"]
@@ -204,3 +206,33 @@ def test_the_card_of_an_exported_model(study: Path, tmp_path: Path) -> None:
     card = (tmp_path / "out" / "README.md").read_text()
     assert "pipeline_tag: image-segmentation" in card and "predict THIS_FOLDER IMAGES... --out masks" in card
     assert "colors" not in card and str(tmp_path.parent) not in card
+
+
+@pytest.mark.slow
+def test_analyses_and_the_explorer(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [grafted] = [path / "seed0" for path in (study / "runs").iterdir() if path.name != "baseline"]
+    assert run("analyze", "distance", "curves", "--study", study, "--limit", 2) == 0
+    assert 'id="analysis-distance"' in (study / "report.html").read_text()
+    assert run("export", grafted, "--out", tmp_path / "model") == 0
+    image = study.parent / "data" / "images" / "val" / "6.png"
+    page = tmp_path / "page.html"
+    assert run("explore", "--run", grafted, "--model", tmp_path / "model", "--image", image, "--out", page) == 0
+    text = page.read_text()
+    assert text.count('"predicted mask": "data:image/') == 2 and text.count('"true mask": "data:image/') == 1
+    assert text.count("image resized and cropped to 32 ") == 2
+    capsys.readouterr()
+    assert run("analyze", "confusion", "--run", grafted, "--out", tmp_path / "out") == 2
+    assert "predicts one per pixel; give classifiers" in capsys.readouterr().err.replace("\n", " ")
+    assert run("analyze", "distance", "--model", tmp_path / "model", "--image", image, "--out", tmp_path / "out") == 0
+
+
+def test_a_run_and_its_export_are_the_same_model(study: Path, tmp_path: Path) -> None:
+    model = study / "runs" / "baseline" / "seed0"
+    assert run("export", model, "--out", tmp_path / "model") == 0
+    first, second = open_handle(str(model)), open_handle(str(tmp_path / "model"))
+    views = [each.view(drawing(0)[0]) for each in (first, second)]
+    assert views[0].shape == (3, 32, 32) and torch.equal(*views)
+    logits = [each.model(each.inputs([view])) for each, view in zip((first, second), views, strict=True)]
+    assert logits[0].shape[:2] == (1, 3)
+    torch.testing.assert_close(*logits)
+    assert first.serving is None and first.masks is not None and first.masks.classes == CLASSES

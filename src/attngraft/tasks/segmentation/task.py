@@ -55,7 +55,7 @@ class Segmentation(ConfiguredTask):
         "boundary_miou": Metric(label="mIoU at boundaries", column="boundary mIoU", share=True),
         "boundary_iou": Metric(label="Boundary IoU", share=True),
     }
-    capabilities = frozenset({"data_check", "export", "folds", "halving", "predict", "suites"})
+    capabilities = frozenset({"analyses", "data_check", "explorer", "export", "folds", "halving", "predict", "suites"})
     has_light_inference = True
     sources = "a folder with images and masks, such as ./camvid, or a Hugging Face data set (hf:FOLDER)"
     config: SegmentationConfig
@@ -72,7 +72,7 @@ class Segmentation(ConfiguredTask):
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        source = open_masks(self.config.data, saved_split=self._saved_split)
+        source = self.open_source()
         counted = {name: count_labels(images) for name, images in source.parts().items()}
         return self.task_data(source, counted, model_data_config=model_data_config)
 
@@ -163,13 +163,21 @@ class Segmentation(ConfiguredTask):
         }
         return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})
 
+    def open_source(self) -> MaskSource:
+        """Return the images with masks, split.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
+        return open_masks(self.config.data, saved_split=self._saved_split)
+
     def open_examples(self, names: Sequence[str]) -> list[tuple[Image.Image, np.ndarray]]:
         """Return images and label maps by name, of any split.
 
         Raises:
             DataError: the data have changed.
         """
-        source = open_masks(self.config.data, saved_split=self._saved_split)
+        source = self.open_source()
         where = {name: (part, index) for part in source.parts().values() for index, name in enumerate(part.names)}
         if lost := [name for name in names if name not in where]:
             raise DataError(f"{source.where}: no image {lost[0]} any more; restore it")
