@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from attngraft import opening
 from attngraft.errors import FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
@@ -273,6 +274,7 @@ def read_run(folder: Path | str) -> RunRecord:
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
         raise FolderError(_not_a_run(run.path))
+    refuse_special_files(run.path)
     data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
     judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
     return RunRecord(
@@ -311,6 +313,20 @@ def _not_a_run(folder: Path) -> str:
     return f"{folder}: not a run folder (no recipe.yaml), and not an exported model (no attngraft.json)"
 
 
+def refuse_special_files(folder: Path) -> None:
+    """Refuse a folder with a FIFO, socket or device, which would block a reader, or be taken for a missing file.
+
+    Raises:
+        FolderError: there is one.
+    """
+    try:
+        opening.check_folder(folder)
+    except opening.UnsuitableFile as error:
+        raise FolderError(f"{folder}: {error}; remove it") from None
+    except OSError:  # the folder is missing or cannot be listed
+        return
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
@@ -318,14 +334,14 @@ def read_json(path: Path) -> Any:
         TrainingError: the file cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return opening.read_json(path)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
 
 
 def _read_rows(path: Path) -> list[Metrics]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in opening.read_text(path).splitlines()]
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read: {error}; it is rewritten when the run resumes") from None
 

@@ -10,8 +10,9 @@ Images and masks are matched by path and name without the extension (Cityscapes:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,8 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from attngraft.errors import DataError
+from attngraft.image_files import open_image
+from attngraft.opening import DAMAGE, open_regular, read_text
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.sources.decoding import UnreadableImage, decode, in_mode
@@ -35,6 +38,7 @@ _LOSSY = {".jpg", ".jpeg"}
 _ENDS = {"leftImg8bit": "_leftImg8bit", "gtFine": "_gtFine_labelIds"}  #: Cityscapes: ends of names
 _ADE20K = "objectInfo150.txt"  #: names of the classes of ADE20K
 _SAMPLE = 4000  #: largest number of masks of a split that are read before training
+_BLOCK = 2**24  #: number of pixels whose colors are converted at once
 _LISTED = 10  #: most masks with mistakes that are listed
 
 #: Cityscapes: the 19 evaluated classes by label id, and their colors
@@ -82,7 +86,7 @@ class Labels:
         if self.coco:
             return self.table[self.coco[path].labels(path)].astype(np.uint8)
         try:
-            with Image.open(path) as image:
+            with open_regular(path) as file, open_image(file) as image:
                 if self.rgb is not None:
                     return self._of_colors(np.asarray(image.convert("RGB")), path, self.rgb)
                 if image.mode not in ("P", "L", "1", "I", "I;16"):
@@ -91,7 +95,7 @@ class Labels:
                         "lines are `name r g b` (--set task.data.classes_file=FILE), colors"
                     )
                 values = np.asarray(image)
-        except (OSError, SyntaxError, ValueError) as error:
+        except DAMAGE as error:
             raise DataError(f"{path}: cannot be read as a mask ({error}); replace the file") from None
         if values.size and int(values.max()) > 255:
             raise DataError(f"{path}: contains the label {int(values.max())}; labels are 0 to 254, and 255 is ignored")
@@ -105,6 +109,9 @@ class Labels:
         return found.astype(np.uint8)
 
     def _of_colors(self, pixels: np.ndarray, path: Path, classes_of: Mapping[int, int]) -> np.ndarray:
+        if pixels.shape[0] * pixels.shape[1] > _BLOCK:  # the packed colors take 24 times as much memory
+            blocks = np.array_split(pixels, -(-pixels.shape[0] * pixels.shape[1] // _BLOCK))
+            return np.concatenate([self._of_colors(block, path, classes_of) for block in blocks if len(block)])
         packed = pixels.astype(np.int64) @ np.array([65536, 256, 1])
         values, inverse = np.unique(packed, return_inverse=True)
         classes = np.array([classes_of.get(int(value), -1) for value in values])
@@ -192,7 +199,7 @@ def read_image(path: Path) -> Image.Image:
         DataError: the file cannot be read.
     """
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return in_mode(decode(stream, where=str(path)), "RGB")
     except UnreadableImage as error:
         raise DataError(f"{path}: cannot be read as an image ({error.reason}); replace or remove it") from None
@@ -207,10 +214,10 @@ def image_size(path: Path) -> tuple[int, int]:
         DataError: the file cannot be read.
     """
     try:
-        with Image.open(path) as image:
+        with open_regular(path) as file, open_image(file) as image:
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
             return image.size[::-1] if turned else image.size
-    except (OSError, SyntaxError, ValueError) as error:
+    except DAMAGE as error:
         raise DataError(f"{path}: cannot be read as an image ({error}); replace or remove it") from None
 
 
@@ -470,10 +477,12 @@ def _coco_labels(
     )
 
 
-def _opened(path: Path) -> Image.Image:
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
     try:
-        return Image.open(path)
-    except (OSError, SyntaxError) as error:
+        with open_regular(path) as file, open_image(file) as image:
+            yield image
+    except DAMAGE as error:
         raise DataError(f"{path}: cannot be read as a mask ({error}); replace the file") from None
 
 
@@ -508,7 +517,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
         DataError: the file cannot be read, or a line has another form; the message names the line.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); correct task.data.classes_file") from None
     found: list[tuple[int, str, Color | None]] = []
@@ -536,7 +545,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
 def _ade20k(file: Path) -> list[tuple[int, str, Color | None]]:
     """Return label and first name of each class in the table of ADE20K, after label 0 for all others."""
     try:
-        rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()[1:] if line.strip()]
+        rows = [line.split("\t") for line in read_text(file).splitlines()[1:] if line.strip()]
         return [(0, "other", None), *((int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows)]
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: is not the table of ADE20K ({error}); replace it, or remove it") from None

@@ -100,7 +100,7 @@ def _open(config: DataConfig, source: str) -> ImageSource:
     path = Path(source.removeprefix("hf:")).expanduser()
     if path.is_dir():
         return _open_folder(path, config, saved=source.startswith("hf:"))
-    if path.is_file():
+    if path.exists():
         return _open_file(path, config)
     if source.startswith(timm_dataset.PREFIXES):
         return timm_dataset.open_timm(source, config)
