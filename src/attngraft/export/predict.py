@@ -187,7 +187,7 @@ def open_model(
     path = Path(model)
     if path.is_dir():
         return _open_folder(path, checkpoint, device, trust_code=trust_code)
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
         raise UsageError(f"{path}: not a model; use an exported folder, a run's folder, or a .pt2 or .onnx file")

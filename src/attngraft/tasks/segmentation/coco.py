@@ -146,7 +146,7 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
                     raise DataError(f"{file}: no segments for {entry['file_name']}; add them, or remove the image")
                 mask = Path(str(masks)) / annotations[key][0]["file_name"]
             for each in (path, mask):
-                if not each.is_file():
+                if not each.exists():
                     raise DataError(f"{each}: is missing, but {file} lists it; add it, or remove its entry")
             names.append((path.relative_to(root).as_posix(), path, mask))
             annotated[mask] = (entry, annotations[key])

@@ -412,9 +412,9 @@ def _labels(root: Path, config: MaskDataConfig, masks: Sequence[Path]) -> Labels
     with _opened(masks[0]) as image:
         mode, palette = image.mode, image.getpalette() if image.mode == "P" else None
     listed: list[tuple[int, str, Color | None]]
-    if config.classes_file is not None or file.is_file():
+    if config.classes_file is not None or file.exists():
         listed = _read_classes(file)
-    elif (root / _ADE20K).is_file():
+    elif (root / _ADE20K).exists():
         listed = _ade20k(root / _ADE20K)
     elif masks[0].stem.endswith("_labelIds"):
         listed = [(label, *each) for label, each in CITYSCAPES.items()]

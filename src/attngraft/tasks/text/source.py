@@ -75,8 +75,8 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         ConfigError: a column is unknown.
     """
     path, settings = Path(config.source).expanduser(), config.as_table()
-    if not path.is_dir() and (not path.is_file() or path.suffix.lower() not in KINDS):
-        what = "not a table" if path.is_file() else "no such file or folder"
+    if not path.is_dir() and (not path.exists() or path.suffix.lower() not in KINDS):
+        what = "not a table" if path.exists() else "no such file or folder"
         raise DataError(
             f"{path}: {what}; give a .csv, .tsv, .jsonl or .parquet with a column of texts and a column of labels, or a "
             "folder with train.csv and val.csv"

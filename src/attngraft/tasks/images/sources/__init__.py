@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attngraft.errors import DataError
 from attngraft.files import printable
+from attngraft.opening import check_regular
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import SOURCES, DataConfig
 from attngraft.tasks.images.sources import (
@@ -150,6 +151,10 @@ def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> ImageSource:
 
 def _open_file(path: Path, config: DataConfig) -> ImageSource:
     kind = path.suffix.lower()
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error}; give {SOURCES}") from None
     if kind == ".npz":
         return npz.open_npz(path, config)
     if ".tar" in path.suffixes or kind == ".tgz":

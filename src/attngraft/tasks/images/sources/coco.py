@@ -55,7 +55,7 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
             category that is not listed.
     """
     root = configured_root(config)
-    if path.is_file():
+    if not path.is_dir():
         folder = path.parent.parent if path.parent.name == "annotations" else path.parent
         return _build(path, root or folder, _read(path), None, origin=f"the images of {path.name}")
     available = _splits_in(path)

@@ -266,7 +266,10 @@ def expanded(pattern: str) -> list[str]:
         choices = inside.split(",")
     else:
         raise DataError(f"{pattern}: {{{inside}}} is not a pattern; write {{000..009}} or {{train,val}}")
-    return [f"{before}{choice}{rest}" for choice in choices for rest in expanded(behind)]
+    rests = expanded(behind)
+    if len(choices) * len(rests) > _LIMIT:
+        raise DataError(f"{pattern}: has more than {_LIMIT:,} shards; correct the pattern")
+    return [f"{before}{choice}{rest}" for choice in choices for rest in rests]
 
 
 def grouped(paths: Sequence[Path]) -> dict[str, list[Path]]:
