@@ -1,11 +1,14 @@
 """Atomic file writes: no reader or crash leaves a partial file."""
 
 import errno
+import functools
 import io
+import operator
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,6 +67,36 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def open_in_place(path: Path, flags: int) -> io.FileIO:
+    """Open a file that is not replaced as a whole, with the flags of `os.open`; never through a link.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link, FIFO, socket or device.
+    """
+    safe = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+    descriptor = os.open(path, functools.reduce(operator.or_, safe, flags & ~os.O_TRUNC), 0o644)
+    mode = {os.O_RDONLY: "rb", os.O_WRONLY: "wb", os.O_RDWR: "r+b"}[flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)]
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if flags & os.O_TRUNC:
+        os.ftruncate(descriptor, 0)
+    return io.FileIO(descriptor, mode)
+
+
+def refuse_links(folder: Path) -> None:
+    """Check that no file of a folder is a link, before another library writes to files there in place.
+
+    Raises:
+        FolderError: a file is a link.
+    """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() and not path.is_dir():
+            raise FolderError(
+                f"{path}: is a link, through which nothing is written; delete it, or choose another folder"
+            )
 
 
 def share(path: Path, at: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from attngraft.errors import ConfigError
+from attngraft.opening import read_text
 from attngraft.strict import read
 
 ConfigT = TypeVar("ConfigT")
@@ -71,7 +72,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is invalid YAML, or does not contain a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     value = parse_yaml(text, source=str(path))

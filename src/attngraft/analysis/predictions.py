@@ -8,6 +8,7 @@ import torch
 
 from attngraft.analysis.request import AnalysisRequest
 from attngraft.errors import TrainingError, UsageError
+from attngraft.opening import DAMAGE, open_npz
 from attngraft.suggest import shortened
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet, numbered_names
@@ -64,9 +65,9 @@ def _saved(model: ModelHandle) -> LabelPredictions:
     require(load_task(record.recipe.task["name"]), "labels")
     record.check(record.predictions)
     try:
-        with np.load(record.predictions, allow_pickle=False) as file:
+        with open_npz(record.predictions) as file:
             arrays = dict(file)
-    except (OSError, ValueError) as error:
+    except DAMAGE as error:
         raise TrainingError(f"{record.predictions}: cannot be read ({error}); repeat the run") from None
     if not {"target", "predicted"} <= arrays.keys() or "classes" not in record.facts:
         raise UsageError(

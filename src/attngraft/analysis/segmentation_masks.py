@@ -6,11 +6,12 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from attngraft.errors import DataError, UsageError
+from attngraft.image_files import open_image
+from attngraft.opening import DAMAGE, open_regular
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet
 from attngraft.tasks.images.boundaries import boundary
@@ -57,9 +58,9 @@ class SegmentationMasks:
             return self._images.label_map(index)
         file = self._file(self._folder, self._images.names[index])
         try:
-            with Image.open(file) as opened:
+            with open_regular(file) as stream, open_image(stream) as opened:
                 labels = np.asarray(opened)
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        except DAMAGE as error:
             raise DataError(
                 f"{file}: cannot be read as a label map ({error}); save it as a PNG of class indices"
             ) from None

@@ -14,6 +14,7 @@ from PIL import Image
 
 from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_round_ticks, set_titles, size_in_points
 from attngraft.drawing.theme import MARKERS, Theme
+from attngraft.image_files import open_image
 from attngraft.results.analysis import AnalysisResult, Boxes, Curves, Grid, Panel, Picture, Pictures
 from attngraft.results.wording import shorten, shown
 
@@ -256,7 +257,7 @@ def pixels(picture: Picture, panel: Pictures) -> np.ndarray:
     """
     image = None
     if picture.image is not None:
-        with Image.open(io.BytesIO(base64.b64decode(picture.image))) as opened:
+        with open_image(io.BytesIO(base64.b64decode(picture.image))) as opened:
             image = np.asarray(opened.convert("RGB"))
     if picture.values is None:
         return np.zeros((8, 8, 3), np.uint8) if image is None else _enlarged(image)

@@ -24,6 +24,7 @@ from attngraft.errors import DataError, ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
 from attngraft.models.trust import trusting
+from attngraft.opening import open_regular
 from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import MANIFEST, Manifest, check_file, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
@@ -116,7 +117,7 @@ def _image_predictor(forward: Forward, manifest: Manifest) -> Predictor:
     preprocessor = Preprocessor.from_serving(serving)
 
     def read(name: str) -> Tensor:
-        with open(name, "rb") as stream:
+        with open_regular(name) as stream:
             return preprocessor.read(stream, where=name)
 
     def predict(images: list[Tensor]) -> np.ndarray:
@@ -186,7 +187,7 @@ def open_model(
     path = Path(model)
     if path.is_dir():
         return _open_folder(path, checkpoint, device, trust_code=trust_code)
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
         raise UsageError(f"{path}: not a model; use an exported folder, a run's folder, or a .pt2 or .onnx file")

@@ -9,7 +9,6 @@ preprocessor_config.json   preprocessing of images: size, mean, deviation, inter
 grafts.safetensors         its grafts, if any (`attngraft.save_pretrained`)
 """
 
-import json
 import logging
 import os
 import pickle
@@ -26,6 +25,7 @@ from attngraft.attention import is_graft
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.io import load_grafts
 from attngraft.models.checkpoint_file import first_line
+from attngraft.opening import check_folder, read_json
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG)
     except (OSError, ValueError):
         return None
     return folder if isinstance(config, dict) and "model_type" in config else None
@@ -153,6 +153,7 @@ def folder_generation(folder: Path) -> dict[str, Any]:
     settings_of = import_transformers(folder).GenerationConfig
     file = folder / "generation_config.json"
     try:
+        check_folder(folder)
         found = settings_of.from_pretrained(str(folder)) if file.is_file() else settings_of.from_model_config(config)
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{file}: transformers cannot read it ({first_line(error)}); save the folder again") from None
@@ -163,6 +164,7 @@ def folder_generation(folder: Path) -> dict[str, Any]:
 def _read_config(folder: Path) -> Any:
     transformers = import_transformers(folder)
     try:
+        check_folder(folder)
         return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
@@ -248,6 +250,7 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
 def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tuple[nn.Module, dict[str, Any]]:
     """Load the model; return it and transformers' report on missing and unexpected tensors."""
     try:
+        check_folder(folder)
         with torch.random.fork_rng(devices=[]), quiet(transformers):  # initializes missing weights
             found: tuple[nn.Module, dict[str, Any]] = getattr(transformers, auto_class).from_pretrained(
                 str(folder),
@@ -302,6 +305,7 @@ def folder_preprocessing(folder: Path) -> dict[str, Any]:
     if file is None:
         raise UsageError(f"{folder / PROCESSORS[0]}: no such file; it specifies the preprocessing of images. {remedy}")
     try:
+        check_folder(folder)
         processor = transformers.AutoImageProcessor.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         ).to_dict()

@@ -5,7 +5,6 @@ for encoder-decoders `generation` (the contents of generation_config.json), and 
 the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,6 +30,7 @@ from attngraft.models.transformers_folder import (
 )
 from attngraft.models.unavailable import why_no_weights
 from attngraft.models.weights import split_weights
+from attngraft.opening import read_json
 from attngraft.suggest import did_you_mean
 
 #: files besides the weights
@@ -264,7 +264,7 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
         folder = None
     limits = [_positions(model)]
     if folder is not None and (settings := folder / _TOKENIZER).is_file():
-        limits.append(json.loads(settings.read_text(encoding="utf-8")).get("model_max_length"))
+        limits.append(read_json(settings).get("model_max_length"))
     lengths = [int(limit) for limit in limits if limit is not None and limit < _LIMIT]
     return {
         "tokenizer": None if folder is None else str(folder),

@@ -27,6 +27,7 @@ from attngraft.hosts import find_host
 from attngraft.models.create import create_host as create_by_name
 from attngraft.models.host_input import host_input
 from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
+from attngraft.opening import check_regular
 from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, check_file, read_manifest, write_manifest
 from attngraft.suggest import shortened
 from attngraft.tasks.codec import Codec
@@ -129,6 +130,7 @@ def create_host(manifest: Manifest) -> nn.Module:
 def _load_weights(model: nn.Module, file: Path) -> None:
     """Load all weights except the grafts'; names and shapes must match exactly."""
     try:
+        check_regular(file)
         weights = safetensors.torch.load_file(file)
     except FileNotFoundError:
         raise ExportError(f"{file}: missing; the folder is incomplete, export the model again") from None

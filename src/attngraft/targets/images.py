@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import AttngraftError, DataError, UsageError
+from attngraft.opening import open_regular
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import data_config, open_images
@@ -58,7 +59,7 @@ def images_from_files(paths: Sequence[str]) -> ImageSet:
 
     def open_image(index: int) -> Image.Image:
         try:
-            with open(paths[index], "rb") as stream:
+            with open_regular(paths[index]) as stream:
                 return decode(stream, where=paths[index])
         except UnreadableImage as error:
             raise DataError(f"{paths[index]}: cannot be read as an image ({error.reason})") from None
@@ -124,7 +125,7 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         return _with_masks(source, split, data=data)
     saved_split = RunFolder(record.folder).split
     config = read(data_config(record.recipe.task["name"]), section, where="task.data")
-    return _open(config, saved_split if own and saved_split.is_file() else None, split=split, user_chosen=not own)
+    return _open(config, saved_split if own and saved_split.exists() else None, split=split, user_chosen=not own)
 
 
 def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, user_chosen: bool) -> ImageSet:
@@ -173,7 +174,7 @@ def true_label_map(file: Path | str, record: RunRecord | None) -> np.ndarray | N
         source = None if record is None else _masks(record)
         for images in () if source is None else source.parts().values():
             for index, each in enumerate(images.images):
-                if each.name == path.name and each.resolve() == path:
+                if isinstance(each, Path) and each.name == path.name and each.resolve() == path:
                     return images.label(index)
     except AttngraftError:  # the data may have moved
         pass

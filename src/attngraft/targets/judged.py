@@ -1,6 +1,5 @@
 """Targets of `attngraft eval`: runs, exported folders, hosts with weights, files that name their host."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from attngraft.models.schemes import SCHEMES, split_scheme
 from attngraft.models.transformers_folder import CONFIG, transformers_folder
 from attngraft.models.trust import SCHEME, refuse_untrusted, trusting
 from attngraft.models.weights import read_weights
+from attngraft.opening import read_json
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.suggest import did_you_mean
@@ -300,5 +300,5 @@ def _labels(name: str) -> tuple[str, ...]:
     folder = transformers_folder(rest) if scheme == "hf" else None
     if folder is None:
         return ()
-    labels = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("id2label") or {}
+    labels = read_json(folder / CONFIG).get("id2label") or {}
     return tuple(str(labels[number]) for number in sorted(labels, key=int))

@@ -19,6 +19,7 @@ from attngraft.counting import counted
 from attngraft.errors import DataError, FolderError, TrainingError, UsageError, started
 from attngraft.hosts import forget
 from attngraft.models.trust import trusting
+from attngraft.opening import open_regular
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
 from attngraft.suggest import shortened
@@ -380,7 +381,7 @@ def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
         raise FolderError(
             f"{path}: missing; the run has not saved these weights (yet); finish it, or use other --weights"
         )
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

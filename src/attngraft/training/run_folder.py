@@ -26,10 +26,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from attngraft import opening
 from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
 from attngraft.errors import FolderError, TrainingError
 from attngraft.files import write_atomically
-from attngraft.opening import parse_json, read_text
 from attngraft.results.records import RecordTable, write_records
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
 from attngraft.training.paths import with_reachable_paths, with_same_spelling
@@ -357,6 +357,7 @@ def read_run(folder: Path | str) -> RunRecord:
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
         raise FolderError(_not_a_run(run.path))
+    refuse_special_files(run.path)
     facts, checksums = run.read_finished()
     finished = run.finished.exists()
     for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split):
@@ -400,6 +401,20 @@ def _not_a_run(folder: Path) -> str:
     return f"{folder}: not a run folder (no recipe.yaml), and not an exported model (no attngraft.json)"
 
 
+def refuse_special_files(folder: Path) -> None:
+    """Refuse a folder with a FIFO, socket or device, which would block a reader, or be taken for a missing file.
+
+    Raises:
+        FolderError: there is one.
+    """
+    try:
+        opening.check_folder(folder)
+    except opening.UnsuitableFile as error:
+        raise FolderError(f"{folder}: {error}; remove it") from None
+    except OSError:  # the folder is missing or cannot be listed
+        return
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file.
 
@@ -407,14 +422,14 @@ def read_json(path: Path) -> Any:
         TrainingError: the file cannot be read.
     """
     try:
-        return parse_json(read_text(path))
+        return opening.read_json(path)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
 
 
 def _read_rows(path: Path, *, finished: bool) -> list[Metrics]:
     try:
-        return [parse_json(line) for line in read_text(path).splitlines()]
+        return [opening.parse_json(line) for line in opening.read_text(path).splitlines()]
     except (OSError, ValueError) as error:
         if finished:
             raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None

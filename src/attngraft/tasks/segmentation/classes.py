@@ -11,6 +11,7 @@ import numpy as np
 
 from attngraft.counting import counted
 from attngraft.errors import DataError
+from attngraft.opening import read_text
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.segmentation.coco import CocoSplit
@@ -53,9 +54,9 @@ def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) ->
     mode, palette = first.mode, first.getpalette() if first.mode == "P" else None
     cityscapes = isinstance(masks[0], Path) and masks[0].stem.endswith(CITYSCAPES_END)
     listed: list[tuple[int, str, Color | None]]
-    if config.classes_file is not None or file.is_file():
+    if config.classes_file is not None or file.exists():
         listed = _read_classes(file)
-    elif (root / _ADE20K).is_file():
+    elif (root / _ADE20K).exists():
         listed = _ade20k(root / _ADE20K)
     elif cityscapes:
         listed = [(label, *each) for label, each in CITYSCAPES.items()]
@@ -66,7 +67,7 @@ def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) ->
         )
     else:
         listed = [(label, f"class {label}", None) for label in _values(masks)]
-    shift = 1 if config.reduce_zero_label or (root / _ADE20K).is_file() else 0
+    shift = 1 if config.reduce_zero_label or (root / _ADE20K).exists() else 0
     ignored = _ignored(config, listed, file)
     kept = [each for each in listed if each[0] not in ignored and each[0] >= shift and each[0] != IGNORED]
     if len(kept) == 1 and [each[0] for each in listed] == [0]:
@@ -151,7 +152,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
         DataError: the file cannot be read, or a line has another form; the message names the line.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); correct task.data.classes_file") from None
     found: list[tuple[int, str, Color | None]] = []
@@ -179,7 +180,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
 def _ade20k(file: Path) -> list[tuple[int, str, Color | None]]:
     """Return label and first name of each class in the table of ADE20K, after label 0 for all others."""
     try:
-        rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()[1:] if line.strip()]
+        rows = [line.split("\t") for line in read_text(file).splitlines()[1:] if line.strip()]
         return [(0, "other", None), *((int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows)]
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: is not the table of ADE20K ({error}); replace it, or remove it") from None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attngraft.files import atomic_file
 from attngraft.models.dense import padded_size
+from attngraft.opening import open_regular
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
@@ -65,7 +66,7 @@ class SegmentationCodec(Codec):
         self._opened(raw)
 
     def _opened(self, raw: str) -> Image.Image:
-        with open(raw, "rb") as stream:
+        with open_regular(raw) as stream:
             return in_mode(decode(stream, where=raw), self.host.mode)
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

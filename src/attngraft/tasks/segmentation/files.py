@@ -11,6 +11,7 @@ from typing import IO
 from PIL import Image
 
 from attngraft.errors import DataError
+from attngraft.opening import open_regular
 from attngraft.tasks.images.sources.decoding import UnreadableImage, decode, in_mode, read_size
 from attngraft.tasks.images.sources.huggingface import ArrowImages
 
@@ -80,7 +81,7 @@ def lossy(stored: Stored) -> DataError:
 @contextmanager
 def _opened(stored: Stored, what: str) -> Iterator[IO[bytes]]:
     try:
-        with stored.open("rb") if isinstance(stored, Path) else stored.images.raw(stored.index) as stream:
+        with open_regular(stored) if isinstance(stored, Path) else stored.images.raw(stored.index) as stream:
             yield stream
     except UnreadableImage as error:
         raise DataError(f"{stored}: cannot be read as {what} ({error.reason}); replace or remove it") from None

@@ -14,6 +14,8 @@ from attngraft.tasks.segmentation.files import Stored, read_image, read_mask
 
 VALUES = ("P", "L", "1", "I", "I;16")  #: Pillow's modes of masks with one value per pixel
 
+_BLOCK = 2**24  #: number of pixels whose colors are converted at once
+
 Color = tuple[int, int, int]
 
 
@@ -56,6 +58,9 @@ class Labels:
         return found.astype(np.uint8)
 
     def _of_colors(self, pixels: np.ndarray, path: Stored, classes_of: Mapping[int, int]) -> np.ndarray:
+        if pixels.shape[0] * pixels.shape[1] > _BLOCK:  # the packed colors take 24 times as much memory
+            blocks = np.array_split(pixels, -(-pixels.shape[0] * pixels.shape[1] // _BLOCK))
+            return np.concatenate([self._of_colors(block, path, classes_of) for block in blocks if len(block)])
         packed = pixels.astype(np.int64) @ np.array([65536, 256, 1])
         values, inverse = np.unique(packed, return_inverse=True)
         classes = np.array([classes_of.get(int(value), -1) for value in values])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import write_atomically
+from attngraft.opening import check_folder, read_text
 
 FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padding and truncation
 
@@ -83,7 +84,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         DataError: the file is missing or damaged.
     """
     try:
-        return Tokenizer(path.read_text(encoding="utf-8"))
+        return Tokenizer(read_text(path))
     except ConfigError:
         raise
     except Exception as error:  # the package raises plain exceptions
@@ -106,6 +107,7 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
     except ImportError:
         raise ConfigError("task.tokenizer: requires transformers; run pip install 'attngraft[hf]'") from None
     try:
+        check_folder(folder)
         found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         text = found.backend_tokenizer.to_str()
     except Exception as error:  # any error; tokenizers written in Python have no backend_tokenizer

@@ -20,6 +20,7 @@ import numpy as np
 from attngraft.cache import cache_file
 from attngraft.errors import ConfigError, DataAccessError, DataError, StorageError
 from attngraft.files import atomic_file
+from attngraft.opening import open_regular, read_json
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
@@ -35,7 +36,7 @@ from attngraft.tasks.images.sources.base import (
     split_name,
 )
 from attngraft.tasks.images.sources.listing import natural
-from attngraft.tasks.images.sources.table import Labels, LabelTable, arrow_errors, read_labels
+from attngraft.tasks.images.sources.table import Labels, LabelTable, arrow_errors, check_parquet, read_labels
 
 if TYPE_CHECKING:  # pyarrow is optional, so it is imported in functions
     import pyarrow
@@ -88,7 +89,7 @@ class ArrowImages(FileImages):
         if not path:
             raise DataError(f"{self.where(index)}: column {self.column!r} contains no image")
         try:
-            return (self.root / path).open("rb")
+            return open_regular(self.root / path)
         except OSError as error:
             where = f"{self.where(index)}: {self.root / path}"
             raise DataAccessError(f"{where}: cannot be opened ({error.strerror})") from None
@@ -192,10 +193,11 @@ def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
     if not cached.exists():
         try:
             with (
-                atomic_file(cached) as file,
                 pa.parquet.ParquetFile(path) as packed,
+                atomic_file(cached) as file,
                 pa.ipc.new_stream(file, packed.schema_arrow) as writer,
             ):
+                check_parquet(path, packed.metadata)
                 for batch in packed.iter_batches(batch_size=_ROWS):
                     writer.write_batch(batch)
         except StorageError:
@@ -399,7 +401,7 @@ def splits_in(folder: Path) -> dict[str, list[Path]]:
 def _data_files(folder: Path) -> list[Path]:
     """Return the files of a folder written by `save_to_disk`, in the order of its state.json."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        state = read_json(folder / "state.json")
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / 'state.json'}: cannot be read ({error}); save the data set again") from None

@@ -13,6 +13,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
+from attngraft.opening import read_data
 from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
@@ -302,7 +303,7 @@ def read_split(
 
 def _rows(path: Path, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        text = read_data(path).decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     except OSError as error:
         raise DataError(
             f"task.data.split_file: {path} cannot be opened ({error.strerror}); write one with attngraft data check "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.opening import check_regular, check_unpacked, read_data
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.listing import natural
@@ -30,6 +31,7 @@ LISTS = ("labels", "classes", "categories", "tags", "targets")  #: usual names o
 NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a single column of numbers
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
+_ENTRY = 8  #: least number of bytes of an entry in memory
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
 
 
@@ -107,12 +109,12 @@ def read_utf8(path: Path) -> str:
         DataError: the file cannot be opened, or is not UTF-8; the message names the line.
     """
     try:
-        return decode_utf8(path.read_bytes(), path)
+        return decode_utf8(read_data(path), path)
     except OSError as error:
         raise DataError(f"{path}: cannot be opened ({error.strerror})") from None
 
 
-def decode_utf8(data: bytes, path: Path) -> str:
+def decode_utf8(data: bytes | bytearray, path: Path) -> str:
     """Return the text of the contents of `path`; see `read_utf8`."""
     try:
         return data.decode("utf-8-sig")
@@ -179,13 +181,26 @@ def arrow_errors(path: Path) -> Iterator[Any]:
     except ImportError:
         raise DataError(f"{path}: requires pyarrow; run pip install 'attngraft[data]'") from None
     try:
+        check_regular(path)
         yield pyarrow
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
+def check_parquet(path: Path, metadata: Any) -> None:
+    """Check the size of a parquet file's table: equal rows take nearly no space in the file.
+
+    Raises:
+        UnsuitableFile: see `opening.check_unpacked`.
+    """
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    unpacked = max(sum(group.total_byte_size for group in groups), _ENTRY * metadata.num_rows * metadata.num_columns)
+    check_unpacked(path, unpacked, path.stat().st_size)
+
+
 def _parquet(path: Path) -> LabelTable:
     with arrow_errors(path) as pa:
+        check_parquet(path, pa.parquet.read_metadata(path))
         table = pa.parquet.read_table(path)
     return LabelTable(
         where=str(path),
