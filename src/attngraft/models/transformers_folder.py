@@ -9,7 +9,6 @@ preprocessor_config.json   preprocessing of images: size, mean, deviation, inter
 grafts.safetensors         its grafts, if any (`attngraft.save_pretrained`)
 """
 
-import json
 import logging
 import os
 import pickle
@@ -26,6 +25,7 @@ from attngraft.attention import is_graft
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.io import load_grafts
 from attngraft.models.checkpoint_file import first_line
+from attngraft.opening import read_json
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG)
     except (OSError, ValueError):
         return None
     return folder if isinstance(config, dict) and "model_type" in config else None

@@ -14,6 +14,7 @@ from typing import Any
 
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.results import wording
 from attngraft.results.study import FORMAT, Cost, Difference, Interval, StudyResult, VariantResult
 from attngraft.strict import read
@@ -67,7 +68,7 @@ def read_study(path: Path | str) -> StudyResult:
     """
     path = Path(path) / RESULT_FILE if Path(path).is_dir() else Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a valid study result: {error}; run attngraft compare --report-only") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from attngraft._version import __version__
 from attngraft.errors import ConfigError, ExportError, FolderError, UsageError
 from attngraft.files import write_atomically
+from attngraft.opening import parse_json, read_text
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
 
@@ -152,7 +153,7 @@ def read_manifest(folder: Path | str) -> Manifest:
             remedy = f"this is a run; export it first: attngraft export {folder} --out DIR"
         raise FolderError(f"{folder}: not an exported model, there is no {MANIFEST}; {remedy}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path}: cannot be read: {error}; export the model again") from None
     return parse_manifest(text, where=str(path))
@@ -165,7 +166,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
         ExportError: see `read_manifest`; the message names `where`.
     """
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise ExportError(f"{where}: cannot be read: {error}; export the model again") from None
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):

@@ -18,6 +18,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from attngraft.errors import FolderError, TrainingError
+from attngraft.opening import read_json
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def _acquire(lock: FileLock) -> Literal["acquired", "busy", "unsupported"]:
 
 def _read_note(path: Path) -> Holder | None:
     with suppress(OSError, ValueError, TypeError, KeyError):
-        note = json.loads(path.read_text(encoding="utf-8"))
+        note = read_json(path)
         return Holder(int(note["process"]), str(note["host"]))
     return None
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
@@ -64,7 +65,7 @@ class Regression(ImageTask):
         path = folder / FILE
         if path.is_file():
             try:
-                self._scale = json.loads(path.read_text(encoding="utf-8"))
+                self._scale = read_json(path)
             except ValueError as error:
                 raise DataError(f"{path}: cannot be read ({error}); restore the file") from None
 

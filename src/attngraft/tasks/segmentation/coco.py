@@ -8,7 +8,6 @@ Images are in SPLIT/, images/SPLIT/, images/, or beside the annotations. Panopti
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from attngraft.errors import DataError
+from attngraft.opening import JSON_LIMIT, read_mapping
+from attngraft.suggest import cut
 from attngraft.tasks.images.boundaries import IGNORED
 
 Color = tuple[int, int, int]
@@ -48,7 +49,8 @@ class CocoSplit:
             return self._drawn(entry, annotations, path)
         except (KeyError, TypeError, ValueError, OSError, SyntaxError, IndexError) as error:
             raise DataError(
-                f"{self.file}: the annotations of {path.name} cannot be read ({type(error).__name__}: {error}); correct them"
+                f"{self.file}: the annotations of {path.name} cannot be read "
+                f"({type(error).__name__}: {cut(str(error))}); correct them"
             ) from None
 
     def _of_segments(self, ids: np.ndarray, segments: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
@@ -61,12 +63,12 @@ class CocoSplit:
     def _drawn(self, entry: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
         """Draw all objects on the background, label 0, large ones first."""
         size = int(entry["width"]), int(entry["height"])
-        found = np.zeros(size[::-1], dtype=np.uint8)
         with Image.open(path) as image:
             if image.size != size:
                 raise DataError(
                     f"{path}: {image.width} x {image.height}, but {size[0]} x {size[1]} in {self.file}; correct one of them"
                 )
+        found = np.zeros(size[::-1], dtype=np.uint8)
         drawn = [(_mask(each, size), self.numbers[each["category_id"]]) for each in annotations]
         for mask, number in sorted(drawn, key=lambda each: -int(each[0].sum())):
             found[mask] = number
@@ -108,7 +110,7 @@ def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str
 def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
     panoptic = file.stem.startswith("panoptic_")
     try:
-        content = json.loads(file.read_bytes())
+        content = read_mapping(file, limit=JSON_LIMIT)
         categories = sorted(content["categories"], key=lambda each: int(each["id"]))
         images = {each["id"]: each for each in content["images"]}
         annotations: dict[Any, list[Mapping[str, Any]]] = {key: [] for key in images}
@@ -138,9 +140,9 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
                     raise DataError(f"{each}: is missing, but {file} lists it; add it, or remove its entry")
             names.append((path.relative_to(root).as_posix(), path, mask))
             annotated[mask] = (entry, annotations[key])
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(
-            f"{file}: not COCO annotations ({type(error).__name__}: {error}); save or download it again"
+            f"{file}: not COCO annotations ({type(error).__name__}: {cut(str(error))}); save or download it again"
         ) from None
     if len(classes) > IGNORED - 1:
         raise DataError(f"{file}: {len(classes)} classes; segmentation requires 2 to 254")
@@ -161,6 +163,8 @@ def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
     if isinstance(given, Mapping):
         counts = given["counts"]
         lengths = _lengths(counts) if isinstance(counts, str) else counts
+        if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
+            raise ValueError(f"run lengths of {sum(lengths)} pixels for an image of {size[0]} x {size[1]}")
         flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         return flat.reshape(size).T
     picture = Image.new("1", size)
@@ -178,6 +182,8 @@ def _lengths(text: str) -> list[int]:
         bits = ord(character) - 48
         value |= (bits & 31) << shift
         shift += 5
+        if shift > 60:
+            raise ValueError("a run length of more than 60 bits")
         if not bits & 32:
             value -= (1 << shift) if bits & 16 else 0
             found.append(value + (found[-2] if len(found) > 2 else 0))

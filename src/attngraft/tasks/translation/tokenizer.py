@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.opening import read_mapping
 from attngraft.suggest import did_you_mean, shortened
 from attngraft.tasks.text.tokenizer import FILE
 from attngraft.tasks.translation.config import SMALLEST, TranslationConfig
@@ -104,7 +105,7 @@ def read_tokenizer(folder: Path) -> PairTokenizer:
         DataError: a file is missing or damaged.
     """
     try:
-        ids = TokenIds(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+        ids = TokenIds(**read_mapping(folder / SETTINGS))
         if ids.kind == "host":
             return HostTokenizer(_from_pretrained(folder, ids.source, ids.target), ids)
         return TrainedTokenizer((folder / FILE).read_text(encoding="utf-8"), ids)
@@ -183,10 +184,10 @@ def _require_language(language: str | None, known: Mapping[str, int], *, side: s
 def _prefix(folder: Path, config: TranslationConfig) -> str:
     """Return the text that a T5 model expects before each source of these languages, from its configuration."""
     try:
-        parameters = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("task_specific_params") or {}
-    except (OSError, ValueError):
+        parameters = read_mapping(folder / "config.json").get("task_specific_params") or {}
+        return str(parameters.get(f"translation_{config.source}_to_{config.target}", {}).get("prefix", ""))
+    except (OSError, ValueError, AttributeError):  # values of another type belong to another model
         return ""
-    return str(parameters.get(f"translation_{config.source}_to_{config.target}", {}).get("prefix", ""))
 
 
 def _from_pretrained(folder: Path, source: str | None, target: str | None) -> Any:
