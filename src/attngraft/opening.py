@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from attngraft.files import shown_size
+from attngraft.suggest import quoted
 
 if TYPE_CHECKING:
     import numpy as np
 
+JSON_LIMIT = 2**32  #: bytes of annotations: those of COCO's training images have 470 MB
 TEXT_LIMIT = 2**28  #: bytes of a text file that is read as a whole
+DEPTH_LIMIT = 100  #: objects and lists of JSON inside of each other
 
 # Limits of archives. Masks and one-hot labels compress to a hundredth, but what deflate compresses to a thousandth is empty.
 UNPACKED_RATIO = 100  #: largest size of what an archive unpacks to, as a multiple of its own size ...
@@ -218,9 +221,36 @@ def read_json(path: Path | str, *, limit: int = TEXT_LIMIT) -> Any:
     return parse_json(read_text(path, limit=limit))
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Parse JSON; see `read_json`."""
     try:
-        return json.loads(text)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        value = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if text.count("[") + text.count("{") > DEPTH_LIMIT:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEPTH_LIMIT + 1):
+        level = [
+            entry
+            for each in level
+            for entry in (each.values() if isinstance(each, dict) else each)
+            if isinstance(entry, (dict, list))  # twice as fast as a union
+        ]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
+
+
+def read_mapping(path: Path | str, *, limit: int = TEXT_LIMIT) -> dict[str, Any]:
+    """Return the object in a JSON file; raises a ValueError also for content of another type, see `read_json`."""
+    value = read_json(path, limit=limit)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object ({{...}}), found {quoted(value)}")
+    return value

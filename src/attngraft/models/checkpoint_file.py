@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import json
 import pickle
 import re
 import zipfile
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import AttngraftError, HostError, UsageError
-from attngraft.opening import check_regular, check_unpacked, check_zip, open_zip
+from attngraft.opening import check_regular, check_unpacked, check_zip, open_zip, parse_json
 
 _TORCH = (".pth", ".pt", ".bin", ".tar")
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
@@ -128,7 +127,7 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
         )
     with safetensors.safe_open(path, framework="pt") as file:
         try:  # the entry written by `convert`, if any
-            facts = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            facts = parse_json((file.metadata() or {}).get(KEY, "{}"))
         except ValueError:
             facts = {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

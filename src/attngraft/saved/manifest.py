@@ -16,7 +16,7 @@ from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums
 from attngraft.errors import ConfigError, ExportError, FolderError, UsageError
 from attngraft.files import write_atomically
-from attngraft.opening import read_text
+from attngraft.opening import parse_json, read_text
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
 
@@ -194,7 +194,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
         ExportError: see `read_manifest`; the message names `where`.
     """
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise ExportError(f"{where}: cannot be read: {error}; export the model again") from None
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):

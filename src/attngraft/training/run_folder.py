@@ -28,9 +28,10 @@ import numpy as np
 
 from attngraft import opening
 from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
-from attngraft.errors import FolderError, TrainingError
+from attngraft.errors import ConfigError, FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
+from attngraft.strict import read
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
 from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
@@ -145,13 +146,12 @@ class RunFolder:
         return cut
 
     def _data(self) -> dict[str, Any]:
-        data: dict[str, Any] = read_json(self.data) if self.data.is_file() else {}
-        return data
+        return _sections(self) if self.data.is_file() else {}
 
     @property
     def judged_on_val(self) -> bool:
         """Return whether to judge on validation despite a test split: the run or its study began without one."""
-        data = read_json(self.data) if self.data.is_file() else {"judged_split": None}
+        data = self._data() or {"judged_split": None}
         # earlier releases, without test splits, wrote no entry
         return data.get("judged_split", "val") == "val" and (self.has_saved or not data["facts"])
 
@@ -362,8 +362,12 @@ def read_run(folder: Path | str) -> RunRecord:
     finished = run.finished.exists()
     for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split):
         run.check(path, checksums)
-    data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
+    data = _sections(run)
     judged = facts.get("judged")
+    try:
+        evaluation = None if judged is None else read(Judged, judged, where="judged")
+    except ConfigError as error:
+        raise TrainingError(f"{run.finished}: {error}; restore a good copy, or repeat the run") from None
     return RunRecord(
         folder=run.path,
         recipe=with_reachable_paths(run.read_recipe(), data.get("paths", {})),
@@ -375,8 +379,8 @@ def read_run(folder: Path | str) -> RunRecord:
         epochs=_read_rows(run.metrics, finished=finished) if run.metrics.is_file() else [],
         finished=finished,
         predictions=run.predictions if run.predictions.is_file() else None,
-        judged=None if judged is None else Judged(**judged),
-        judged_split=data.get("judged_split", "val") if judged is None else judged["split"],
+        judged=evaluation,
+        judged_split=data.get("judged_split", "val") if evaluation is None else evaluation.split,
         paths=data.get("paths", {}),
         cut=data.get("cut", {}),
         checksums=checksums,
@@ -415,21 +419,33 @@ def refuse_special_files(folder: Path) -> None:
         return
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
+def _sections(run: RunFolder) -> dict[str, Any]:
+    """Return the content of data.json, or empty sections if there is none."""
+    data: dict[str, Any] = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
+    for name in ("model_args", "facts", "paths", "cut"):
+        if not isinstance(data.get(name, None if name in ("model_args", "facts") else {}), dict):
+            raise TrainingError(f"{run.data}: has no object {name!r}; restore a good copy, or repeat the run")
+    return data
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
 
     Raises:
         TrainingError: the file cannot be read.
     """
     try:
-        return opening.read_json(path)
+        return opening.read_mapping(path)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
 
 
 def _read_rows(path: Path, *, finished: bool) -> list[Metrics]:
     try:
-        return [opening.parse_json(line) for line in opening.read_text(path).splitlines()]
+        rows = [opening.parse_json(line) for line in opening.read_text(path).splitlines()]
+        if not all(isinstance(row, dict) and isinstance(row.get("epoch"), int) for row in rows):
+            raise ValueError("a line is not an object with an epoch")
+        return rows
     except (OSError, ValueError) as error:
         if finished:
             raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None

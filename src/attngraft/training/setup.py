@@ -326,7 +326,8 @@ def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskDa
     if folder.recipe.exists() and folder.environment.exists():
         first = read_json(folder.environment)
         # the last digits of a result may depend on these
-        changed = [name for name in ("packages", "threads", "device_name", "processes") if first[name] != current[name]]
+        compared = ("packages", "threads", "device_name", "processes")
+        changed = [name for name in compared if first.get(name) != current[name]]
         if changed:
             log.warning(
                 "%s: %s changed since the run began; results may differ in the last digits",

@@ -18,7 +18,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from attngraft.errors import DataError
-from attngraft.opening import DAMAGE, parse_json, read_data
+from attngraft.opening import DAMAGE, JSON_LIMIT, read_mapping
+from attngraft.suggest import cut
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.segmentation.files import Stored, image_size, read_mask
 
@@ -54,7 +55,8 @@ class CocoSplit:
             return self._drawn(entry, annotations, path)
         except DAMAGE as error:
             raise DataError(
-                f"{self.file}: the annotations of {path} cannot be read ({type(error).__name__}: {error}); correct them"
+                f"{self.file}: the annotations of {path} cannot be read "
+                f"({type(error).__name__}: {cut(str(error))}); correct them"
             ) from None
 
     def _of_segments(self, colors: np.ndarray, segments: Sequence[Mapping[str, Any]], path: Stored) -> np.ndarray:
@@ -119,7 +121,7 @@ def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str
 def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
     panoptic = file.stem.startswith("panoptic_")
     try:
-        content = parse_json(read_data(file).decode("utf-8-sig"))
+        content = read_mapping(file, limit=JSON_LIMIT)
         categories = sorted(content["categories"], key=lambda each: int(each["id"]))
         images = {each["id"]: each for each in content["images"]}
         annotations: dict[Any, list[Mapping[str, Any]]] = {key: [] for key in images}
@@ -149,9 +151,9 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
                     raise DataError(f"{each}: is missing, but {file} lists it; add it, or remove its entry")
             names.append((path.relative_to(root).as_posix(), path, mask))
             annotated[mask] = (entry, annotations[key])
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(
-            f"{file}: not COCO annotations ({type(error).__name__}: {error}); save or download it again"
+            f"{file}: not COCO annotations ({type(error).__name__}: {cut(str(error))}); save or download it again"
         ) from None
     if len(classes) > IGNORED - 1:
         raise DataError(f"{file}: {len(classes)} classes; segmentation requires 2 to 254")
@@ -172,7 +174,7 @@ def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
     if isinstance(given, Mapping):
         counts = given["counts"]
         lengths = _lengths(counts) if isinstance(counts, str) else counts
-        if sum(lengths) != size[0] * size[1]:
+        if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
             raise ValueError(f"the run lengths have {sum(lengths):,} pixels, the image {size[0] * size[1]:,}")
         flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         return flat.reshape(size).T

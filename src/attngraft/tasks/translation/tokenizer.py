@@ -11,7 +11,7 @@ import numpy as np
 
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import refuse_links
-from attngraft.opening import check_folder, read_json, read_text
+from attngraft.opening import check_folder, read_mapping, read_text
 from attngraft.suggest import did_you_mean, shortened
 from attngraft.tasks.text.tokenizer import FILE
 from attngraft.tasks.translation.config import SMALLEST, TranslationConfig
@@ -107,7 +107,7 @@ def read_tokenizer(folder: Path) -> PairTokenizer:
         DataError: a file is missing or damaged.
     """
     try:
-        ids = TokenIds(**read_json(folder / SETTINGS))
+        ids = TokenIds(**read_mapping(folder / SETTINGS))
         if ids.kind == "host":
             return HostTokenizer(_from_pretrained(folder, ids.source, ids.target), ids)
         return TrainedTokenizer(read_text(folder / FILE), ids)
@@ -186,10 +186,10 @@ def _require_language(language: str | None, known: Mapping[str, int], *, side: s
 def _prefix(folder: Path, config: TranslationConfig) -> str:
     """Return the text that a T5 model expects before each source of these languages, from its configuration."""
     try:
-        parameters = read_json(folder / "config.json").get("task_specific_params") or {}
-    except (OSError, ValueError):
+        parameters = read_mapping(folder / "config.json").get("task_specific_params") or {}
+        return str(parameters.get(f"translation_{config.source}_to_{config.target}", {}).get("prefix", ""))
+    except (OSError, ValueError, AttributeError):  # values of another type belong to another model
         return ""
-    return str(parameters.get(f"translation_{config.source}_to_{config.target}", {}).get("prefix", ""))
 
 
 def _from_pretrained(folder: Path, source: str | None, target: str | None) -> Any:

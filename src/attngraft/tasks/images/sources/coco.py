@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.opening import parse_json, read_data
+from attngraft.opening import JSON_LIMIT, read_json
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -93,7 +93,7 @@ def _splits_in(folder: Path) -> dict[str, Path]:
 
 def _read(path: Path) -> _Annotations:
     try:
-        content = parse_json(read_data(path).decode("utf-8-sig"))
+        content = read_json(path, limit=JSON_LIMIT)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error}); save or download it again") from None
     images, annotations, categories = (_entries(path, content, key) for key in ("images", "annotations", "categories"))

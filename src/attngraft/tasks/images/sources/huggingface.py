@@ -7,7 +7,6 @@ only allow sequential reads, so they are converted once to Arrow files in the ca
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from attngraft.cache import cache_file
 from attngraft.errors import ConfigError, DataAccessError, DataError, StorageError
 from attngraft.files import atomic_file
-from attngraft.opening import open_regular, read_json
+from attngraft.opening import open_regular, parse_json, read_mapping
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
@@ -149,7 +148,7 @@ def features(schema: pyarrow.Schema) -> dict[str, Any]:
     """Return the column descriptions of the library `datasets`; empty if another library wrote the file."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:
-        found = json.loads(text)["info"]["features"] if text else {}
+        found = parse_json(text)["info"]["features"] if text else {}
     except (ValueError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -401,7 +400,7 @@ def splits_in(folder: Path) -> dict[str, list[Path]]:
 def _data_files(folder: Path) -> list[Path]:
     """Return the files of a folder written by `save_to_disk`, in the order of its state.json."""
     try:
-        state = read_json(folder / "state.json")
+        state = read_mapping(folder / "state.json")
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / 'state.json'}: cannot be read ({error}); save the data set again") from None

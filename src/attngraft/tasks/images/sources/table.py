@@ -5,7 +5,6 @@ The standard library reads .csv, .tsv and .jsonl files, and pyarrow reads .parqu
 
 import csv
 import io
-import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.opening import check_regular, check_unpacked, read_data
+from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.listing import natural
@@ -129,9 +128,10 @@ def _json_lines(path: Path) -> LabelTable:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}: line {number}: not JSON ({error.msg}); write one object per line") from None
+            row = parse_json(line)
+        except ValueError as error:
+            reason = getattr(error, "msg", None) or error
+            raise DataError(f"{path}: line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(row, dict):
             raise DataError(f'{path}: line {number}: not a JSON object; write one per line, such as {{"text": ...}}')
         rows.append(row)
@@ -388,11 +388,11 @@ def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:
     if text.lower() in MISSING:
         return []
     try:
-        labels = json.loads(text)
-    except json.JSONDecodeError:
+        labels = parse_json(text)
+    except ValueError:
         try:
-            labels = json.loads(text.replace("'", '"'))  # accept Python's repr of a list
-        except json.JSONDecodeError as error:
+            labels = parse_json(text.replace("'", '"'))  # accept Python's repr of a list
+        except ValueError as error:
             raise DataError(
                 f"{table.line(row)}: column {name!r} does not contain a JSON list of labels ({error}): {text[:60]}"
             ) from None

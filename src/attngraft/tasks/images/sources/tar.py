@@ -21,7 +21,7 @@ import numpy as np
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
 from attngraft.errors import DataAccessError, DataError
-from attngraft.opening import DAMAGE, TAR_MEMBERS, open_regular
+from attngraft.opening import DAMAGE, TAR_MEMBERS, open_regular, parse_json
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -166,7 +166,7 @@ def _json_fields(text: str | None, where: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise DataError(f"{where}: the .json file cannot be read ({error})") from None
     if not isinstance(content, dict):
