@@ -106,3 +106,15 @@ def test_the_command_names_the_files_and_fails(study: Path) -> None:
         assert f"{path}: damaged" in result.output
     finally:
         path.write_bytes(whole)
+
+
+def test_damaged_costs_are_measured_again(study: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = (study / "cost.json").read_bytes()
+    (study / "cost.json").write_bytes(whole.replace(b"1", b"2", 1))
+    config = tiny(study, grafts=["cb"], seeds=1, epochs=1)
+    with caplog.at_level("WARNING"):
+        result = report_only(config, tools=Tools(write_report=lambda result, folder: folder))
+    assert "cost.json: damaged (its SHA-256 is wrong); removed" in caplog.text
+    assert "Costs were not measured." in result.notes
+    assert not (study / "cost.json").exists()
+    assert verify(study).problems == []
