@@ -24,6 +24,7 @@ from tests.contract.tester import assert_same_host, snapshot
 from tests.grafting.test_apply import tiny_swin, tiny_vit
 
 SPEC = "cb_s(init=0.5)@blocks.1-2 + horizontal@blocks.0 + vertical(reduction=2)@last:1"
+SCALE = "blocks.1.mlp.grafts.cb_s.scale"
 DATA = Path(__file__).parent / "data"
 
 #: words that mean something in a manifest, and others
@@ -172,6 +173,30 @@ def test_a_file_of_this_release_loads_forever(name: str, make: Any, spec: str) -
         (lambda file: rewrite(file, lambda m: m["entries"][0].update(site="blocks.9.attn")), "no site 'blocks.9.attn'"),
         (lambda file: rewrite(file, lambda m: m["entries"][0].update(options={"x": 1})), "invalid manifest entry"),
         (lambda file: rewrite(file, None, lambda t: t.update({"host.neck": torch.zeros(1)})), "includes neck"),
+        (
+            lambda file: rewrite(file, None, lambda t: t.update({"host.head.weight": torch.full((5, 24), 1e9)})),
+            "includes head.weight, which is not one of the host's parts that its manifest includes",
+        ),
+        (
+            lambda file: rewrite(file, lambda m: m.update(include=["head"])),
+            "lacks head.weight, a part that its manifest includes",
+        ),
+        (
+            lambda file: rewrite(file, lambda m: m.update(include=["neck"])),
+            "includes 'neck', but the parts of a host are",
+        ),
+        (
+            lambda file: rewrite(file, None, lambda t: t.update({SCALE: torch.full((24,), math.nan)})),
+            f"{SCALE} has values that are not finite",
+        ),
+        (
+            lambda file: rewrite(file, None, lambda t: t.update({SCALE: torch.ones(24, dtype=torch.int64)})),
+            f"{SCALE} is of type int, but the model's of type float",
+        ),
+        (
+            lambda file: rewrite(file, None, lambda t: t.update({SCALE: torch.ones(24, dtype=torch.complex64)})),
+            f"{SCALE} is of type complex, but the model's of type float",
+        ),
     ],
 )
 def test_damaged_files_are_refused(file: Path, damage, message: str) -> None:
@@ -270,6 +295,58 @@ def test_a_fingerprint_restricts_the_file_to_weights(tmp_path: Path) -> None:
     other.blocks[0].attn.qkv.weight.data[0, 0] += 1
     refused(path, "a host with other weights", other)
     assert attngraft.load_grafts(other, path, check_fingerprint=False).parameters == 72
+
+
+def test_every_flipped_byte_is_found_or_changes_nothing(file: Path) -> None:
+    """A fortieth of all bytes, in every region of the file."""
+    manifest, tensors = read_graft_file(file)
+    content = file.read_bytes()
+    for index in range(0, len(content), 41):
+        file.write_bytes(content[:index] + bytes([content[index] ^ 4]) + content[index + 1 :])
+        try:
+            found, values = read_graft_file(file)
+        except attngraft.GraftFileError as error:
+            assert str(file) in str(error)
+        else:
+            assert found == manifest and values.keys() == tensors.keys()
+            assert all(torch.equal(values[name], tensor) for name, tensor in tensors.items())
+
+
+def test_a_file_without_a_checksum_loads(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rewrite(file)
+    caplog.set_level("DEBUG", logger="attngraft.grafting.io")
+    assert attngraft.load_grafts(tiny_vit(), file).entries
+    assert [(record.levelname, "has no checksum" in record.message) for record in caplog.records] == [("DEBUG", True)]
+
+
+def test_precisions_may_differ(file: Path) -> None:
+    rewrite(file, None, lambda t: t.update({SCALE: torch.full((24,), 0.5, dtype=torch.bfloat16)}))
+    model = tiny_vit()
+    attngraft.load_grafts(model, file)
+    assert torch.equal(model.blocks[1].mlp.grafts.cb_s.scale, torch.full((24,), 0.5))
+
+
+def test_the_values_of_included_parts_come_back_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit()
+    attngraft.graft(model, "cb_s")
+    path = attngraft.save_grafts(model, tmp_path / "g.safetensors", include=["head", "norms"])
+    other = tiny_vit()
+    torch.nn.init.normal_(other.head.weight)
+    before, copied = snapshot(other), torch.Tensor.copy_
+    written: list[int] = []
+
+    def copy(tensor: torch.Tensor, value: torch.Tensor, *rest: Any) -> torch.Tensor:
+        written.append(tensor.data_ptr())
+        if written.count(other.norm.bias.data_ptr()) == 1 and tensor.data_ptr() == other.norm.bias.data_ptr():
+            raise RuntimeError("stop")
+        return copied(tensor, value, *rest)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    with pytest.raises(RuntimeError, match="stop"):
+        attngraft.load_grafts(other, path)
+    monkeypatch.undo()
+    assert other.head.weight.data_ptr() in written
+    assert_same_host(other, before)
 
 
 def test_head_and_norms_travel_along(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -319,3 +320,72 @@ def test_a_recording_in_a_notebook() -> None:
     table = recording._repr_html_()
     assert "Recording of 3 tensors at 3 sites" in table
     assert "(2, 3, 5, 5)" in table and ">float32<" in table and ">2<" in table
+
+
+@pytest.mark.parametrize("grafted", [False, True])
+def test_recordings_left_in_any_order_leave_no_trace(grafted: bool) -> None:
+    model = tiny_swin()
+    if grafted:
+        attngraft.graft(model, "horizontal@layers.0")
+    images = torch.zeros(1, 3, 28, 28)
+    before, expected = snapshot(model), model(images)
+    choices = ["all", "layers.0", "layers.1", "layers.0.blocks.1"]
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0), (1, 3, 0, 2)):
+        blocks = [attngraft.record(model, "weights", sites=choice) for choice in choices]
+        recordings = [block.__enter__() for block in blocks]
+        for number, left in enumerate(order):
+            assert torch.equal(model(images), expected)
+            for block in order[number:]:
+                (site, *_) = recordings[block]
+                assert len(recordings[block].calls(site, "weights")) == number + 1
+            blocks[left].__exit__(None, None, None)
+        assert_same_host(model, before)
+
+
+@pytest.mark.parametrize("make", [tiny_vit, tiny_swin])
+def test_threads_record_their_own_forward_passes(make: Callable[[], torch.nn.Module]) -> None:
+    """Each with images, sites and an image size of its own, on one model, in no order."""
+    model = make()
+    attngraft.graft(model, "horizontal@last:1")
+    before = snapshot(model)
+    size = 16 if make is tiny_vit else 28
+    wrong: list[object] = []
+    barrier = threading.Barrier(4)
+
+    def record(number: int) -> None:
+        try:
+            images = torch.full((number + 1, 3, size, size), float(number))
+            with torch.no_grad(), attngraft.record(plain) as alone:
+                plain(images)
+            barrier.wait()
+            for _ in range(6):
+                with torch.no_grad(), attngraft.record(model, sites=f"last:{number + 1}") as recording:
+                    model(images)
+                for site, tensors in recording.items():
+                    if len(recording.calls(site, "attn.end" if "attn.end" in tensors else "mlp.end")) != 1:
+                        wrong.append((number, site, "calls"))
+                    if any(not torch.equal(tensor, alone[site][name]) for name, tensor in tensors.items()):
+                        wrong.append((number, site))
+        except Exception as error:
+            wrong.append(error)
+
+    plain = make()
+    attngraft.graft(plain, "horizontal@last:1")
+    plain.load_state_dict(model.state_dict())
+    threads = [threading.Thread(target=record, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert_same_host(model, before)
+
+
+def test_another_threads_forward_passes_are_not_recorded() -> None:
+    model = tiny_vit()
+    with attngraft.record(model, "weights") as recording:
+        thread = threading.Thread(target=model, args=(IMAGES,))
+        thread.start()
+        thread.join()
+        model(IMAGES[:1])
+    assert [len(weights) for weights in recording.calls("blocks.0.attn", "weights")] == [1]

@@ -23,6 +23,7 @@ from attngraft.attention.mixing import MixContext, Mixed, Projected
 from attngraft.attention.recorder import Recordable, Recorder, record_coordinates
 from attngraft.attention.space import (
     SpaceSite,
+    all_modules,
     detached_state,
     load_detached_state,
     sites_with_detached,
@@ -56,6 +57,7 @@ __all__ = [
     "Recorder",
     "SpaceSite",
     "Unused",
+    "all_modules",
     "detached_state",
     "is_graft",
     "load_detached_state",

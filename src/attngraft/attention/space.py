@@ -112,6 +112,15 @@ def sites_with_detached(model: nn.Module) -> Iterator[tuple[str, SpaceSite]]:
             yield path, module
 
 
+def all_modules(model: nn.Module) -> list[nn.Module]:
+    """Return all modules of `model`, including detached ones."""
+    found = {id(module): module for module in model.modules()}
+    for _, site in sites_with_detached(model):
+        for original in site.detached_modules().values():
+            found |= {id(module): module for module in original.modules()}
+    return list(found.values())
+
+
 @contextmanager
 def with_originals(model: nn.Module) -> Iterator[None]:
     """Reattach all detached modules within the `with` block, to read the host's parameters."""

@@ -12,9 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import Graft, GraftedModule, plain_class
+from attngraft.attention import Graft, GraftedModule, all_modules, plain_class
 from attngraft.errors import GraftSpecError, HostError
 from attngraft.grafting.cost import describe
+from attngraft.grafting.guard import exclusive, recordings_of, refuse_live_wrapper, surgery
 from attngraft.grafting.placement import Placement, build, place, repeated_grafts, with_options
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import Specification
@@ -28,26 +29,29 @@ def graft(model: nn.Module, spec: Specification, **options: Any) -> GraftReport:
     """Graft `spec` into `model`, in place; the host's parameters keep their names and values.
 
     Every module with a graft gets a patched class; new parameters are named `<module>.grafts.<name>.`. Initial values come
-    from torch's global CPU generator and are moved to the host's device and precision. If a graft is refused, the model
-    is not changed. Graft first, then compile, shard, or create an optimizer. A graft that the model already has at a site
-    is applied in addition, with a warning; `ungraft` removes the first.
+    from torch's global CPU generator and are moved to the host's device and precision. After any exception, the model is as
+    it was. Graft first, then compile, shard, or create an optimizer. A graft that the model already has at a site is applied
+    in addition, with a warning; `ungraft` removes the first. Threads that graft at the same time wait for each other.
 
     Args:
         spec: text (`"cb_s@blocks.6-11 + horizontal"`), a list of mappings, or a parsed specification.
         options: options of the graft, if `spec` is a single graft without options (`graft(model, "cb_s", init=1.0)`).
 
     Raises:
-        UsageError: `model` is not a module.
+        UsageError: `model` is not a module, or another thread is recording it.
         GraftSpecError: the specification cannot be parsed, or matches no sites.
         HostError: the model is not supported or is wrapped, or a site refuses the graft.
     """
     parsed = with_options(spec, options)
-    host = find_host(model)
-    placements = place(host, parsed)
-    report, repeated = describe(host, placements, parsed), repeated_grafts(host, placements)
-    install(host, placements)
-    for warning in repeated:
-        log.warning(warning)
+    with exclusive():
+        host = find_host(model)
+        placements = place(host, parsed)
+        report, repeated = describe(host, placements, parsed), repeated_grafts(host, placements)
+        refuse_live_wrapper(model, host.core)
+        with surgery(host.core):
+            install(host, placements)
+            for warning in repeated:
+                log.warning(warning)
     return report
 
 
@@ -88,45 +92,62 @@ def patch(module: nn.Module, adapter: HostAdapter | None = None) -> Any:
             raise HostError(
                 f"{type(module).__name__} has no patched class; list its patched class in `patched` of the adapter"
             )
-        module.__class__ = cast(Any, patched)
         module.grafts = nn.ModuleDict()
+        module.__class__ = cast(Any, patched)
     return module
 
 
 def restore(module: Any) -> None:
     """Switch a module whose grafts were all removed back to the host's class."""
-    del module.grafts
     module.__class__ = plain_class(module)
+    del module.grafts
+
+
+def restore_unused(core: nn.Module) -> None:
+    """Switch the modules of the host `core` that have no use for their patched class back, unless a recording has."""
+    if recordings_of(core):
+        return
+    failed: Exception | None = None
+    for module in all_modules(core):
+        try:
+            unused = isinstance(module, GraftedModule) and not module.in_use
+        except Exception as error:  # of a graft; the other modules are restored
+            failed = failed or error
+        else:
+            if unused:
+                restore(module)
+    if failed is not None:
+        raise failed
 
 
 def ungraft(model: nn.Module, names: str | Iterable[str] | None = None) -> list[str]:
     """Remove all grafts, or only the instances called `names` (`cb`, `cb_2`), at every site.
 
     Once all grafts are removed, the model is the original host again, bit for bit. Returns the paths of the removed grafts.
+    After any exception, the model is as it was.
 
     Raises:
-        UsageError: `model` is not a module.
+        UsageError: `model` is not a module, or another thread is recording it.
         GraftSpecError: the model has no graft of one of these names; nothing was removed.
         HostError: a graft was folded into the host's weights, or replaces modules whose original weights are not available
             (an exported folder does not contain them); nothing was removed.
     """
     check_module(model)
     wanted = None if names is None else {names} if isinstance(names, str) else set(names)
-    present = list(grafted(model))
-    known = {name for _, _, name, _ in present}
-    if wanted is not None and not wanted <= known:
-        missing = sorted(wanted - known)
-        raise GraftSpecError(
-            f"this model has no graft named {missing[0]!r}; its grafts: {', '.join(sorted(known)) or 'none'}"
-        )
-    chosen = [entry for entry in present if wanted is None or entry[2] in wanted]
-    for path, module, name, graft in chosen:
-        _check_undo(f"{path}.grafts.{name}", module, graft)
-    for _, module, name, _ in chosen:
-        _remove(module, name)
-    for module in list(model.modules()):
-        if isinstance(module, GraftedModule) and not module.in_use:
-            restore(cast(nn.Module, module))
+    with surgery(model):
+        present = list(grafted(model))
+        known = {name for _, _, name, _ in present}
+        if wanted is not None and not wanted <= known:
+            missing = sorted(wanted - known)
+            raise GraftSpecError(
+                f"this model has no graft named {missing[0]!r}; its grafts: {', '.join(sorted(known)) or 'none'}"
+            )
+        chosen = [entry for entry in present if wanted is None or entry[2] in wanted]
+        for path, module, name, graft in chosen:
+            _check_undo(f"{path}.grafts.{name}", module, graft)
+        for _, module, name, _ in chosen:
+            _remove(module, name)
+        restore_unused(model)
     return [f"{path}.grafts.{name}" if path else f"grafts.{name}" for path, _, name, _ in chosen]
 
 

@@ -55,7 +55,7 @@ def _entry(host: Host, placement: Placement) -> Entry:
     parameters, macs = _costs[key]
     detached = {
         f"{child}.{name}": parameter.numel()
-        for child in (_space_site(host, placement).detaches if hook_point == "space" else ())
+        for child in (space_site(host, placement).detaches if hook_point == "space" else ())
         for name, parameter in module.get_submodule(child).named_parameters()
     }
     unused = graft_type.unused(geometry, hook_point, term.options)
@@ -103,7 +103,7 @@ def _added_cost(host: Host, placement: Placement) -> tuple[int, int | None]:
         inputs.append(None)
     macs = _count(graft, *inputs)
     if hook_point == "space":  # the host's branch is replaced
-        branch = partial(_space_site(host, placement).branch_of, on_meta(host.module(placement.target)).eval())
+        branch = partial(space_site(host, placement).branch_of, on_meta(host.module(placement.target)).eval())
         macs -= _count(branch, *inputs)
     return parameters, macs
 
@@ -114,7 +114,8 @@ def _count(run: Callable[..., Any], *inputs: Tensor | None) -> int:
     return counter.get_total_flops() // 2
 
 
-def _space_site(host: Host, placement: Placement) -> type[SpaceSite]:
+def space_site(host: Host, placement: Placement) -> type[SpaceSite]:
+    """Return the patched class of a placement at `space`."""
     patched = patched_class(host.module(placement.target), host.adapter)
     if patched is None or not issubclass(patched, SpaceSite):
         raise TypeError(

@@ -5,7 +5,8 @@ The manifest is JSON under the metadata key `attngraft`:
     {"format": 1, "version": "0.1.0", "host": {"adapter", "architecture", "fingerprint"}, "spec": "...",
      "entries": [{"site", "stage", "instance", "graft", "options"}], "include": ["head"]}
 
-Tensors are named by module paths (`blocks.3.mlp.grafts.cb_s.scale`), included host parameters by `host.<name>`.
+Tensors are named by module paths (`blocks.3.mlp.grafts.cb_s.scale`), included host parameters by `host.<name>`. The
+metadata key `attngraft.sha256` holds a checksum of the manifest and the tensors; files of older releases have none.
 Manifests are parsed strictly. Files of every past release must load: a new format gets a new number, and the readers of old
 formats are not removed.
 """
@@ -13,8 +14,10 @@ formats are not removed.
 import dataclasses
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,8 +32,9 @@ from attngraft.attention import Graft, HookPoint, is_graft, with_originals
 from attngraft.errors import ConfigError, GraftFileError, GraftSpecError
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted, install
-from attngraft.grafting.cost import describe
-from attngraft.grafting.placement import Placement, build, conflict_at
+from attngraft.grafting.cost import describe, space_site
+from attngraft.grafting.guard import exclusive, refuse_live_wrapper, surgery
+from attngraft.grafting.placement import Placement, build, conflict_at, repeated_grafts
 from attngraft.grafting.report import GraftReport
 from attngraft.grafting.spec import GraftSpec, Term, build_options, parse
 from attngraft.grafting.where import Where
@@ -41,7 +45,10 @@ from attngraft.strict import FieldError, read
 from attngraft.suggest import shortened
 from attngraft.tensors import meta_device, misfits, unshared
 
+log = logging.getLogger(__name__)
+
 KEY = "attngraft"
+CHECKSUM = "attngraft.sha256"
 FORMAT = 1
 #: types of option values; str precedes float so that text that looks like a number remains text
 Plain = bool | int | str | float | None
@@ -178,7 +185,17 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
         entries=tuple(entries),
         include=tuple(chosen),
     )
-    return save(unshared(tensors), metadata={KEY: manifest.to_json()})
+    text, tensors = manifest.to_json(), unshared(tensors)
+    return save(tensors, metadata={KEY: text, CHECKSUM: _checksum(text, tensors)})
+
+
+def _checksum(manifest: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of the manifest and of the tensors' names, types, shapes and bytes."""
+    digest = hashlib.sha256(json.dumps([manifest, len(tensors)]).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _check_unwrapped(path: str, graft: object) -> None:
@@ -225,36 +242,59 @@ def weights_fingerprint(host: Host) -> str:
 def load_grafts(model: nn.Module, path: str | os.PathLike[str], *, check_fingerprint: bool = True) -> GraftReport:
     """Graft `model` as the file specifies, and load the tensors of the file.
 
-    Parts of the host that the file includes are overwritten. Everything is checked before anything is changed.
+    Parts of the host that the file includes are overwritten. Everything is checked before anything is changed, and after any
+    exception the model is as it was.
 
     Raises:
-        GraftFileError: the file is damaged, of a newer format, or for another host, or the model already has grafts of
-            these names.
+        GraftFileError: the file is damaged, of a newer format, or for another host, its tensors are not those that its
+            manifest lists or not finite, or the model already has grafts of these names.
+        UsageError: another thread is recording the model.
+        HostError: the model is not supported or is wrapped.
     """
     file = Path(path)
     manifest, tensors = read_graft_file(file)
-    host = find_host(model)
-    _check_host(file, manifest, host, check_fingerprint)
-    placements: list[Placement] = []
-    for entry in manifest.entries:
-        placements.append(_placement(file, host, entry, placements))
-    report = describe(host, placements, parse(_spec(manifest.entries)))
-    included = _host_state(file, host, tensors)
-    _check_tensors(file, host, placements, tensors)
-    for placement, graft in zip(placements, install(host, placements), strict=True):
-        prefix = _tensor_prefix(host, placement.target, placement.instance)
-        graft.load_state_dict({name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)})
-    with torch.no_grad():
-        for name, value in included.items():
-            value.copy_(tensors[name])
+    with exclusive():
+        host = find_host(model)
+        _check_host(file, manifest, host, check_fingerprint)
+        placements: list[Placement] = []
+        for entry in manifest.entries:
+            placements.append(_placement(file, host, entry, placements))
+        report, repeated = describe(host, placements, parse(_spec(manifest.entries))), repeated_grafts(host, placements)
+        included = _included(file, host, manifest, placements)
+        _check_tensors(file, host, placements, included, tensors)
+        refuse_live_wrapper(model, host.core)
+        with surgery(host.core), _values_restored(included.values()):
+            for placement, graft in zip(placements, install(host, placements), strict=True):
+                prefix = _tensor_prefix(host, placement.target, placement.instance)
+                graft.load_state_dict(
+                    {name[len(prefix) :]: t for name, t in tensors.items() if name.startswith(prefix)}
+                )
+            with torch.no_grad():
+                for name, value in included.items():
+                    value.copy_(tensors[name])
+            for warning in repeated:
+                log.warning(warning)
     return report
+
+
+@contextmanager
+def _values_restored(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Restore the values of `tensors` if the block raises."""
+    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, value in before:
+                tensor.copy_(value)
+        raise
 
 
 def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
     """Read the manifest and the tensors of a graft file.
 
     Raises:
-        GraftFileError: the file is missing, damaged, not a graft file, or of a newer format.
+        GraftFileError: the file is missing, damaged, not a graft file, or of a newer format, or the checksum does not match.
     """
     try:
         check_regular(file)
@@ -267,7 +307,14 @@ def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
         raise GraftFileError(f"{file} is damaged or not a safetensors file ({error}); save the grafts again") from None
     if KEY not in metadata:
         raise GraftFileError(f"{file} is a safetensors file without grafts; attngraft.save_grafts writes graft files")
-    return parse_manifest(metadata[KEY], file=file), tensors
+    manifest = parse_manifest(metadata[KEY], file=file)
+    if CHECKSUM not in metadata:
+        log.debug("%s has no checksum (attngraft %s)", file, manifest.version)
+    elif _checksum(metadata[KEY], tensors) != metadata[CHECKSUM]:
+        raise GraftFileError(
+            f"{file} is damaged: its contents do not match their checksum; restore the file, or save the grafts again"
+        )
+    return manifest, tensors
 
 
 def _check_host(file: Path, manifest: GraftManifest, host: Host, check_fingerprint: bool) -> None:
@@ -335,33 +382,75 @@ def _placement(file: Path, host: Host, entry: StoredGraft, placements: list[Plac
     return Placement(site, hook_point, Term(name, options, Where("patterns", patterns=(site.path,))), instance)
 
 
-def _check_tensors(file: Path, host: Host, placements: list[Placement], tensors: Mapping[str, Tensor]) -> None:
-    expected: dict[str, torch.Size] = {}
+def _check_tensors(
+    file: Path,
+    host: Host,
+    placements: list[Placement],
+    included: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Check that `tensors` are those of the grafts and the `included` ones of the host, and that they are finite."""
+    expected: dict[str, Tensor] = {}
     for placement in placements:
         with meta_device():
             state = build(placement).state_dict()
         prefix = _tensor_prefix(host, placement.target, placement.instance)
-        expected.update((prefix + name, tensor.shape) for name, tensor in state.items())
+        expected.update((prefix + name, tensor) for name, tensor in state.items())
+    _check_shapes(file, included, {name: tensor for name, tensor in tensors.items() if name.startswith(_HOST)})
     stored = {name: tensor for name, tensor in tensors.items() if not name.startswith(_HOST)}
-    if problems := misfits(stored, expected, unknown="no graft uses"):
+    shapes = {name: tensor.shape for name, tensor in expected.items()}
+    if problems := misfits(stored, shapes, unknown="no graft uses"):
         raise GraftFileError(
             f"{file} does not match its own manifest: it {shortened(problems, 1)}; save the grafts again"
         )
+    for name, tensor in tensors.items():
+        wanted = (included if name.startswith(_HOST) else expected)[name]
+        if _kind(tensor) != _kind(wanted):
+            raise GraftFileError(
+                f"{file}: {name} is of type {_kind(tensor)}, but the model's of type {_kind(wanted)}; save the grafts again"
+            )
+        if tensor.is_floating_point() and not tensor.float().isfinite().all():
+            raise GraftFileError(
+                f"{file}: {name} has values that are not finite (the training diverged, or the file is damaged); use an "
+                "earlier file, or save the grafts again"
+            )
 
 
-def _host_state(file: Path, host: Host, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the host's parameters and buffers that the file includes, under their names in the file."""
-    state = {_HOST + host.adapter.canonical(name): value for name, value in host.core.state_dict().items()}
-    included = [name for name in tensors if name.startswith(_HOST)]
-    for name in included:
-        if name not in state:
+def _kind(tensor: Tensor) -> str:
+    """Return the kind of numbers: float, bool, int or complex. Precisions may differ."""
+    kinds = {"float": tensor.is_floating_point(), "bool": tensor.dtype == torch.bool, "complex": tensor.is_complex()}
+    return next((name for name, holds in kinds.items() if holds), "int")
+
+
+def _included(file: Path, host: Host, manifest: GraftManifest, placements: Iterable[Placement]) -> dict[str, Tensor]:
+    """Return the host's parameters and buffers that the manifest includes, under their names in the file."""
+    parts, state = host.adapter.parts(host.core), host.core.state_dict()
+    unknown = [part for part in manifest.include if part not in parts]
+    if unknown:
+        raise GraftFileError(f"{file} includes {unknown[0]!r}, but the parts of a host are {', '.join(parts)}")
+    replaced = tuple(  # not in the state dict of the model that was saved
+        f"{each.target}.{child}."
+        for each in placements
+        if each.hook_point == "space"
+        for child in space_site(host, each).detaches
+    )
+    names = (name for part in manifest.include for name in parts[part] if not name.startswith(replaced))
+    return {_HOST + host.adapter.canonical(name): state[name] for name in names}
+
+
+def _check_shapes(file: Path, included: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Check that the file has exactly the `included` tensors of the host."""
+    for name in {**stored, **included}:
+        bare = name[len(_HOST) :]
+        if name not in included:
             raise GraftFileError(
-                f"{file} includes {name[len(_HOST) :]}, which this model does not have; "
-                "save the grafts again without include"
+                f"{file} includes {bare}, which is not one of the host's parts that its manifest includes, or which this "
+                "model does not have; save the grafts again"
             )
-        if state[name].shape != tensors[name].shape:
+        if name not in stored:
+            raise GraftFileError(f"{file} lacks {bare}, a part that its manifest includes; save the grafts again")
+        if included[name].shape != stored[name].shape:
             raise GraftFileError(
-                f"{file} includes {name[len(_HOST) :]} of shape {tuple(tensors[name].shape)}, but this model's is "
-                f"{tuple(state[name].shape)}; create the model with the same number of classes"
+                f"{file} includes {bare} of shape {tuple(stored[name].shape)}, but this model's is "
+                f"{tuple(included[name].shape)}; create the model with the same number of classes"
             )
-    return {name: state[name] for name in included}

@@ -105,8 +105,8 @@ def repeated_grafts(host: Host, placements: list[Placement]) -> list[str]:
             if (cast(Graft, graft).kind, cast(Graft, graft).hook_point) == kind:
                 repeated.setdefault(placement.term.name, {})[instance] = None
     return [
-        f"The model already has {name} at some of these sites, and the new {name} is applied in addition. To replace the "
-        f"old one, call attngraft.ungraft(model, {list(instances)}) first."
+        f"The model already has {name} at some of these sites; grafts stack, so the new {name} is applied in addition. To "
+        f"replace the old one, call attngraft.ungraft(model, {list(instances)}) first."
         for name, instances in repeated.items()
     ]
 

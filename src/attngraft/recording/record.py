@@ -1,17 +1,19 @@
 """Recording of named tensors while a model runs: attention maps, heads, gates."""
 
 import sys
+import threading
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import HOOK_POINTS, Geometry, Graft, GraftedModule, Recorder
+from attngraft.attention import HOOK_POINTS, Geometry, Graft, Recorder
 from attngraft.errors import GraftSpecError
-from attngraft.grafting.apply import patch, restore
+from attngraft.grafting.apply import patch, restore_unused
+from attngraft.grafting.guard import exclusive, live_recording
 from attngraft.grafting.where import parse_where, unmatched_hint
 from attngraft.hosts import Host, find_host
 from attngraft.recording.recording import Recording
@@ -30,7 +32,8 @@ def record(
 
     Outputs do not change: if the host uses a fused kernel, the attention map is computed in addition, which needs more
     memory. Compiled code (`torch.compile`) runs eagerly inside the block. On exit, recorders are removed and modules
-    without grafts get their original class back.
+    without grafts get their original class back. Only forward passes of the thread that entered the block are recorded;
+    recordings of one model, in one thread or several, may overlap and end in any order.
 
     Args:
         what: names of the tensors to keep (see `Recording`), the name of a graft for all of its tensors, or `gates` for
@@ -44,44 +47,85 @@ def record(
         GraftSpecError: `sites` matches no site.
         RecordError: on exit, if the model ran and none of the chosen sites has a requested tensor.
     """
-    host = find_host(getattr(model, "_orig_mod", model))  # unwrap torch.compile's module
+    with ExitStack() as stack:
+        with exclusive():
+            host = find_host(getattr(model, "_orig_mod", model))  # unwrap torch.compile's module
+            recording = stack.enter_context(_attached(host, what, sites, detach))
+        yield recording
+    recording.check()
+
+
+@contextmanager
+def _attached(host: Host, what: Iterable[str] | None, sites: str, detach: bool) -> Iterator[Recording]:
+    """Attach recorders to the host's modules within the block."""
     sources = list(_sources(host, sites))
     chosen = {source.site for source in sources}
     geometries = {site.path: site.geometry for site in host.sites if site.path in chosen}
     default_shape = _default_image_shape(host, geometries.values())
     coordinates = TokenCoordinates(geometries, None if default_shape is None else (default_shape[2], default_shape[3]))
     recording = Recording(None if what is None else frozenset([what] if isinstance(what, str) else what), coordinates)
-    patched = [source.module for source in sources if source.is_target and not isinstance(source.module, GraftedModule)]
-    previous: list[tuple[Any, Recorder | None]] = []
+    points: list[Any] = []
     try:
-        for module in patched:
-            patch(module, host.adapter)
-        for source in sources:
-            points = [(source.module, "", source.excluded)]  # recorder, prefix of its names, hook points to skip
-            for name, graft in source.module.grafts.items() if source.is_target else ():
-                if isinstance(graft, Graft) and graft.hook_point not in source.excluded:
-                    points.append((graft, f"{name}.", frozenset()))
-            for point, prefix, excluded in points:
-                previous.append((point, point.recorder))
-                point.recorder = _SiteRecorder(recording, source.site, prefix, excluded, detach, point.recorder)
-        with _eager(), _track_image_size(host, coordinates, default_shape):
-            yield recording
+        with live_recording(host.core):
+            for source in sources:
+                if source.is_target:
+                    patch(source.module, host.adapter)
+                added = [(source.module, "", source.excluded)]  # point, prefix of its names, hook points to skip
+                for name, graft in source.module.grafts.items() if source.is_target else ():
+                    if isinstance(graft, Graft) and graft.hook_point not in source.excluded:
+                        added.append((graft, f"{name}.", frozenset()))
+                for point, prefix, excluded in added:
+                    points.append(point)
+                    _attach(point, _SiteRecorder(recording, source.site, prefix, excluded, detach))
+            with _eager(), _track_image_size(host, coordinates, default_shape):
+                yield recording
     finally:
-        for point, outer in reversed(previous):
-            point.__dict__.pop("recorder", None)
-            if outer is not None:
-                point.recorder = outer
-        for module in patched:
-            if isinstance(module, GraftedModule) and not module.in_use:  # unless it was grafted in the meantime
-                restore(module)
-    recording.check()
+        with exclusive():
+            for point in points:
+                _detach(point, recording)
+            restore_unused(host.core)
 
 
-def _eager() -> AbstractContextManager[Any]:
-    """Return a context in which compiled code, which contains no recorders, runs eagerly."""
+def _attach(point: Any, recorder: "_SiteRecorder") -> None:
+    present = point.recorder
+    point.recorder = recorder if present is None else _Recorders((*_each(present), recorder))
+
+
+def _detach(point: Any, recording: Recording) -> None:
+    """Remove the recorders of `recording` from `point`."""
+    present = point.__dict__.pop("recorder", None)
+    left = [each for each in _each(present) if getattr(each, "recording", None) is not recording]
+    if left:
+        point.recorder = left[0] if len(left) == 1 else _Recorders(left)
+
+
+def _each(recorder: Recorder | None) -> tuple[Recorder, ...]:
+    return recorder if isinstance(recorder, _Recorders) else () if recorder is None else (recorder,)
+
+
+_eager_blocks = 0  #: number of recordings in which compiled code runs eagerly
+_eager_stance = ExitStack()
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Run compiled code, which contains no recorders, eagerly within the block."""
+    global _eager_blocks
     # if dynamo is not imported, nothing is compiled; importing it here would take seconds
-    compiles = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with exclusive():
+        if not _eager_blocks:  # the stance is global, and blocks of several threads may overlap
+            _eager_stance.enter_context(torch.compiler.set_stance("force_eager"))
+        _eager_blocks += 1
+    try:
+        yield
+    finally:
+        with exclusive():
+            _eager_blocks -= 1
+            if not _eager_blocks:
+                _eager_stance.close()
 
 
 def _default_image_shape(host: Host, chosen: Collection[Geometry]) -> torch.Size | None:
@@ -106,9 +150,11 @@ def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: 
     if default_shape is None:
         yield
         return
-    channels = default_shape[1]
+    channels, thread = default_shape[1], threading.get_ident()
 
     def set_size(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != thread:
+            return
         for each in (*args, *kwargs.values()):
             if isinstance(each, Tensor) and each.ndim == 4 and each.shape[1] == channels:
                 coordinates.image_size = (each.shape[2], each.shape[3])
@@ -128,26 +174,37 @@ def _track_image_size(host: Host, coordinates: TokenCoordinates, default_shape: 
             hook.remove()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _SiteRecorder:
-    """Recorder of one module or graft; also passes tensors to the previously attached recorder."""
+    """Recorder of one module or graft, for forward passes of the thread that created it."""
 
     recording: Recording
     site: str
     prefix: str  #: prefix of recorded names: the graft's instance name and a dot, or "" for the module itself
     excluded: frozenset[str]  #: hook points of the site that belong to other modules
     detach: bool
-    outer: Recorder | None
+    thread: int = field(default_factory=threading.get_ident)
 
     def wants(self, name: str) -> bool:
-        wanted = name not in self.excluded and self.recording.is_requested(self.site, self.prefix + name)
-        return (self.outer is not None and self.outer.wants(name)) or wanted
+        if name in self.excluded or threading.get_ident() != self.thread:
+            return False
+        return self.recording.is_requested(self.site, self.prefix + name)
 
     def __call__(self, name: str, tensor: Tensor) -> None:
-        if name not in self.excluded and self.recording.is_requested(self.site, self.prefix + name):
+        if self.wants(name):
             self.recording.add(self.site, self.prefix + name, tensor.detach() if self.detach else tensor)
-        if self.outer is not None:
-            self.outer(name, tensor)
+
+
+class _Recorders(tuple[Recorder, ...]):
+    """Several recorders of one module, in the order in which they were attached."""
+
+    def wants(self, name: str) -> bool:
+        wanted = [each.wants(name) for each in self]  # no short-circuiting: `wants` registers the name
+        return any(wanted)
+
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        for each in self:
+            each(name, tensor)
 
 
 class _Source(NamedTuple):
