@@ -19,6 +19,7 @@ from attngraft.errors import FolderError, StorageError
 T = TypeVar("T")
 
 _OURS = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  #: names of unfinished files
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  #: also with quotes, so that no two texts give the same cell
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -254,6 +255,17 @@ def printable(value: T) -> T:
     elif isinstance(value, list | tuple):
         result = type(value)(map(printable, value))
     return result  # type: ignore[return-value]
+
+
+def csv_cell(value: T) -> T | str:
+    """Return a cell of a CSV file, with `'` before a text that spreadsheets would evaluate as a formula."""
+    if not isinstance(value, str) or _FORMULA.match(value) is None:
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:

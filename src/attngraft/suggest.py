@@ -35,6 +35,12 @@ def quoted(value: Any, most: int = MOST) -> str:
     return cut(_REPR.repr(value), most)
 
 
+def one_line(error: BaseException) -> str:
+    """Return the class and the start of the first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{f': {cut(lines[0], 200)}' if lines else ''}"
+
+
 class _Repr(reprlib.Repr):
     """`repr` of the start of a value."""
 

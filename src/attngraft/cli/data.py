@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.output import counts_displayed, output_console, print_json
+from attngraft.cli.output import counts_displayed, echo, output_console, print_json
 from attngraft.cli.values import assignments
 from attngraft.errors import ConfigError, DataError, UsageError
 
@@ -144,7 +144,7 @@ def check(
     if contact_sheet is not None:
         from attngraft.tasks.images.inspection import save_contact_sheet
 
-        typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
+        echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:
         raise typer.Exit(DataError.exit_code)
 
@@ -207,7 +207,7 @@ def _check_texts(
         raise typer.Exit(DataError.exit_code) from None
     if split is not None:
         save_split(split, {"train": source.train, "val": source.val})
-        typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
+        echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
     refusals, notes = [source.refusal] if source.refusal else [], list(source.notes)
     if noun == "texts":
         notes += _batch_note(default_recipe(task, settings), len(source.train), noun)
@@ -261,7 +261,7 @@ def _save_split(result: Inspection, path: Path) -> None:
             "instead, add --val-fraction 0.2"
         )
     save_split(path, survey.split)
-    typer.echo(f"Split: {path} (--set task.data.split_file={path})", err=True)
+    echo(f"Split: {path} (--set task.data.split_file={path})", err=True)
 
 
 def _show(result: Inspection, config: DataConfig) -> None:

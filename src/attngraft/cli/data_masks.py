@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attngraft.cli.data import compare_command, default_recipe
-from attngraft.cli.output import counts_displayed, output_console, print_json
+from attngraft.cli.output import counts_displayed, echo, output_console, print_json
 from attngraft.errors import DataError, UsageError
 from attngraft.files import atomic_file
 from attngraft.strict import read
@@ -58,10 +58,10 @@ def check_masks(settings: Mapping[str, Any], split: Path | None, sheet: Path | N
         if not source.drawn:
             raise UsageError("--save-split: these data already have a validation split; add --val-fraction 0.2")
         save_split(split, source.drawn)
-        typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
+        echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
     if sheet is not None:
         _save_sheet(source, sheet)
-        typer.echo(f"Contact sheet: {sheet}", err=True)
+        echo(f"Contact sheet: {sheet}", err=True)
 
 
 def _memory_notes(source: MaskSource, counted: Mapping[str, Counted], settings: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.output import counts_displayed, output_console, print_json
+from attngraft.cli.output import counts_displayed, echo, output_console, print_json
 from attngraft.cli.values import HOST, HOST_ARG, assignments
 
 
@@ -78,8 +78,8 @@ def _verify(folder: Path, *, as_json: bool) -> None:
         print_json(dataclasses.asdict(found))
     else:
         for line in (*found.problems, *found.notes):
-            typer.echo(line)
-        typer.echo(f"{folder}: {found.files} files with checksums; problems: {len(found.problems)}")
+            echo(line)
+        echo(f"{folder}: {found.files} files with checksums; problems: {len(found.problems)}")
     if found.problems:
         raise typer.Exit(1)
 

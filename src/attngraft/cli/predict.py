@@ -12,9 +12,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.output import progress_bars
+from attngraft.cli.output import echo, progress_bars
 from attngraft.cli.values import DEVICE, TRUST_CODE, find_images, find_lines, find_texts
 from attngraft.errors import UsageError
+from attngraft.suggest import visible
 
 if TYPE_CHECKING:
     from attngraft.export.predict import Predictor
@@ -150,13 +151,13 @@ def predict(
     if not unreadable:
         return
     for name, error in unreadable[:_SHOWN]:
-        typer.echo(f"attngraft: {printable(name)}: {error}", err=True)
+        echo(f"attngraft: {printable(name)}: {error}", err=True)
     if len(unreadable) > _SHOWN:
-        typer.echo(f"attngraft: and {len(unreadable) - _SHOWN} more, listed in the output", err=True)
+        echo(f"attngraft: and {len(unreadable) - _SHOWN} more, listed in the output", err=True)
     what = (
         "lines could not be translated; they are empty in the output" if predictor.lines else "images could not be read"
     )
-    typer.echo(f"attngraft: {len(unreadable)} of {number} {what}", err=True)
+    echo(f"attngraft: {len(unreadable)} of {number} {what}", err=True)
     raise typer.Exit(1)
 
 
@@ -198,6 +199,20 @@ def _output(out: Path | None) -> Iterator[IO[bytes]]:
         with atomic_file(out) as file:
             yield file
         return
+    if sys.stdout.isatty():
+        yield cast(IO[bytes], _Terminal())
+        return
     sys.stdout.flush()
     yield sys.stdout.buffer
     sys.stdout.buffer.flush()
+
+
+class _Terminal:
+    """Binary output on the terminal, in which control characters of names and texts are visible."""
+
+    def write(self, data: bytes) -> int:
+        sys.stdout.write(visible(data.decode("utf-8", "replace")))
+        return len(data)
+
+    def flush(self) -> None:
+        sys.stdout.flush()

@@ -23,6 +23,7 @@ from attngraft.devices import accelerator_device
 from attngraft.errors import DataError, ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
+from attngraft.files import csv_cell
 from attngraft.models.trust import trusting
 from attngraft.opening import open_regular
 from attngraft.saved.folder import load, open_codec
@@ -351,7 +352,7 @@ class CsvWriter(PredictionWriter):
 
     def _row(self, cells: list[Any]) -> None:
         line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(cells)
+        csv.writer(line, lineterminator="\n").writerow(map(csv_cell, cells))
         self.write(line.getvalue())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
 from attngraft.errors import ConfigError
-from attngraft.files import write_atomically
+from attngraft.files import csv_cell, write_atomically
 from attngraft.opening import read_json
 from attngraft.results import wording
 from attngraft.results.study import FORMAT, Cost, Difference, Interval, StudyResult, VariantResult
@@ -218,11 +218,11 @@ def suites_csv(result: StudyResult) -> str:
 
 
 def table_csv(header: Sequence[str], rows: Iterable[Iterable[CsvValue]]) -> str:
-    """Return a table as the text of a CSV file; None becomes an empty cell."""
+    """Return a table as the text of a CSV file; None becomes an empty cell, and no cell a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerow(map(csv_cell, header))
+    writer.writerows(map(csv_cell, row) for row in rows)
     return text.getvalue()
 
 
