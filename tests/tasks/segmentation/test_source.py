@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attngraft import image_files
 from attngraft.counting import counts_shown
 from attngraft.errors import DataError
 from attngraft.tasks.images.boundaries import IGNORED
@@ -286,11 +287,11 @@ def test_masks_and_headers_are_opened_as_images_are(tmp_path: Path, monkeypatch:
     write(tmp_path, "images", "masks")
     save(tmp_path / "masks" / "1.png", np.zeros((60, 80)))
     save(tmp_path / "images" / "0.jpg", np.zeros((60, 80, 3)))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(image_files, "PIXELS", 1000)
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
     part = opened(tmp_path).train.joined(opened(tmp_path).val)
     places = {name: index for index, name in enumerate(part.names)}
-    with pytest.raises(DataError, match=r"masks/1\.png: cannot be read as a mask \(it has more than 2,000 pixels"):
+    with pytest.raises(DataError, match=r"masks/1\.png: cannot be read as a mask \(it has 4,800 pixels, more than 1,000"):
         part.label(places["images/1.jpg"])
     monkeypatch.setattr(decoding, "HUGE", 1000)
     monkeypatch.setattr(source, "HUGE", 40)
