@@ -291,7 +291,9 @@ def test_masks_and_headers_are_opened_as_images_are(tmp_path: Path, monkeypatch:
     (tmp_path / "classes.txt").write_text("a\nb\nc\n")
     part = opened(tmp_path).train.joined(opened(tmp_path).val)
     places = {name: index for index, name in enumerate(part.names)}
-    with pytest.raises(DataError, match=r"masks/1\.png: cannot be read as a mask \(it has 4,800 pixels, more than 1,000"):
+    with pytest.raises(
+        DataError, match=r"masks/1\.png: cannot be read as a mask \(it has 4,800 pixels, more than 1,000"
+    ):
         part.label(places["images/1.jpg"])
     monkeypatch.setattr(decoding, "HUGE", 1000)
     monkeypatch.setattr(source, "HUGE", 40)
