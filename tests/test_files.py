@@ -9,7 +9,7 @@ import pytest
 
 import attngraft.files
 from attngraft.errors import StorageError
-from attngraft.files import atomic_file, remove_leftovers, share, shown_size, write_atomically, writing
+from attngraft.files import atomic_file, csv_cell, remove_leftovers, share, shown_size, write_atomically, writing
 
 
 @pytest.fixture
@@ -149,3 +149,13 @@ def test_one_file_in_two_places_or_a_copy_where_the_disk_has_no_links(
     share(path, tmp_path / "c.csv")
     assert (tmp_path / "c.csv").read_text() == "two"
     assert {entry.name for entry in tmp_path.iterdir()} == {"a.csv", "b", "c.csv"}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-x", "@SUM(A1)", "\tx", "\rx", "'=1", "=", "-1-1", "+1 2"])
+def test_texts_that_spreadsheets_evaluate_are_quoted_in_csv(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("value", ["", "cat", "a=b", "'a'", "-1", "+1.5e-3", "-inf", -1, None, 2.5, True])
+def test_other_cells_of_csv_are_unchanged(value: object) -> None:
+    assert csv_cell(value) is value

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attngraft.opening import UnsuitableFile, open_regular, parse_json, read_json, read_text
+from attngraft.opening import UnsuitableFile, open_regular, parse_json, read_json, read_mapping, read_text
 
 
 def test_regular_files_and_links_are_read(tmp_path: Path) -> None:
@@ -39,3 +39,22 @@ def test_the_size_is_limited(tmp_path: Path) -> None:
 def test_json_that_cannot_be_read_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError, match="nested too deeply|integer|Expect"):
         parse_json(text)
+
+
+def test_json_is_nested_at_most_100_levels_deep() -> None:
+    assert parse_json("[" * 100 + "]" * 100)
+    with pytest.raises(ValueError, match="^nested too deeply$"):
+        parse_json('{"a": [' * 51 + "]}" * 51)
+
+
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(tmp_path / "a.json") == parse_json(b'{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "null", "NaN", '"' + "x" * 5000 + '"', "1" * 4000])
+def test_a_mapping_is_required(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=r"^expected an object \(\{\.\.\.\}\), found ") as refused:
+        read_mapping(tmp_path / "a.json")
+    assert len(str(refused.value)) < 150

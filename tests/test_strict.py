@@ -105,3 +105,52 @@ def test_any_mapping_is_read_or_refused_with_one_error(given_values: dict[str, A
     else:
         message = f"top: {outer.name}"
     assert message.startswith("top")
+
+
+_LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        _LONG,
+        [0] * 100_000,
+        {_LONG: 1},
+        {"name": _LONG.split("x")},
+        {"name": "a", "count": 10**5000},
+        {"name": "a", "count": -(2**64)},
+        {"name": "a", "count": _LONG},
+        {"name": "a", "limit": 10**5000},
+        {"name": "a", "mode": _LONG},
+        {"name": "a", "flag": {_LONG: {_LONG: _LONG}}},
+        {"name": "a", "either": {_LONG: 1}},
+        {"name": "a", "extra": {1: _LONG}},
+        {"name": "a", "inner": {_LONG: 1}},
+        {"name": "a", "inner": {"span": [_LONG, 0]}},
+        {"name": "a", "inner": {"span": [0] * 100_000}},
+        {"name": "a", "words": [[_LONG]]},
+    ],
+)
+def test_messages_quote_the_start_of_long_values(values: Any) -> None:
+    with pytest.raises(ConfigError, match="^top") as refused:
+        read(Outer, values, where="top")
+    assert len(str(refused.value)) < 400
+
+
+@dataclass(frozen=True)
+class Strict:
+    name: str = ""
+    names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name:
+            raise FieldError("name", f"must not be {self.name!r}")
+        if self.names:
+            raise ValueError(f"names must not be {', '.join(self.names)}")
+
+
+@pytest.mark.parametrize("values", [{"name": _LONG}, {"names": [_LONG, "y" * 5000]}])
+def test_messages_of_a_class_quote_the_start_of_long_texts(values: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must not be '?x{70,80}.*\.\.\.") as refused:
+        read(Strict, values, where="top")
+    assert len(str(refused.value)) < 400

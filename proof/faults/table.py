@@ -26,7 +26,9 @@ run resumes. Initialization, order, augmentation and dropout depend only on the 
 update.
 
 The exit codes are 0 (finished), 1 (failed; the message names file, reason and remedy), 2 (invalid command or
-broken data) and 130 (stopped and saved).
+broken data), 70 (an error that is not the package's own) and 130 (stopped and saved). The message of exit code 70 is one
+line too: the command, the error, the file in use if it is known, what to try, and the file with the traceback, which the
+option `--debug` before the command also prints. Control characters in names are printed as `\\u001b`.
 
 ## Measurements
 
@@ -39,6 +41,37 @@ clock that runs backwards, and a file system without locks.
 """
 
 _FOOT = """
+## Damaged files
+
+finished.json has the size and SHA-256 of each file of the run, and checksums.json those of the files of a study or of an
+exported model. A file is compared when it is read. `attngraft doctor --verify FOLDER` compares all files of a run, a study
+or an exported model, and metrics with predictions. Folders of earlier versions have no checksums, which `--verify` says.
+Locks, logs, TensorBoard events, caches, spare checkpoints, plots, reports and model cards have none.
+
+- metrics.jsonl, predictions.npz or finished.json of a finished run: reports and evaluations fail. Rerun `attngraft compare`
+  or `attngraft train`, which makes the file again from the checkpoint, bit-identical.
+- recipe.yaml, data.json, split.csv and other files that training reads, and weights: the command that reads them fails.
+  Restore a copy, or delete the run's folder and rerun the command.
+- Weights that are not finite, or a loss that is not a number in an evaluation: the command fails.
+- metrics.jsonl of an unfinished run: a warning. The run resumes and writes the file again.
+- Metrics that differ from those of the predictions, also in folders without checksums: the report fails and prints both.
+- results.json of a study: reading it fails. `attngraft compare --report-only` writes it again.
+- cost.json of a study: costs are measured again.
+- A file of an exported model: loading fails. Restore a copy, or export again.
+
+The tests are in `tests/training/test_damage.py`, `tests/training/test_run_folder.py` and `tests/study/test_verify.py`.
+
+## Files that are not what they seem
+
+- A FIFO, socket or device in place of a file is an error at once.
+- A link planted where a file is written does not change its target.
+- An archive or an image that unpacks to gigabytes is an error before it takes memory.
+- YAML with nested aliases, JSON nested too deeply, integers of thousands of digits and very long specifications are errors
+  that quote at most 80 characters.
+
+The tests are in `tests/faults/test_hostile_files.py`, `tests/test_yaml_config.py`, `tests/test_opening.py` and
+`tests/grafting/test_spec.py`.
+
 ## Limits
 
 - Power cuts were not tested. Files are flushed to disk before they are renamed, so on a disk that does not lose confirmed

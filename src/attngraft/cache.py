@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy as np
 
 from attngraft.errors import UsageError
 from attngraft.files import shown_size, write_atomically
+from attngraft.opening import DAMAGE, open_npz
 
 ENVIRONMENT = "ATTNGRAFT_CACHE"
 
@@ -44,9 +44,9 @@ def cache_file(kind: str, *key: str) -> Path:
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays saved at `path`, or an empty dictionary if the file is missing or damaged."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_npz(path) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+    except DAMAGE:
         return {}
 
 

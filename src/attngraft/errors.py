@@ -100,9 +100,9 @@ class BackendError(AttngraftError):
 
 
 def _point_at(message: str, text: str, position: int) -> str:
-    """Append the line of `text` that contains `position`, with a caret under that character."""
-    start = text.rfind("\n", 0, position) + 1
+    """Append the line of `text` that contains `position`, at most 80 characters of it, with a caret under `position`."""
+    start = max(text.rfind("\n", 0, position) + 1, position - 40)
     end = text.find("\n", position)
-    line = text[start : len(text) if end < 0 else end]
+    line = text[start : min(len(text) if end < 0 else end, start + 80)]
     shown = "".join(char if char.isprintable() else " " for char in line)
     return f"{message}\n  {shown}\n  {' ' * (position - start)}^"

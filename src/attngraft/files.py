@@ -1,11 +1,14 @@
 """Atomic file writes: no reader or crash leaves a partial file."""
 
 import errno
+import functools
 import io
+import operator
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +19,7 @@ from attngraft.errors import FolderError, StorageError
 T = TypeVar("T")
 
 _OURS = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  #: names of unfinished files
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  #: also with quotes, so that no two texts give the same cell
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -64,6 +68,36 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def open_in_place(path: Path, flags: int) -> io.FileIO:
+    """Open a file that is not replaced as a whole, with the flags of `os.open`; never through a link.
+
+    Raises:
+        OSError: the file cannot be opened, or is a link, FIFO, socket or device.
+    """
+    safe = (getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+    descriptor = os.open(path, functools.reduce(operator.or_, safe, flags & ~os.O_TRUNC), 0o644)
+    mode = {os.O_RDONLY: "rb", os.O_WRONLY: "wb", os.O_RDWR: "r+b"}[flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)]
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if flags & os.O_TRUNC:
+        os.ftruncate(descriptor, 0)
+    return io.FileIO(descriptor, mode)
+
+
+def refuse_links(folder: Path) -> None:
+    """Check that no file of a folder is a link, before another library writes to files there in place.
+
+    Raises:
+        FolderError: a file is a link.
+    """
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.is_symlink() and not path.is_dir():
+            raise FolderError(
+                f"{path}: is a link, through which nothing is written; delete it, or choose another folder"
+            )
 
 
 def share(path: Path, at: Path) -> None:
@@ -221,6 +255,17 @@ def printable(value: T) -> T:
     elif isinstance(value, list | tuple):
         result = type(value)(map(printable, value))
     return result  # type: ignore[return-value]
+
+
+def csv_cell(value: T) -> T | str:
+    """Return a cell of a CSV file, with `'` before a text that spreadsheets would evaluate as a formula."""
+    if not isinstance(value, str) or _FORMULA.match(value) is None:
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def remove_leftovers(folder: Path, *, below: bool = True) -> None:

@@ -1,18 +1,46 @@
-"""Open files that users hand in: regular files, of limited size.
+"""Open files that users hand in: regular files and archives of limited size.
 
 A FIFO blocks until someone writes to it, and a device may have no end. Links are followed, because data folders often
 consist of links.
 """
 
+import gzip
+import io
 import json
+import lzma
 import os
 import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from attngraft.files import shown_size
+from attngraft.suggest import quoted
 
+if TYPE_CHECKING:
+    import numpy as np
+
+JSON_LIMIT = 2**32  #: bytes of annotations: those of COCO's training images have 470 MB
 TEXT_LIMIT = 2**28  #: bytes of a text file that is read as a whole
+DEPTH_LIMIT = 100  #: objects and lists of JSON inside of each other
+
+# Limits of archives. Masks and one-hot labels compress to a hundredth, but what deflate compresses to a thousandth is empty.
+UNPACKED_RATIO = 100  #: largest size of what an archive unpacks to, as a multiple of its own size ...
+UNPACKED_FREE = 2**28  #: ... if that is more than this many bytes
+ZIP_DIRECTORY = 2**23  #: bytes of the list of a zip's members: at least 80,000 members
+TAR_MEMBERS = 2**25  #: ImageNet-21k has 14 million images
+
+#: what readers of damaged archives raise
+DAMAGE = (
+    *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError),
+    *(TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+)
+
+_BLOCK = 2**20
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -26,7 +54,7 @@ class UnsuitableFile(OSError):
         return str(self.strerror)
 
 
-def open_regular(path: Path | str, *, limit: int | None = None) -> IO[bytes]:
+def open_regular(path: Path | str, *, limit: int | None = None) -> io.BufferedReader:
     """Open a regular file for reading; never blocks.
 
     Args:
@@ -50,6 +78,129 @@ def open_regular(path: Path | str, *, limit: int | None = None) -> IO[bytes]:
     return file
 
 
+def check_regular(path: Path | str) -> None:
+    """Check that `path` is not a FIFO, socket or device, before a library opens it by its path.
+
+    Raises:
+        OSError: see `open_regular`.
+    """
+    kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    if kind is not None:
+        raise UnsuitableFile(path, f"is {kind}, not a regular file")
+
+
+def check_folder(folder: Path | str) -> None:
+    """Check the files directly in a folder, before a library opens some of them; see `check_regular`."""
+    for entry in os.scandir(folder):
+        try:
+            check_regular(entry.path)
+        except UnsuitableFile as error:
+            raise UnsuitableFile(entry.path, f"{entry.name} {error}") from None
+        except OSError:  # a broken link
+            pass
+
+
+def unpacked_limit(packed: int) -> int:
+    """Return the largest size in bytes of what an archive of `packed` bytes may unpack to."""
+    return max(UNPACKED_FREE, UNPACKED_RATIO * packed)
+
+
+def check_unpacked(path: Path | str, unpacked: int, packed: int) -> None:
+    """Check what an archive unpacks to.
+
+    Raises:
+        UnsuitableFile: it is more than `unpacked_limit` of its own size, `packed`.
+    """
+    if unpacked > unpacked_limit(packed):
+        sizes = [shown_size(size) for size in (packed, unpacked, unpacked_limit(packed))]
+        raise UnsuitableFile(path, "unpacks from {} to {}, more than {}".format(*sizes))
+
+
+def check_zip(file: IO[bytes], path: Path | str) -> None:
+    """Check number and sizes of the members of an open zip; other files pass.
+
+    Raises:
+        UnsuitableFile: it has too many members, or they unpack to too much, or not with deflate.
+    """
+    end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    if end is None:
+        file.seek(0)
+        return
+    directory: int = end[5]
+    if directory > ZIP_DIRECTORY:
+        reason = f"has too many members: a list of {shown_size(directory)}, more than {shown_size(ZIP_DIRECTORY)}"
+        raise UnsuitableFile(path, reason)
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
+        raise UnsuitableFile(path, "is compressed with another method than deflate")
+    check_unpacked(path, sum(member.file_size for member in members), file.seek(0, os.SEEK_END))
+    file.seek(0)
+
+
+def open_zip(path: Path | str) -> io.BufferedReader:
+    """Open a regular file that may be a zip, such as those of torch and numpy; see `open_regular` and `check_zip`."""
+    file = open_regular(path)
+    try:
+        check_zip(file, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+@contextmanager
+def open_npz(path: Path | str) -> Iterator["np.lib.npyio.NpzFile"]:
+    """Open an .npz file, whose arrays are read on access.
+
+    Raises:
+        DAMAGE: the file cannot be read, here or on access.
+    """
+    import numpy as np
+
+    with open_zip(path) as file:
+        found = np.load(file, allow_pickle=False)
+        if not isinstance(found, np.lib.npyio.NpzFile):
+            raise ValueError("it is not a zip of arrays")
+        with found:
+            yield found
+
+
+def read_blocks(path: Path | str) -> Iterator[bytes]:
+    """Yield the content of a text file of any size, plain or .gz, in blocks.
+
+    Raises:
+        OSError: see `open_regular` and `check_unpacked`.
+        EOFError, gzip.BadGzipFile, zlib.error: the .gz is damaged.
+    """
+    with open_regular(path) as file:
+        if Path(path).suffix != ".gz":
+            yield from iter(lambda: file.read(_BLOCK), b"")
+            return
+        packed, unpacked = os.fstat(file.fileno()).st_size, 0
+        with gzip.open(file) as text:
+            while block := text.read(_BLOCK):
+                unpacked += len(block)
+                check_unpacked(path, unpacked, packed)
+                yield block
+
+
+def read_data(path: Path | str) -> bytearray:
+    """Return the content of a text file of any size.
+
+    A zero byte ends the reading, because a file may have holes, which take no space on the disk.
+
+    Raises:
+        OSError: see `open_regular`; or the file contains a zero byte.
+    """
+    data = bytearray()
+    for block in read_blocks(path):
+        if b"\0" in block:
+            raise UnsuitableFile(path, "contains a zero byte, so it is not UTF-8 text; save it as UTF-8")
+        data += block
+    return data
+
+
 def read_text(path: Path | str, *, limit: int = TEXT_LIMIT) -> str:
     """Return the content of a text file in UTF-8.
 
@@ -70,9 +221,36 @@ def read_json(path: Path | str, *, limit: int = TEXT_LIMIT) -> Any:
     return parse_json(read_text(path, limit=limit))
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Parse JSON; see `read_json`."""
     try:
-        return json.loads(text)
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        value = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if text.count("[") + text.count("{") > DEPTH_LIMIT:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEPTH_LIMIT + 1):
+        level = [
+            entry
+            for each in level
+            for entry in (each.values() if isinstance(each, dict) else each)
+            if isinstance(entry, (dict, list))  # twice as fast as a union
+        ]
+        if not level:
+            return
+    raise ValueError("nested too deeply")
+
+
+def read_mapping(path: Path | str, *, limit: int = TEXT_LIMIT) -> dict[str, Any]:
+    """Return the object in a JSON file; raises a ValueError also for content of another type, see `read_json`."""
+    value = read_json(path, limit=limit)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object ({{...}}), found {quoted(value)}")
+    return value

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from attngraft.errors import ConfigError
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import MOST, cut, did_you_mean, quoted
 
 T = TypeVar("T")
 
@@ -32,15 +32,16 @@ def require(config: object, field: str, holds: bool, rule: str) -> None:
         FieldError: `holds` is False; the message includes the field's value.
     """
     if not holds:
-        raise FieldError(field, f"{rule}; got {getattr(config, field)}")
+        value = getattr(config, field)
+        raise FieldError(field, f"{rule}; got {cut(value) if isinstance(value, str) else quoted(value)}")
 
 
 def read(cls: type[T], values: Any, *, where: str) -> T:
     """Build an instance of the dataclass `cls` from a mapping, and nested dataclasses from nested mappings.
 
     Supported types: bool, int, float (also from int, and from `1e-3`, which YAML reads as text), str, Literal, unions,
-    `tuple[T, ...]`, `tuple[A, B]`, `list[T]`, mappings with text keys, Any, and dataclasses. Numbers must be finite. A list
-    of texts may be one text with commas, such as `cat,dog`.
+    `tuple[T, ...]`, `tuple[A, B]`, `list[T]`, mappings with text keys, Any, and dataclasses. Numbers must be finite, and
+    whole numbers have at most 64 bits. A list of texts may be one text with commas, such as `cat,dog`.
 
     Args:
         where: dotted name of the section ("task.data"), for messages.
@@ -54,7 +55,8 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
     for key in values:
         if key not in fields:
             allowed = ", ".join(fields) or "no field"
-            raise ConfigError(f"{where}.{key}: unknown field{did_you_mean(str(key), fields)}; allowed: {allowed}")
+            name = cut(str(key)) if isinstance(key, str) else quoted(key)
+            raise ConfigError(f"{where}.{name}: unknown field{did_you_mean(name, fields)}; allowed: {allowed}")
     for name, field in fields.items():
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
@@ -64,11 +66,11 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
     try:
         return cls(**given)
     except FieldError as error:
-        raise ConfigError(f"{where}.{error.field}: {error.message}") from None
+        raise ConfigError(f"{where}.{error.field}: {_without_long_texts(error.message, given)}") from None
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{where}: {_without_long_texts(str(error), given)}") from None
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:
@@ -92,7 +94,7 @@ def convert(value: Any, hint: Any, where: str) -> Any:
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ConfigError(f"{where}: expected a mapping with text keys, found {_show(value)}")
         _, item = get_args(hint) or (str, Any)
-        return {key: convert(entry, item, f"{where}.{key}") for key, entry in value.items()}
+        return {key: convert(entry, item, f"{where}.{cut(key)}") for key, entry in value.items()}
     return _scalar(value, hint, where)
 
 
@@ -103,6 +105,8 @@ def _scalar(value: Any, hint: type, where: str) -> Any:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if number and abs(value) <= sys.float_info.max:
             return float(value)
+    elif hint is int and isinstance(value, int) and value.bit_length() > 64:
+        raise ConfigError(f"{where}: expected a whole number of at most 64 bits, found {_show(value)}")
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
     raise ConfigError(f"{where}: expected {_NAMES.get(hint, hint.__name__)}, found {_show(value)}")
@@ -152,7 +156,16 @@ def _sequence(value: Any, hint: Any, where: str) -> Any:
 
 
 def _show(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return "nothing" if value is None else quoted(value)
+
+
+def _without_long_texts(message: str, value: Any) -> str:
+    """Return `message`, in which a class quotes its fields, with long texts of `value` cut."""
+    if isinstance(value, str) and len(value) > MOST:
+        return message.replace(repr(value), quoted(value)).replace(value, cut(value))
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple) and len(message) > MOST:
+        for entry in value:
+            message = _without_long_texts(message, entry)
+    return message

@@ -33,6 +33,11 @@ def misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, torch.Size], *
     ]
 
 
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of the tensors with infinite values or values that are not numbers."""
+    return [name for name, tensor in tensors.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
+
+
 @contextmanager
 def meta_device() -> Iterator[None]:
     """Create tensors on the meta device, without the operations that would only fill new ones.

@@ -1,20 +1,28 @@
 """YAML configuration: strict reading, merging, and overrides such as `--set a.b=value`.
 
-Scalars follow YAML 1.2 (`1e-3` is a number, `no` is a word), and a repeated key is an error.
+Scalars follow YAML 1.2 (`1e-3` is a number, `no` is a word), and a repeated key is an error. So is a text that would be
+large, or nested deeply, once its aliases are replaced with what they stand for.
 """
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 
 from attngraft.errors import ConfigError
+from attngraft.opening import read_text
 from attngraft.strict import read
+from attngraft.suggest import cut, quoted
 
 ConfigT = TypeVar("ConfigT")
+
+TEXT_LIMIT = 2**22  #: characters of a text, also with each alias replaced with what it stands for
+DEPTH_LIMIT = 50  #: sections and lists inside of each other
+_DIGITS_LIMIT = 100  #: length of an integer; Python refuses to parse, or to print, thousands of digits
+_PLAIN = ("null", "bool", "int", "float", "str", "seq", "map")  #: supported types; `!!set`, dates and others are not
 
 #: PyYAML's implicit scalars without those of YAML 1.1 that surprise: yes/no as booleans, floats only with a dot, dates
 _RESOLVERS = {
@@ -28,14 +36,36 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
     yaml_implicit_resolvers = {first: list(resolvers) for first, resolvers in _RESOLVERS.items()}  # noqa: RUF012
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    yaml_constructors: ClassVar[dict[str | None, Callable[..., Any]]] = {
+        tag: constructor
+        for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or tag.rpartition(":")[2] in _PLAIN
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._checked: set[int] = set()  # mappings; merging adds keys, which may repeat those of the mapping itself
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
         seen = set()
-        for key, _ in node.value:
+        for key, _ in node.value if id(node) not in self._checked else ():
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a word", key.start_mark)
             if key.value in seen:
-                problem = f"the key {key.value!r} occurs twice"
+                problem = f"the key {quoted(key.value)} occurs twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value if isinstance(key.value, str) else id(key))
-        return super().construct_mapping(node, deep=deep)
+            seen.add(key.value)
+        self._checked.add(id(node))
+        super().flatten_mapping(node)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        if len(node.value) > _DIGITS_LIMIT:
+            problem = f"an integer has at most {_DIGITS_LIMIT} digits"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -54,14 +84,64 @@ def parse_yaml(text: str, *, source: str) -> Any:
     """Parse YAML to a plain value.
 
     Raises:
-        ConfigError: invalid YAML; the message names `source`, line and column.
+        ConfigError: invalid YAML, or a text that exceeds the limits; the message names `source`, line and column.
     """
+    source = cut(source, 200)
+    if len(text) > TEXT_LIMIT:
+        raise ConfigError(f"{source}: has {len(text):,} characters, more than {TEXT_LIMIT:,}; divide it, or shorten it")
     try:
+        _check_size(yaml.parse(text, Loader=_Loader))
         return yaml.load(text, Loader=_Loader)  # a SafeLoader: plain values only
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # the constructors of PyYAML raise errors of many classes for hostile scalars
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{source}{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        reason = getattr(error, "problem", None) or (
+            str(error) if isinstance(error, yaml.YAMLError) else f"a value does not fit its tag ({error})"
+        )
+        raise ConfigError(f"{source}{where}: not valid YAML: {cut(reason, 200)}") from None
+
+
+def _check_size(events: Iterable[Any]) -> None:
+    """Check the depth and the size of a text, given as events, with each alias replaced, in time linear in the text.
+
+    Raises:
+        YAMLError: a limit is exceeded, or an alias is inside of the node that it stands for.
+    """
+    sizes, deepest = [0], [0]  # of the open nodes: characters, and nested nodes below them
+    names: list[str | None] = [None]
+    anchors: dict[str, tuple[int, int]] = {}
+    for event in events:
+        anchor: Any = getattr(event, "anchor", None)
+        mark: Any = event.start_mark  # PyYAML declares both as optional
+        if isinstance(event, yaml.CollectionStartEvent):
+            sizes.append(0)
+            deepest.append(0)
+            names.append(anchor)
+            size, below = 0, 0
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size, below = sizes.pop() + 1, deepest.pop() + 1
+            if (name := names.pop()) is not None:
+                anchors[name] = size, below
+        elif isinstance(event, yaml.ScalarEvent):
+            size, below = len(event.value) + 1, 0
+            if anchor is not None:
+                anchors[anchor] = size, below
+        elif isinstance(event, yaml.AliasEvent):
+            if anchor in names:
+                problem = f"the alias *{cut(anchor)} is inside of what it stands for; write the value instead"
+                raise yaml.constructor.ConstructorError(None, None, problem, mark)
+            size, below = anchors.get(anchor, (0, 0))  # an unknown name is found when the text is loaded
+        else:
+            continue
+        sizes[-1] += size
+        deepest[-1] = max(deepest[-1], below)
+        problem = ""
+        if sizes[-1] > TEXT_LIMIT:
+            problem = f"with its aliases, the text has more than {TEXT_LIMIT:,} characters; use fewer aliases"
+        elif len(sizes) - 1 + deepest[-1] > DEPTH_LIMIT:
+            problem = f"nested more than {DEPTH_LIMIT} levels deep; use fewer levels"
+        if problem:
+            raise yaml.constructor.ConstructorError(None, None, problem, mark)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -71,14 +151,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file cannot be read, is invalid YAML, or does not contain a mapping.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, limit=TEXT_LIMIT)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
     value = parse_yaml(text, source=str(path))
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected sections such as `host:` and `train:`, found {value!r:.60}")
+        raise ConfigError(f"{path}: expected sections such as `host:` and `train:`, found {quoted(value)}")
     return value
 
 
@@ -112,10 +192,10 @@ def apply_overrides(config: Mapping[str, Any], overrides: Iterable[str], *, sour
     result = dict(config)
     for text in overrides:
         path, equals, value = text.partition("=")
-        keys = path.strip().split(".")
-        if not equals or not all(keys):
-            raise ConfigError(f"{source} {text}: write it as section.field=value, for example optimizer.lr=1e-3")
-        result = _with_value(result, keys, parse_yaml(value, source=f"{source} {text}"), f"{source} {text}")
+        keys, where = path.strip().split("."), f"{source} {cut(text)}"
+        if not equals or not all(keys) or len(keys) > DEPTH_LIMIT:
+            raise ConfigError(f"{where}: write it as section.field=value, for example optimizer.lr=1e-3")
+        result = _with_value(result, keys, parse_yaml(value, source=where), where)
     return result
 
 
@@ -125,7 +205,7 @@ def _with_value(config: Mapping[str, Any], keys: Sequence[str], value: Any, sour
     if rest:
         section = config.get(first)
         if not isinstance(section, Mapping | None):
-            raise ConfigError(f"{source}: {first} is {section!r}, not a section with {'.'.join(rest)}")
+            raise ConfigError(f"{source}: {cut(first)} is {quoted(section)}, not a section with {cut('.'.join(rest))}")
         value = _with_value(section or {}, rest, value, source)
     return {**config, first: value}
 
@@ -168,4 +248,4 @@ def differing_values(left: Mapping[str, Any], right: Mapping[str, Any], prefix: 
 
 def differing_fields(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
     """Return `field (left -> right)` for each dotted field in which two plain mappings differ."""
-    return [f"{name} ({a!r} -> {b!r})" for name, (a, b) in differing_values(left, right).items()]
+    return [f"{name} ({quoted(a)} -> {quoted(b)})" for name, (a, b) in differing_values(left, right).items()]

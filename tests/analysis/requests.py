@@ -20,10 +20,15 @@ import attngraft.models  # noqa: F401 - registers BiXT
 from attngraft.analysis.catalog import load_analysis, save_analysis
 from attngraft.analysis.request import Analysis, AnalysisRequest
 from attngraft.drawing.panels import analysis_plots, panel_drawing
+from attngraft.models.dense import segmenter
 from attngraft.report.analyses import analyses_html, analysis_csv
 from attngraft.results.analysis import AnalysisResult
 from attngraft.targets.handle import ModelHandle, model_handle
 from attngraft.targets.images import ImageSet
+from attngraft.tasks.images.inputs import HostInput
+from attngraft.tasks.segmentation.codec import SegmentationCodec
+from attngraft.tasks.segmentation.config import InferenceConfig
+from tests.tasks.segmentation.drawings import CLASSES
 
 SIDE = 32
 
@@ -49,6 +54,16 @@ def bixt(name: str = "bixt_ti_l64_p16", **changes: Any) -> nn.Module:
     """Three layers and 8 latents, on a map of 4 x 4."""
     shape = {"img_size": SIDE, "patch_size": 8, "num_latents": 8, "embed_dim": 24, "depth": 3, "num_heads": 2}
     return sharp(timm.create_model(name, **shape | changes))
+
+
+def predicting_masks(host: nn.Module, name: str = "a") -> ModelHandle:
+    """A segmentation model of three classes around the host, for inputs of 32 x 64."""
+    torch.manual_seed(0)
+    expects = HostInput.from_model(timm.data.resolve_model_data_config(host))
+    colors = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
+    codec = SegmentationCodec(expects, InferenceConfig(), crop=(30, 60), classes=CLASSES, colors=colors)
+    model = sharp(segmenter(host, classes=3, head="semantic_fpn", width=16))
+    return ModelHandle(name=name, model=model, preparation=codec.preprocessor(), description="", masks=codec)
 
 
 def sharp(model: nn.Module) -> nn.Module:

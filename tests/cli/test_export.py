@@ -85,7 +85,7 @@ def test_a_folded_host_that_timm_cannot_make_is_no_folder_for_timm(
 
 
 #: what a folder holds for every target, and what comes with each of them
-ALWAYS = {"README.md", "attngraft.json", "model.safetensors", "grafts.safetensors"}
+ALWAYS = {"README.md", "attngraft.json", "checksums.json", "model.safetensors", "grafts.safetensors"}
 ADDED = {"torch": set[str](), "pt2": {"model.pt2"}, "onnx": {"model.onnx"}, "hf": {"config.json"}}
 ALLOWED = {"folding": "1e-05", "model.safetensors": "1e-06", "model.pt2": "1e-05", "model.onnx": "0.0001"}
 

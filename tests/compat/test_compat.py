@@ -179,10 +179,17 @@ def test_what_was_analyzed_is_found_again(old: Any, run: Run) -> None:
 
 
 def without_new_columns(now: Any, then: Any) -> Any:
-    """Return a table with the columns that it had; anything else as it is."""
+    """Return a table with the columns, and their entries, that it had; anything else as it is."""
     if not isinstance(now, Mapping) or "rows" not in now or now["columns"] == then["columns"]:
         return now
-    places = [now["columns"].index(name) for name in then["columns"]]
+    places = [
+        next(
+            place
+            for place, column in enumerate(now["columns"])
+            if column == old or (isinstance(old, dict) and old.items() <= column.items())
+        )
+        for old in then["columns"]
+    ]
     return {**now, "columns": then["columns"], "rows": [[row[place] for place in places] for row in now["rows"]]}
 
 

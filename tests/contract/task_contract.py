@@ -72,6 +72,7 @@ class TaskContract:
     fix_draws: ClassVar[Callable[[], None] | None] = None
     #: the recipe's section `train` where two processes equal one: frozen batch norms, for hosts that have them
     together: ClassVar[Mapping[str, Any]] = {}
+    together_lr: ClassVar[float] = 0.05  #: learning rate for which rounding stays small
     #: metrics of which a resample holds something fixed, such as the weights of classes
     held_fixed: ClassVar[frozenset[str]] = frozenset()
 
@@ -131,7 +132,10 @@ class TaskContract:
         # plain gradient descent, because Adam turns the smallest difference of a gradient near 0 into a step
         recipe = recipe_to_dict(
             self.recipe(
-                tmp_path / "data", optimizer={"name": "sgd", "lr": 0.05}, schedule={"epochs": 1}, train=self.together
+                tmp_path / "data",
+                optimizer={"name": "sgd", "lr": self.together_lr},
+                schedule={"epochs": 1},
+                train=self.together,
             )
         )
         one, two, fix = tmp_path / "one", tmp_path / "two", type(self).fix_draws

@@ -126,9 +126,10 @@ def test_the_guide_of_translation_prints_its_study() -> None:
         assert min(rates, key=lambda rate: float(rates[rate]["last_perplexity_mean"])) == "2e-3"
 
 
-def test_the_guide_of_segmentation_prints_its_study() -> None:
+@pytest.mark.parametrize("study", ["camvid-swin", "camvid-vit"])
+def test_the_guide_of_segmentation_prints_its_studies(study: str) -> None:
     page = (ROOT / "docs/guide/segmentation.md").read_text(encoding="utf-8")
-    for name, row in results("camvid-swin").items():
+    for name, row in results(study).items():
         scores = [
             f"{100 * float(row[f'last_{metric}_mean']):.2f} ± {100 * float(row[f'last_{metric}_deviation']):.2f}"
             for metric in ("miou", "boundary_miou")

@@ -153,3 +153,21 @@ def test_a_map_over_an_image_lets_the_image_be_seen() -> None:
     assert (left != right).any()
     plain = pixels(Picture(values=[[0.0, 1.0]]), panel)
     assert (plain[0, 0] != left).any()
+
+
+@pytest.mark.parametrize(
+    ("ticks", "rotated"),
+    [
+        (["1 pixel", "2 pixels", "4 pixels", "8 pixels"], False),
+        ([f"{place:04}" for place in range(40)], False),
+        ([f"layer {place}" for place in range(10)], True),
+        (["a layer of a model", "another layer"], False),
+        (["a layer of a model", "another layer", "a third"], True),
+    ],
+)
+def test_tick_labels_are_rotated_where_they_do_not_fit(ticks: list[str], rotated: bool) -> None:
+    line = Line(name="a", subject=0, x=[0.0, 1.0], y=[0.0, 1.0])
+    panel = Curves(title="t", x_axis="x", ticks=ticks, lines=[line])
+    drawn = panel_drawing(result(panel), panel)
+    assert (drawn.bottom > 0.8) == rotated
+    assert ("rotate(-90" in inline_svg(drawn)) == rotated

@@ -52,7 +52,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_whole_folder_goes_up(exported: Path) -> None:
     api = FakeApi()
     assert attngraft.push_to_hub(exported, "jane/flowers", private=True, api=api) == "https://hub.example/jane/flowers"
-    files = ["README.md", "attngraft.json", "config.json", "grafts", "model.safetensors"]
+    files = ["README.md", "attngraft.json", "checksums.json", "config.json", "grafts", "model.safetensors"]
     assert api.calls == [
         ("create", "jane/flowers", {"private": True, "exist_ok": True}),
         ("upload", files, "jane/flowers"),

@@ -33,6 +33,7 @@ def test_a_folder_loads_as_the_model_that_was_trained(tmp_path: Path) -> None:
     assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")) == [
         "README.md",
         "attngraft.json",
+        "checksums.json",
         "grafts/grafts.safetensors",
         "model.safetensors",
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import timeit
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attngraft.errors import GraftSpecError
-from attngraft.grafting.spec import GraftSpec, OptionError, Term, build_options, parse
+from attngraft.grafting.spec import MAX_LENGTH, GraftSpec, OptionError, Term, build_options, parse
 from attngraft.grafting.where import Where
 from attngraft.mechanisms.registry import graft_types
 from tests.grafting import toys  # noqa: F401 - registers the toy grafts
@@ -201,3 +202,57 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_errors_of_lists_name_the_entry(entries: object, message: str) -> None:
     with pytest.raises(GraftSpecError, match=message):
         parse(entries)  # type: ignore[arg-type]
+
+
+_TERM = "cb_s(init=0.5)@blocks.0-3"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" + ".join([_TERM] * 101), "at most 100 grafts"),
+        ("cb_s@" + "a" * MAX_LENGTH, "at most 20,000 characters"),
+        ("x" * 5000, "unknown graft 'xxx"),
+        ("cb_s" + " " * 5000 + "!", "unexpected '!'"),
+        (f"cb_s({'x' * 5000}=1)", "unknown option 'xxx"),
+        (f"cb_s({'x' * 5000}=1, {'x' * 5000}=1)", "given twice"),
+        (f"cb_s(init={'x' * 5000})", "init"),
+        (f"cb_s(init='{'x' * 5000}", "no closing quote"),
+        (f"cb_s@{'x' * 5000}-1", "not valid in a path pattern"),
+        (f"cb_s@{'x' * 5000}:1", "expected 'first' or 'last'"),
+        (f"cb_s@first:{'1' * 5000}", "expected a number of sites"),
+        (f"cb_s@last:200%{' ' * 5000}", "at most 100%"),
+    ],
+)
+def test_errors_quote_the_part_of_a_long_text_around_the_character(text: str, message: str) -> None:
+    with pytest.raises(GraftSpecError, match=message) as caught:
+        parse(text)
+    *_, line, caret = str(caught.value).splitlines()
+    position = caught.value.position
+    assert position is not None
+    assert len(line) <= 82
+    assert len(str(caught.value)) < 1200  # an unknown graft lists all
+    assert position == len(text) or line[caret.index("^")] == text[position]
+
+
+@pytest.mark.parametrize("entries", [["cb_s"] * 101, [{"graft": "cb_s"}] * 101, [" + ".join(["cb_s"] * 60)] * 2])
+def test_a_list_has_at_most_100_grafts(entries: list[object]) -> None:
+    with pytest.raises(GraftSpecError, match="at most 100 grafts; entry"):
+        parse(entries)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("where", [["a"] * 10_000, {"a": 1}, None, 10**5000, "a" * 30_000], ids=range(5))
+def test_where_of_a_list_is_short_text(where: object) -> None:
+    with pytest.raises(GraftSpecError, match=r"^entry 1 \(cb_s\): ") as caught:
+        parse([{"graft": "cb_s", "where": where}])
+    assert len(str(caught.value)) < 300
+
+
+def test_reading_takes_time_linear_in_the_text() -> None:
+    parse(_TERM)
+
+    def seconds(terms: int) -> float:
+        text = " + ".join([_TERM + " " * 100] * terms)
+        return min(timeit.repeat(lambda: parse(text), number=1, repeat=3))
+
+    assert seconds(100) < 30 * seconds(10)

@@ -22,11 +22,15 @@ import attngraft
 import attngraft.models  # registers BiXT
 from attngraft.errors import DataError, UsageError
 from attngraft.report import explorer
-from attngraft.report.explorer import explore
+from attngraft.report.explorer import explore, explore_handles
 from attngraft.targets.handle import model_handle
 from attngraft.tasks.task import Serving
+from attngraft.training.run_folder import read_run
+from tests.analysis.requests import predicting_masks
 from tests.analysis.test_explorer import vit
+from tests.export.runs import make_run
 from tests.report.explored import close, models, page_attention, place, seen
+from tests.tasks.segmentation.drawings import CLASSES, section, write_drawings
 
 #: as an attacker would call a model
 NASTY = "</script><script>document.title = 'taken'</script><b>&amp;"
@@ -341,3 +345,62 @@ def test_light_dark_and_a_phone(opened: Any) -> None:
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 360
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def test_masks_are_shown_over_the_image(tmp_path: Path, driver: Any) -> None:
+    data = write_drawings(tmp_path / "data", train=3, val=2)
+    record = read_run(make_run(tmp_path / "run", task=section(tmp_path / "data")))
+    known = replace(predicting_masks(vit(dynamic_img_size=True, num_classes=0), "dense"), record=record)
+    page, image = tmp_path / "page.html", data / "images" / "val" / "3.png"
+    explore_handles([known, model_handle("classes", vit())], image, out=page)
+    driver.get(page.as_uri())
+    options = [each.get_attribute("value") for each in driver.find_elements("css selector", "#picture option")]
+    assert options == ["", "predicted mask", "true mask"]
+    assert driver.find_element("css selector", "#shown").is_displayed()
+    pictures = 'return [...document.querySelectorAll(".picture img")].map((each) => each.src)'
+    plain = driver.execute_script(pictures)
+    driver.execute_script("choose({ picture: 'true mask' })")
+    masked = driver.execute_script(pictures)
+    assert masked[0] != plain[0] and masked[1] == plain[1], "a classifier has no mask"
+    legends = driver.find_elements("css selector", ".legend")
+    assert legends[0].is_displayed() and not legends[1].is_displayed()
+    said = driver.find_element("css selector", ".predicted").text
+    assert said.startswith("image resized and cropped to 32 × 64 pixels, the padded size of training crops; ")
+    assert said.endswith("% of its labeled pixels predicted correctly")
+    model = data_of(page)["models"][0]
+    assert all(name in CLASSES for name in (each["name"] for each in model["legend"]))
+    shares = [float(each["shares"].split("true ")[1].rstrip("%")) for each in model["legend"]]
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+    assert driver.get_log("browser") == []
+
+
+def test_the_true_mask_is_cropped_like_the_image(tmp_path: Path) -> None:
+    """And it is unknown for an image that is not among the data."""
+    data = write_drawings(tmp_path / "data", train=3, val=2)
+    record = read_run(make_run(tmp_path / "run", task=section(tmp_path / "data")))
+    handle = replace(predicting_masks(vit(dynamic_img_size=True, num_classes=0), "dense"), record=record)
+    label = np.array(Image.open(data / "masks" / "val" / "3.png"))
+    rows, scale = len(label), 64 / label.shape[1]
+    top = (round(rows * scale) - 32) // 2
+    row, column = np.mgrid[top : top + 32, 0:64]
+    expected = label[np.minimum((row + 0.5) / scale, rows - 1).astype(int), ((column + 0.5) / scale).astype(int)]
+    found = handle.preparation.label_map(label).numpy()
+    assert (found == expected).mean() > 0.95
+    page, image = tmp_path / "page.html", data / "images" / "val" / "3.png"
+    explore_handles([handle], image, out=page)
+    model = data_of(page)["models"][0]
+    shown = np.array(_picture(model["masks"]["true mask"])).astype(int)
+    plain = np.array(_picture(model["image"])).astype(int)
+    assert (abs(shown - plain).max(2) == 0).mean() == pytest.approx((found == 255).mean(), abs=0.02)
+    image.rename(tmp_path / "3.png")
+    explore_handles([handle], tmp_path / "3.png", out=page)
+    model = data_of(page)["models"][0]
+    assert list(model["masks"]) == ["predicted mask"]
+    assert model["predicted"] == "image resized and cropped to 32 × 64 pixels, the padded size of training crops"
+
+
+def _picture(url: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from attngraft.report.page import report_html
 from attngraft.report.sections import NUMBERED, ROWS, matrix_view, section_views
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
-from attngraft.results.study import StudyResult
+from attngraft.results.study import Interval, StudyResult
 from tests.report import studies
 from tests.report.test_page import Page
 
@@ -117,6 +119,79 @@ def test_without_a_baseline_values_stand_side_by_side():
 def test_one_variant_alone_is_not_compared():
     assert section_views(_study(_classes(0.5)))[0].comparison is None
     assert section_views(_study(_classes(0.5), []))[0].comparison is None
+
+
+def _with_intervals(study: StudyResult, *by_variant: list[Interval | None]) -> StudyResult:
+    variants = [study.variants[0]]
+    for variant, intervals in zip(study.variants[1:], by_variant, strict=True):
+        (section,) = variant.sections
+        assert section.table is not None
+        columns = [replace(column, parts_of="f1" if column.name == "F1" else "") for column in section.table.columns]
+        sections = [replace(section, table=replace(section.table, columns=columns))]
+        variants.append(replace(variant, sections=sections, part_differences={"f1": intervals}))
+    (section,) = study.variants[0].sections
+    variants[0] = replace(variants[0], sections=[replace(section, table=replace(section.table, columns=columns))])
+    return replace(study, variants=variants)
+
+
+def test_differences_with_intervals():
+    """The second row has none; the third row's difference is over other seeds than the means."""
+    study = _study(
+        _classes(0.5, 0.75, 0.5, names=["a", "b<i>", "c"]), _classes(0.625, 0.7, 0.6, names=["a", "b<i>", "c"])
+    )
+    point = Interval(point=0.125, low=-0.01, high=0.26), None, Interval(point=-0.02, low=-0.04, high=-0.004)
+    study = _with_intervals(study, list(point))
+    (view,) = section_views(study)
+    assert view.comparison is not None and view.comparison.intervals
+    assert view.comparison.rows == [
+        ["a", "1,000", "50.0", "+12.5 <small>−1.0 to +26.0</small>"],
+        ["b<i>", "1,001", "75.0", "−5.0 <small></small>"],
+        ["c", "1,002", "50.0", "−2.0 <small>−4.0 to −0.4</small>"],
+    ]
+    own = view.parts[1].table
+    assert own is not None
+    assert own.head[-2:] == ["to baseline", "95% interval"]
+    assert [row[-2:] for row in own.rows] == [["+12.5", "−1.0 to +26.0"], ["−5.0", ""], ["−2.0", "−4.0 to −0.4"]]
+    html = report_html(study)
+    assert "b&lt;i&gt;" in html and "b<i>" not in html
+    assert "+12.5 <small>−1.0 to +26.0</small>" in html
+    assert "with its 95% interval over seeds and examples" in html
+    assert "Rows are not tested individually" not in html
+
+
+def test_intervals_are_paired_by_name():
+    study = _study(_classes(0.5, 0.75, names=["a", "b"]), _classes(0.7, 0.6, names=["b", "a"]))
+    study = _with_intervals(study, [None, Interval(point=0.1, low=0.0, high=0.2)])
+    comparison = section_views(study)[0].comparison
+    assert comparison is not None
+    assert [row[-1] for row in comparison.rows] == ["+10.0 <small>0.0 to +20.0</small>", "−5.0 <small></small>"]
+
+
+def _ordered(*values: float | None, name: str = "near") -> list[Section]:
+    rows: list[list[Cell]] = [[f"{2**i} <pixels>", value] for i, value in enumerate(values)]
+    columns = [Column(name="distance", kind="text"), Column(name="mIoU", kind="share", role="compared")]
+    return [Section(name=name, title="Near", table=Table(columns=columns, rows=rows, ordered=True))]
+
+
+def test_an_ordered_table_is_also_drawn_as_curves():
+    study = _study(_ordered(0.25, None, 0.5), _ordered(0.3, 0.4, 0.75))
+    (view,) = section_views(study)
+    (drawn,) = view.curves
+    root = ElementTree.fromstring(drawn)
+    assert [text for text in (each.text for each in root.iter("text")) if "pixels" in str(text)] == [
+        "1 <pixels>",
+        "2 <pixels>",
+        "4 <pixels>",
+    ]
+    alt = root.get("aria-label", "")
+    assert alt == "mIoU %, by distance. At the end: none 50, cb 75."
+    assert {"var(--baseline)", "var(--series-0)"} <= set(re.findall(r"var\(--[a-z0-9-]+\)", drawn))
+    html = report_html(study)
+    assert html.count('id="task-near-curves-1-figure_1"') == 1
+    assert "<pixels>" not in html
+    assert view.comparison is not None
+    assert section_views(_study(_classes(0.5), _classes(0.6)))[0].curves == []
+    assert len(section_views(_study([], _ordered(0.1, 0.2)))[0].curves) == 1
 
 
 def test_numbers_carry_their_difference_to_the_baseline():

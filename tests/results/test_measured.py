@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -263,3 +264,14 @@ def test_calibration_error_by_hand() -> None:
 def test_a_statistic_has_a_value() -> None:
     with pytest.raises(ValueError, match="statistics without a value: top1"):
         Measured(values={"loss": 1.0}, statistics={"top1": MeanScore(np.ones(2))})
+
+
+@pytest.mark.parametrize("kept", [1, 10_000])
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
+def test_examples_of_parts_are_those_with_a_value(
+    kept: int, form: Callable[[np.ndarray], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "_LEFT_OUT_AT_ONCE", kept)
+    summands = np.array([[1, 0, 2, 3], [0, 0, 1, 0], [2, 0, 2, 0]])
+    statistic = ClosedForm(form(summands), lambda sums: sums[:, :2] / sums[:, 2:])
+    assert statistic.examples_of_parts().tolist() == [3, 1]

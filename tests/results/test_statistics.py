@@ -20,12 +20,14 @@ from attngraft.results.statistics import (
     affordable_resamples,
     crossed_bootstraps,
     crossed_bootstraps_of,
+    crossed_bootstraps_of_parts,
     holm,
     interval_of,
     mcnemar,
     paired_differences,
     t_interval,
 )
+from attngraft.results.study import Interval
 
 small_differences = hnp.arrays(
     np.int8, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=st.integers(-1, 1)
@@ -288,3 +290,46 @@ class TestHolm:
         by_value = {i for i, p in enumerate(corrected) if p is not None and p <= 0.05}
         assert {p_values[i] for i in by_value} == {p_values[i] for i in rejected}
         assert all(p is not None and before <= p <= 1 for before, p in zip(p_values, corrected, strict=True))
+
+
+class TestBootstrapOfParts:
+    """Shares of a kind of example, "right / number", one part per kind."""
+
+    @staticmethod
+    def shares(right: np.ndarray, numbers: np.ndarray) -> ClosedForm:
+        parts = right.shape[1]
+        return ClosedForm(np.concatenate([right, numbers], axis=1), lambda sums: sums[:, :parts] / sums[:, parts:])
+
+    def test_each_part_is_a_metric_of_its_own(self) -> None:
+        """The second part is in half of the examples, so Student's t has their number and not that of all examples."""
+        generator = np.random.default_rng(0)
+        numbers = np.stack([np.full(20, 30.0), np.tile([40.0, 0.0], 10)], axis=1)
+        right = generator.binomial(numbers.astype(int), 0.5, size=(2, 3, 20, 2)).astype(float)
+        runs = [[self.shares(each, numbers) for each in seeds] for seeds in right]
+        found = crossed_bootstraps_of_parts(*runs, resamples=300)
+        for part, examples in enumerate((20, 10)):
+            only = [[self.shares(each[:, [part]], numbers[:, [part]]) for each in seeds] for seeds in right]
+            [(bootstrap, estimated)] = crossed_bootstraps_of(only[0], [only[1]], resamples=300)
+            each = found[part]
+            assert each is not None
+            assert each[0] == bootstrap
+            assert each[1].example_count == examples
+            assert each[1].examples / examples == pytest.approx(estimated.examples / 20)
+            assert each[1].seed_means == estimated.seed_means
+
+    def test_parts_without_an_interval(self) -> None:
+        """In order: fine, in one example only, in no example, and undefined for one seed of the variant."""
+        numbers = np.array([[4.0, 5, 0, 2], [6, 0, 0, 3], [5, 0, 0, 1]])
+        right = np.array([[1.0, 2, 0, 1], [2, 0, 0, 1], [5, 0, 0, 1]])
+        runs = [self.shares(right, numbers)] * 2
+        without = self.shares((right + 1) * [1, 1, 0, 0], numbers * [1, 1, 1, 0])
+        found = crossed_bootstraps_of_parts(runs, [runs[0], without], resamples=50)
+        assert [each is not None for each in found] == [True, False, False, False]
+        assert found[0] is not None and found[0][0].point == pytest.approx(3 / 15 / 2)
+
+    def test_equal_runs(self) -> None:
+        right = np.random.default_rng(0).integers(0, 9, (20, 2)).astype(float)
+        runs = [self.shares(right, np.full((20, 2), 9.0))] * 3
+        for each in crossed_bootstraps_of_parts(runs, runs, resamples=50):
+            assert each is not None
+            assert each[0] == each[1].interval() == Interval(point=0.0, low=0.0, high=0.0)

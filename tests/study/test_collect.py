@@ -234,6 +234,7 @@ def test_results_of_a_newer_version_or_damaged_ones_are_refused(tmp_path: Path) 
     conducted(tmp_path, FakeTrainer())
     path = tmp_path / "results.json"
     content = json.loads(path.read_text())
+    (tmp_path / "checksums.json").unlink()
     path.write_text(json.dumps({**content, "format": 99}))
     with pytest.raises(ConfigError, match="format 99"):
         load_result(path)

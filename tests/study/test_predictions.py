@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from attngraft.errors import TrainingError
-from attngraft.results.measured import MeanScore
-from attngraft.results.sections import Section
+from attngraft.results.measured import ClosedForm, MeanScore
+from attngraft.results.sections import Column, Section, Table
 from attngraft.results.study import Chance
 from attngraft.study import compare, load_result
-from attngraft.study.predictions import RunStatistics, chance_of, relative_change, variant_sections
+from attngraft.study.predictions import RunStatistics, chance_of, part_differences, relative_change, variant_sections
 from attngraft.tasks.classification import Classification
 from attngraft.tasks.task import Predictions
 from attngraft.training.run_folder import RunFolder, RunRecord, read_run
@@ -117,3 +117,24 @@ def test_chance_without_columns_or_with_undefined_metrics(records: list[RunRecor
     bare = Predictions(names=["a", "b"], score=np.ones(2), binary=True)
     RunFolder(records[0].folder).write_predictions(bare)
     assert chance_of(records[0], guess) is None
+
+
+def test_differences_in_the_parts_that_a_column_names() -> None:
+    """One example per class and seed is wrong for the baseline, none for the variant; the score has no parts."""
+
+    def runs(right: np.ndarray) -> dict[int, RunStatistics]:
+        shares = ClosedForm(
+            np.concatenate([right, np.full((4, 2), 10.0)], axis=1), lambda sums: sums[:, :2] / sums[:, 2:]
+        )
+        statistics = {"recall": shares, "score": MeanScore(right[:, 0])}
+        return dict.fromkeys((0, 1), RunStatistics(folder=Path(), names=np.arange(4), statistics=statistics))
+
+    def section(*metrics: str) -> Section:
+        columns = [Column(name="class", kind="text"), *(Column(name=name, parts_of=name) for name in metrics)]
+        return Section(name="classes", title="Classes", table=Table(columns=columns, rows=[]))
+
+    before, after = runs(np.array([[10.0, 10], [10, 0], [0, 10], [10, 10]])), runs(np.full((4, 2), 10.0))
+    found = part_differences([section("recall", "score", "missing", ""), section("recall")], before, after)
+    assert list(found) == ["recall"]
+    assert [each and each.point for each in found["recall"]] == [0.25, 0.25]
+    assert part_differences([Section(name="a", title="A"), section("")], before, after) == {}

@@ -7,7 +7,7 @@ import pytest
 
 from attngraft.results.measured import ClosedForm, MeanScore, macro_f1
 from attngraft.results.study import Difference
-from attngraft.study.verdict import compare_all, compare_statistics, corrected
+from attngraft.study.verdict import compare_all, compare_parts, compare_statistics, corrected
 
 N = 400
 
@@ -196,3 +196,19 @@ def test_what_it_takes_to_find_a_point() -> None:
     assert found.seeds_for_point is not None
     assert found.seeds_for_point > 3
     assert found.examples_for_point is None or found.examples_for_point > N
+
+
+def test_a_part_has_the_interval_that_would_decide_its_verdict() -> None:
+    """A metric with a single part: its interval is that of the metric, also with folds and for one seed."""
+    generator = np.random.default_rng(0)
+    right = generator.binomial(9, 0.5, size=(2, 3, 40)).astype(float)
+    counts = [[np.stack([each, np.full(40, 9.0)], axis=1) for each in seeds] for seeds in right]
+    before, after = ([ClosedForm(each, lambda sums: sums[:, :1] / sums[:, 1:]) for each in seeds] for seeds in counts)
+    for seeds, folds in ((3, None), (3, 5), (1, None)):
+        pair = dict(enumerate(before[:seeds])), dict(enumerate(after[:seeds]))
+        (whole,) = compare_all([pair], higher_is_better=True, folds=folds)
+        assert whole is not None
+        expected = whole.bootstrap if seeds == 1 else whole.interval
+        (found,) = compare_parts(before[:seeds], after[:seeds], folds=folds)
+        assert found is not None and expected is not None
+        assert [found.low, found.point, found.high] == pytest.approx([expected.low, expected.point, expected.high])

@@ -16,9 +16,11 @@ from attngraft.targets.images import (
     numbered_names,
     shortest_names,
     true_classes,
+    true_label_map,
 )
 from attngraft.training.run_folder import read_run
 from tests.export.runs import make_run
+from tests.tasks.segmentation.drawings import section, write_drawings
 
 
 @pytest.fixture
@@ -129,3 +131,28 @@ def test_the_true_class_is_the_folder_or_the_label_in_the_data_of_the_run(flower
     assert true_classes(tmp_path / "5.png", classes=classes, record=record) == (), "another file of this name"
     (table / "labels.csv").unlink()
     assert true_classes(table / "5.png", classes=classes, record=record) == (), "the data have moved"
+
+
+def test_images_with_masks_of_a_run_of_segmentation(tmp_path: Path) -> None:
+    record = read_run(make_run(tmp_path / "run", task=section(tmp_path / "data")))
+    own = images_from_run(record)
+    assert list(own.names) == [f"images/val/{number}.png" for number in range(24, 29)] and not own.user_chosen
+    assert own.labels is None and own.label_map is not None
+    mask = tmp_path / "data" / "masks" / "val" / "25.png"
+    with Image.open(mask) as opened:
+        expected = np.array(opened)
+    assert (own.label_map(1) == expected).all()
+    assert own.open(1).size == expected.shape[::-1]
+    assert len(images_from_run(record, split="train")) == 24
+    with pytest.raises(DataError, match="no split 'tests'; splits: train, val"):
+        images_from_run(record, split="tests")
+    other = images_from_run(record, data=str(write_drawings(tmp_path / "other", train=3, val=0)))
+    assert len(other) == 3 and other.user_chosen and other.source.endswith("(all)")
+    image = tmp_path / "data" / "images" / "val" / "25.png"
+    known = true_label_map(image, record)
+    assert known is not None and (known == expected).all()
+    assert true_label_map(mask, record) is None
+    assert true_label_map(image, None) is None
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert true_label_map(image, record) is None
+    assert true_label_map(image, read_run(make_run(tmp_path / "classes"))) is None

@@ -36,6 +36,10 @@ def call(*arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
+#: MKL's matrix products depend on the alignment of memory on some CPUs (unless MKL_CBWR is set)
+ROUNDING = 1e-6
+
+
 def test_all_forms_of_a_model_have_the_same_records(tmp_path: Path) -> None:
     run, data = run_with_images(tmp_path / "run"), str(tmp_path / "images")
     expected = evaluate_run(run, weights="best")
@@ -56,7 +60,7 @@ def test_all_forms_of_a_model_have_the_same_records(tmp_path: Path) -> None:
         assert found.predictions.names == expected.predictions.names
         difference = found.predictions.arrays["logits"] - expected.predictions.arrays["logits"]
         # small images are not cropped by `decide`; the folder keeps the run's crop, as the run does
-        assert name != "folder" or np.abs(difference).max() == 0
+        assert name != "folder" or np.abs(difference).max() < ROUNDING
         assert dict(found.metrics).keys() == dict(expected.metrics).keys()
     host, file = (evaluate_target(targets[name], data=data) for name in ("host", "file"))
     assert np.array_equal(host.predictions.arrays["logits"], file.predictions.arrays["logits"])
@@ -71,7 +75,8 @@ def test_records_and_result_are_written(tmp_path: Path, capsys: pytest.CaptureFi
     assert call("eval", taken, "--data", data, "--split", "train", "--out", out, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     result = json.loads((out / "evaluation.json").read_text())
-    assert result["metrics"] == shown["metrics"] == dict(evaluate_run(run, split="train").metrics)
+    assert result["metrics"] == shown["metrics"]
+    assert shown["metrics"] == pytest.approx(dict(evaluate_run(run, split="train").metrics), rel=ROUNDING)
     assert (result["task"], result["kind"], result["examples"]) == ("classification", "exported model", 12)
     assert (result["data"], result["split"], result["weights"]) == (str(data), "train", "last")
     with open_records(out / "predictions.npz") as table:
@@ -88,7 +93,9 @@ def test_suites(tmp_path: Path) -> None:
     expected = evaluate_suites(run, choices, data=data)
     found = evaluate_suites(open_target(str(tmp_path / "taken"), out=tmp_path / "out"), choices, data=data)
     for mine, theirs in zip(found, expected, strict=True):
-        assert [group.metrics for group in mine.groups] == [group.metrics for group in theirs.groups]
+        for ours, those in zip(mine.groups, theirs.groups, strict=True):
+            means = [{name: each.mean for name, each in group.metrics.items()} for group in (ours, those)]
+            assert means[0] == pytest.approx(means[1], rel=ROUNDING)
         assert mine.examples == theirs.examples == 12
         assert mine.classes == list(NAMES)
     (folder,) = (tmp_path / "out").glob("clean--*")

@@ -30,7 +30,7 @@ from tests.tasks.toy_dense import ToyDense
 
 
 @pytest.mark.parametrize(
-    "name", ["classification", "multilabel", "regression", "text_classification", "token_labeling"]
+    "name", ["classification", "multilabel", "regression", "segmentation", "text_classification", "token_labeling"]
 )
 def test_built_in_tasks_declare_known_names(name: str) -> None:
     declared = load_task(name).capabilities

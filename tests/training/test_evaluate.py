@@ -16,7 +16,7 @@ from attngraft.training.recipe import recipe_from_dict, recipe_to_dict
 from attngraft.training.setup import create_accelerator
 from attngraft.training.stopping import StopSignal
 from tests.contract.task_contract import tiny_vit
-from tests.training.toys import toy_recipe
+from tests.training.toys import toy_recipe, with_new_checksums
 
 
 def test_outputs_are_kept_only_where_asked_for(tmp_path: Path) -> None:
@@ -86,6 +86,7 @@ def test_runs_that_cannot_be_evaluated(tmp_path: Path) -> None:
         evaluate_run(tmp_path, weights="best-ema")
     data = tmp_path / "data.json"
     data.write_text(data.read_text().replace('"num_classes": 3', '"num_classes": 4'))
+    with_new_checksums(tmp_path)
     with pytest.raises(DataError, match="built for .*4.* require .*3"):
         evaluate_run(tmp_path)
 

@@ -23,7 +23,7 @@ from attngraft.training.progress import Silent
 from attngraft.training.recipe import recipe_from_dict, recipe_to_yaml
 from attngraft.training.stopping import Interrupted
 from tests.tasks.images.datasets import make_folder
-from tests.training.toys import Toy, assert_same_outcome, toy_recipe
+from tests.training.toys import Toy, assert_same_outcome, toy_recipe, with_new_checksums
 
 #: the first epoch is the best one: afterwards the learning rate ruins the weights
 RUINED: dict[str, Any] = {"optimizer": {"lr": 0.5}, "schedule": {"epochs": 4, "warmup_epochs": 0}}
@@ -93,6 +93,7 @@ def test_a_study_is_judged_on_the_test_split_of_its_images(tmp_path: Path) -> No
         found = json.loads(path.read_text())
         del found["judged_split"]
         path.write_text(json.dumps(found))
+        with_new_checksums(path.parent)
     assert evaluate_run(tmp_path / "without/runs/cb_s/seed0").split == "val"
     more = compare(study_from_dict({**without, "seeds": [0, 1]}), costs=False)
     assert more.judged_split == "val"

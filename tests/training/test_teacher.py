@@ -31,7 +31,7 @@ from attngraft.training.run_folder import read_run
 from attngraft.training.teacher import check_teacher, create_teacher, weights_hash
 from tests.tasks.images.datasets import picture
 from tests.training.processes import finish, start_together
-from tests.training.toys import assert_same_outcome, final_state, metric_rows
+from tests.training.toys import assert_same_outcome, final_state, metric_rows, with_new_checksums
 
 VIT = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 24, "num_heads": 3, "in_chans": 1}
 #: digits in which a color student sees three equal channels
@@ -274,6 +274,7 @@ def test_classes_of_a_run_are_the_datas_in_the_same_order(teacher: Path, tmp_pat
         assert found["facts"]["classes"] == classes
         found["facts"]["classes"] = others
         (other / "data.json").write_text(json.dumps(found))
+        with_new_checksums(other)
         with pytest.raises(ConfigError, match=message):
             open_teacher(digits(taught_by(other)))
 

@@ -20,6 +20,7 @@ from attngraft.strict import read
 from attngraft.tasks.seeding import generator
 from attngraft.tasks.task import TASKS, Split, Task, TaskData
 from attngraft.training.recipe import Recipe, recipe_from_dict
+from attngraft.training.run_folder import RunFolder
 
 TASKS["toy"] = "tests.training.toys:Toy"
 TASKS["toy_bars"] = "tests.tasks.toy_bars:ToyBars"
@@ -176,6 +177,12 @@ def metric_rows(folder: Path) -> list[dict[str, float]]:
 def final_state(folder: Path) -> dict[str, Any]:
     """The last checkpoint."""
     return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+
+
+def with_new_checksums(folder: Path) -> None:
+    """Write finished.json again after a test changed files of a finished run."""
+    run = RunFolder(folder)
+    run.write_finished(run.read_finished()[0])
 
 
 def assert_same_outcome(one: Path, other: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from attngraft.analysis.request import Analysis
 from attngraft.errors import ConfigError, UsageError
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.results.analysis import FORMAT, AnalysisResult
 from attngraft.strict import read
 from attngraft.suggest import did_you_mean
@@ -75,7 +76,7 @@ def load_analysis(path: Path) -> AnalysisResult:
         ConfigError: the file cannot be read, is damaged or has a newer format.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read as an analysis result ({error}); repeat the analysis") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:

@@ -68,4 +68,5 @@ ANALYSIS = Analysis(
     source="HV, Fig. 4",
     run=run,
     predictions="counted",
+    per_image=True,
 )

@@ -84,4 +84,5 @@ ANALYSIS = Analysis(
     summary="gradient of the loss at the front, middle and end of each MLP, on labeled images",
     source="CB, App. B.5",
     run=by_model(_measure, _present),
+    per_image=True,
 )

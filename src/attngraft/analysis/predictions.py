@@ -8,6 +8,7 @@ import torch
 
 from attngraft.analysis.request import AnalysisRequest
 from attngraft.errors import TrainingError, UsageError
+from attngraft.opening import DAMAGE, open_npz
 from attngraft.suggest import shortened
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet, numbered_names
@@ -62,10 +63,11 @@ def _saved(model: ModelHandle) -> LabelPredictions:
     if record is None or record.predictions is None:
         raise TypeError(f"{model.name} has no saved predictions")  # checked by `use_saved_predictions`
     require(load_task(record.recipe.task["name"]), "labels")
+    record.check(record.predictions)
     try:
-        with np.load(record.predictions, allow_pickle=False) as file:
+        with open_npz(record.predictions) as file:
             arrays = dict(file)
-    except (OSError, ValueError) as error:
+    except DAMAGE as error:
         raise TrainingError(f"{record.predictions}: cannot be read ({error}); repeat the run") from None
     if not {"target", "predicted"} <= arrays.keys() or "classes" not in record.facts:
         raise UsageError(

@@ -112,6 +112,7 @@ class Analysis:
     runs_only: bool = False  #: requires runs, whose training metrics the analysis reads
     #: whether the analysis compares predictions, read from runs or computed; "shown": it also shows some of the images
     predictions: Literal["", "counted", "shown"] = ""
+    per_image: bool = False  #: requires models that predict one class per image
 
     def _count(self, noun: str) -> str:
         least, most = self.models
@@ -133,11 +134,17 @@ class Analysis:
         """Run the analysis.
 
         Raises:
-            UsageError: there are too few or too many models, images are missing, or a model is not a run as required.
+            UsageError: there are too few or too many models, images are missing, or a model is not a run or does not predict
+                one class per image as required.
             RecordError: no model can be analyzed; the message contains the reason for each.
         """
         if not self.models[0] <= len(request.models) <= self.models[1]:
             raise UsageError(f"{self.name}: requires {self._count('model')}, got {len(request.models)}")
+        for model in request.models:
+            if self.per_image and model.masks is not None:
+                raise UsageError(
+                    f"{self.name}: requires a class per image, but {model.name} predicts one per pixel; give classifiers"
+                )
         if request.image_set is None and self.needs_images(saved=request.use_saved_predictions):
             raise UsageError(f"{self.name}: requires images; add --image FILE or --data SOURCE")
         for model in request.models:
@@ -146,13 +153,18 @@ class Analysis:
                     f"{self.name}: requires runs (it reads their training metrics); {model.name} is not a run"
                 )
         content = self.run(request)
+        note = content.note
+        if self.images != "none" and any(model.masks is not None for model in request.models):
+            note += (
+                " Images are resized and cropped to the padded size of the training crops of models that predict masks."
+            )
         return AnalysisResult(
             name=self.name,
             title=self.title,
             source=self.source,
             subjects=request.names,
             baseline=request.baseline,
-            **vars(replace(content, left_out={**request.left_out, **content.left_out})),
+            **vars(replace(content, note=note, left_out={**request.left_out, **content.left_out})),
         )
 
 

@@ -6,31 +6,36 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from attngraft.errors import DataError, UsageError
+from attngraft.image_files import open_image
+from attngraft.opening import DAMAGE, open_regular
 from attngraft.targets.handle import ModelHandle
 from attngraft.targets.images import ImageSet
 from attngraft.tasks.images.boundaries import boundary
-from attngraft.tasks.images.transforms import eval_transform
 
 RADIUS = 2  #: radius of boundaries in pixels of the model's input
 
 
 class SegmentationMasks:
-    """A folder of label maps: PNG files of class indices with one channel, named like the images.
+    """The label maps of images: their own, or a folder of PNG files of class indices with one channel, named like them.
 
     The label map of `a/1.jpg` is `a/1.png`, or `1.png` if no other image has this stem.
+
+    Args:
+        folder: the folder; None: the images' own label maps.
+        images: the images.
 
     Raises:
         UsageError: the folder does not exist.
     """
 
-    def __init__(self, folder: Path, images: ImageSet) -> None:
-        if not folder.is_dir():
+    def __init__(self, folder: Path | None, images: ImageSet) -> None:
+        if folder is not None and not folder.is_dir():
             raise UsageError(f"--label-maps {folder}: the folder does not exist")
+        self.where = images.source if folder is None else str(folder)
         self._folder, self._images = folder, images
         self._stems = Counter(PurePosixPath(name).stem for name in images.names)
 
@@ -42,16 +47,20 @@ class SegmentationMasks:
         Raises:
             DataError: an image's label map is missing, cannot be read, or has another size; the message contains the file.
         """
-        labels = torch.stack([self._labels(index, model) for index in indices])
+        labels = torch.stack([model.preparation.label_map(self._labels(index)) for index in indices])
         return adaptive_avg_pool2d(boundary(labels, radius=RADIUS).float(), size)
 
-    def _labels(self, index: int, model: ModelHandle) -> Tensor:
-        """Return the labels at the model's input size, (H, W)."""
-        file = self._file(self._images.names[index])
+    def _labels(self, index: int) -> np.ndarray:
+        """Return the labels in the size of the image, (H, W)."""
+        if self._folder is None:
+            if self._images.label_map is None:
+                raise TypeError(f"{self.where}: the images have no label maps")
+            return self._images.label_map(index)
+        file = self._file(self._folder, self._images.names[index])
         try:
-            with Image.open(file) as opened:
+            with open_regular(file) as stream, open_image(stream) as opened:
                 labels = np.asarray(opened)
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        except DAMAGE as error:
             raise DataError(
                 f"{file}: cannot be read as a label map ({error}); save it as a PNG of class indices"
             ) from None
@@ -65,16 +74,11 @@ class SegmentationMasks:
                 f"{file}: has {labels.shape[1]} x {labels.shape[0]} labels for an image of {width} x {height} pixels; save "
                 "the label map in the size of the image"
             )
-        host = model.preparation.host
-        transforms = eval_transform(host, crop_pct=host.crop_pct, interpolation="nearest").transforms
-        image = Image.fromarray(labels.astype(np.int32))
-        for transform in transforms[:-1]:  # the last transform converts to a tensor
-            image = transform(image)
-        return torch.from_numpy(np.array(image))
+        return labels
 
-    def _file(self, name: str) -> Path:
+    def _file(self, folder: Path, name: str) -> Path:
         path = PurePosixPath(name)
-        by_path, by_stem = self._folder / path.with_suffix(".png"), self._folder / f"{path.stem}.png"
+        by_path, by_stem = folder / path.with_suffix(".png"), folder / f"{path.stem}.png"
         unique = self._stems[path.stem] == 1
         for file in (by_path, by_stem) if unique else (by_path,):
             if file.is_file():

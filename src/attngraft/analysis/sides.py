@@ -140,4 +140,5 @@ ANALYSIS = Analysis(
     run=run,
     models=(2, 2),
     predictions="shown",
+    per_image=True,
 )

@@ -150,7 +150,8 @@ class _Comparison:
 
 
 def run(request: AnalysisRequest) -> Content:
-    labels = None if request.label_maps is None else SegmentationMasks(request.label_maps, request.images)
+    known = request.label_maps is not None or request.images.label_map is not None
+    labels = SegmentationMasks(request.label_maps, request.images) if known else None
     with torch.no_grad():
         sites = _common_sites(request)
         panels = _panels(request, sites, labels)
@@ -178,7 +179,7 @@ def run(request: AnalysisRequest) -> Content:
             "Edges are those of the image at the size of the map, scaled to a maximum of 1. They are not object boundaries, "
             "which require labels (--label-maps)."
             if labels is None
-            else f"Boundaries are from {request.label_maps}: the share of pixels of the model's input at each position of "
+            else f"Boundaries are from {labels.where}: the share of pixels of the model's input at each position of "
             f"the map with a different label at most {RADIUS} pixels away. The paper does not define its boundaries."
         ),
         panels=panels,

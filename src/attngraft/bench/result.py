@@ -15,6 +15,7 @@ import torch
 from attngraft.environment import environment
 from attngraft.errors import AttngraftError, ConfigError
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.strict import read
 from attngraft.timing.paired import Bar, Duration, PairedRatio
 
@@ -154,8 +155,8 @@ def read_benchmark(path: Path, kind: type[ResultT], *, remedy: str = "measure ag
         ConfigError: the file is not JSON, has unknown or missing fields, or an unknown format.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        content = read_json(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a benchmark result: {error}; {remedy}") from None
     result = read(kind, content, where=path.name)
     if (found := getattr(result, "format", None)) != FORMAT:

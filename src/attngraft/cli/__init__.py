@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -24,15 +24,17 @@ from attngraft.cli.evaluate import evaluate
 from attngraft.cli.explore import explore
 from attngraft.cli.export import export
 from attngraft.cli.list import list_command
-from attngraft.cli.output import announce_imports
+from attngraft.cli.output import TerminalFormatter, announce_imports, echo
 from attngraft.cli.paper import paper
 from attngraft.cli.plan import plan
 from attngraft.cli.predict import predict
 from attngraft.cli.train import train
+from attngraft.cli.unexpected import UNEXPECTED, print_traceback, report_unexpected, tracebacks
 from attngraft.errors import AttngraftError
 from attngraft.leaving import leave_now
 
 INTERRUPTED = 130  #: exit code
+_LONGEST = 4000  #: characters of a message
 
 app = typer.Typer(
     name="attngraft",
@@ -47,7 +49,7 @@ app = typer.Typer(
 
 
 def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callable[..., None]:
-    """Wrap a command: print errors on one line and exit with 1 (failed), 2 (refused) or 130 (interrupted).
+    """Wrap a command: print errors and exit with 1 (failed), 2 (refused), 70 (unexpected error) or 130 (interrupted).
 
     `slow` commands print a line before PyTorch is imported.
     """
@@ -59,15 +61,24 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
                 announce_imports()
             verb(*args, **kwargs)
         except AttngraftError as error:
-            if logging.getLogger("attngraft").isEnabledFor(logging.DEBUG):
-                traceback.print_exc()
-            typer.echo(f"attngraft: {error}", err=True)
+            print_traceback()
+            echo(f"attngraft: {_limited(str(error))}", err=True)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt as stop:
-            typer.echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
+            echo(f"attngraft: interrupted{f': {stop}' if str(stop) else ''}", err=True)
             raise typer.Exit(INTERRUPTED) from None
+        except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
+            raise
+        except Exception as error:
+            report_unexpected(error)
+            raise typer.Exit(UNEXPECTED) from None
 
     return run
+
+
+def _limited(message: str) -> str:
+    """Return `message` without its middle if it is longer than a page."""
+    return message if len(message) <= _LONGEST else f"{message[: _LONGEST - 800]} ... {message[-800:]}"
 
 
 _VERBS: dict[str, Callable[..., None]] = {
@@ -110,7 +121,7 @@ def _show_version(requested: bool) -> None:
 
         device = accelerator_device()
         packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
-        typer.echo(f"attngraft {__version__} ({packages}, device {device.type if device else 'cpu'})")
+        echo(f"attngraft {__version__} ({packages}, device {device.type if device else 'cpu'})")
         raise typer.Exit
 
 
@@ -119,6 +130,7 @@ def options(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Log more details, including tracebacks of errors.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Print the tracebacks of errors.")] = False,
     version: Annotated[
         bool,
         typer.Option(
@@ -130,7 +142,10 @@ def options(
     ] = False,
 ) -> None:
     """Options common to all commands."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TerminalFormatter("%(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    tracebacks.setLevel(logging.DEBUG if debug or verbose else logging.INFO)
     logging.getLogger("attngraft").setLevel(logging.DEBUG if verbose else logging.INFO)
     for noisy in ("matplotlib", "PIL", "timm", "accelerate"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -150,14 +165,24 @@ def _limit_spinning() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with 0 (success), 1 (failed), 2 (refused) or 130 (interrupted).
+    """Run the command line and exit with 0 (success), 1 (failed), 2 (refused), 70 (unexpected error) or 130 (interrupted).
 
     Without `arguments`, parse `sys.argv`, and skip the interpreter's shutdown after an interrupt, or if torch was imported,
     which makes it take seconds.
     """
     _limit_spinning()
+    if arguments is None and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of names in encodings other than UTF-8
     try:
-        app(args=arguments)
+        try:
+            app(args=arguments)
+        except (
+            BrokenPipeError
+        ):  # typer ends quietly if the reader of the output has ended, but only with its error number
+            raise SystemExit(1) from None
+        except Exception as error:  # outside of the commands, which report their own
+            report_unexpected(error)
+            raise SystemExit(UNEXPECTED) from None
     except SystemExit as end:
         if arguments is None and isinstance(end.code, int) and (end.code == INTERRUPTED or "torch" in sys.modules):
             leave_now(end.code)

@@ -14,7 +14,7 @@ from rich.text import Text
 from attngraft._version import __version__
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, images_for, models_of_study, open_models
-from attngraft.cli.output import command_line, counts_displayed, images_bar, output_console, print_json
+from attngraft.cli.output import command_line, counts_displayed, echo, images_bar, output_console, print_json
 from attngraft.cli.values import ALLOW_DOWNLOAD, DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import RecordError, UsageError
 
@@ -81,7 +81,8 @@ def analyze(
         Path | None,
         _images(
             "--label-maps",
-            help="structure: folder of label maps (PNGs of class indices, named like the images) that define boundaries.",
+            help="structure: folder of label maps (PNGs of class indices, named like the images) that define boundaries. "
+            "Default: the masks of a segmentation run's data.",
             metavar="FOLDER",
         ),
     ] = None,
@@ -238,7 +239,7 @@ def _run(
         except (RecordError, UsageError) as error:
             if not tolerant:
                 raise
-            typer.echo(f"attngraft: {each.name} left out: {error}", err=True)
+            echo(f"attngraft: {each.name} left out: {error}", err=True)
             continue
         result = dataclasses.replace(result, made=_provenance(request, each, weights))
         write_analyses([result], folder, title=title or f"Attention in {shown}")

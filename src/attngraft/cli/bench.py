@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from attngraft.cli.output import counts_displayed, output_console, print_rows, progress_bars
+from attngraft.cli.output import counts_displayed, echo, output_console, print_rows, progress_bars
 from attngraft.cli.values import ALLOW_DOWNLOAD, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import UsageError
 
@@ -78,7 +78,7 @@ def models(
     if out is not None:
         write_result(result, out)
     if as_json:
-        typer.echo(to_json(result))
+        echo(to_json(result))
     else:
         print_rows([_row(each) for each in result.models], f"forward pass, batch size {batch_size}")
 
@@ -207,7 +207,7 @@ def _run(result: ScalingResult, layers: Sequence[str], sizes: Sequence[int], *, 
     for name, content in scaling_plots(result, stem=out.stem).items():
         write_atomically(out.with_name(name), content)
     if as_json:
-        typer.echo(to_json(result))
+        echo(to_json(result))
     else:
         _show(result, out)
     if stopped:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attngraft.cli.output import command_line, output_console, print_json, progress_display
+from attngraft.cli.output import command_line, echo, output_console, print_json, progress_display
 from attngraft.cli.values import (
     ALLOW_DOWNLOAD,
     AUTO_BATCH,
@@ -338,7 +338,7 @@ def compare(
             result = studies.compare(config, executor=executor, progress=progress, trust_code=trust_code, cache=cache)
     _print_result(result, config, as_json=as_json)
     if studies.incomplete(result):  # a study with missing runs has failed, although it reports the others
-        typer.echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
+        echo(f"attngraft: some runs of the study in {config.out} are missing; see the notes", err=True)
         raise typer.Exit(1)
 
 
@@ -441,8 +441,8 @@ def _print_plan(config: StudyConfig, executor: Executor, *, as_json: bool, trust
     prepared = prepare(config, executor=executor, trust_code=trust_code, cache=cache)
     if not as_json:
         for run in prepared.planned:
-            typer.echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
-        typer.echo(describe_plan(prepared.planned, seconds=prepared.seconds, extra=until_plan(prepared)))
+            echo(f"{run.label}: {run.state}, {run.recipe.schedule.length} in {run.folder}")
+        echo(describe_plan(prepared.planned, seconds=prepared.seconds, extra=until_plan(prepared)))
         return
     runs = [
         {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attngraft.cli.output import print_json
+from attngraft.cli.output import echo, print_json
 from attngraft.cli.values import assignments
 from attngraft.errors import UsageError
 
@@ -91,12 +91,12 @@ def _show(made: Converted) -> None:
         checks += ["except those of the head, which has other classes"] if made.fitted.new else []
         checks += [f"after resizing {', '.join(made.fitted.resized)}"] if made.fitted.resized else []
         lines["checked"] = ", ".join(checks)
-    typer.echo(str(found.path))
+    echo(str(found.path))
     for name, value in lines.items():
-        typer.echo(f"  {name:<18}{value}")
-    typer.echo(f"{made.out}  {shown_size(made.size)}")
+        echo(f"  {name:<18}{value}")
+    echo(f"{made.out}  {shown_size(made.size)}")
     if made.architecture is not None:
-        typer.echo(f"use it: attngraft train --host {made.architecture} --weights {made.out} ...")
+        echo(f"use it: attngraft train --host {made.architecture} --weights {made.out} ...")
 
 
 def _print_json(made: Converted) -> None:

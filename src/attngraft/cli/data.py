@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.output import counts_displayed, output_console, print_json
+from attngraft.cli.output import counts_displayed, echo, output_console, print_json
 from attngraft.cli.values import assignments
 from attngraft.errors import ConfigError, DataError, UsageError
 
@@ -144,7 +144,7 @@ def check(
     if contact_sheet is not None:
         from attngraft.tasks.images.inspection import save_contact_sheet
 
-        typer.echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
+        echo(f"Contact sheet: {save_contact_sheet(result, contact_sheet)}", err=True)
     if result.refusals:
         raise typer.Exit(DataError.exit_code)
 
@@ -153,7 +153,7 @@ def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
     """Load the data as training with the task's default recipe would, and return the result with what that finds."""
     from attngraft.training.build import build_task, model_data_config
 
-    recipe = _default_recipe(result.task, settings)
+    recipe = default_recipe(result.task, settings)
     logging.disable(logging.WARNING)  # of notes that the result has already
     try:
         data = build_task(recipe).load(model_data_config=model_data_config(recipe))
@@ -164,7 +164,8 @@ def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
     return replace(result, notes=[*result.notes, *_batch_note(recipe, len(data.train), "images")])
 
 
-def _default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
+def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
+    """Return the default recipe of a task, with the settings as its `task.data`."""
     from attngraft.tasks.task import load_task
     from attngraft.training.recipe import Recipe, load_recipe
 
@@ -206,10 +207,10 @@ def _check_texts(
         raise typer.Exit(DataError.exit_code) from None
     if split is not None:
         save_split(split, {"train": source.train, "val": source.val})
-        typer.echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
+        echo(f"Split: {split} (--set task.data.split_file={split})", err=True)
     refusals, notes = [source.refusal] if source.refusal else [], list(source.notes)
     if noun == "texts":
-        notes += _batch_note(_default_recipe(task, settings), len(source.train), noun)
+        notes += _batch_note(default_recipe(task, settings), len(source.train), noun)
     sizes = {name: len(texts) for name, texts in source.parts().items()}
     title, details, table = _described(source)
     if as_json:
@@ -260,7 +261,7 @@ def _save_split(result: Inspection, path: Path) -> None:
             "instead, add --val-fraction 0.2"
         )
     save_split(path, survey.split)
-    typer.echo(f"Split: {path} (--set task.data.split_file={path})", err=True)
+    echo(f"Split: {path} (--set task.data.split_file={path})", err=True)
 
 
 def _show(result: Inspection, config: DataConfig) -> None:

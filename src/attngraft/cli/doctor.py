@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.output import output_console, print_json
+from attngraft.cli.output import counts_displayed, echo, output_console, print_json
 from attngraft.cli.values import HOST, HOST_ARG, assignments
 
 
@@ -25,9 +25,16 @@ def doctor(
         str | None, typer.Option("--host", metavar="MODEL", help=f"Examine this host instead of the machine. {HOST}")
     ] = None,
     host_arg: Annotated[list[str] | None, typer.Option("--host-arg", metavar="NAME=VALUE", help=HOST_ARG)] = None,
+    verify: Annotated[
+        Path | None,
+        typer.Option("--verify", metavar="FOLDER", help="Check the files of a run, a study or an exported model."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Report versions, devices, backends that work (and why others do not), and free disk space.
+
+    With --verify: compares the files of a run, a study with its runs, or an exported model with their checksums, and metrics
+    with predictions; exits with 1 if a file is damaged.
 
     With --host: the model's sites and hook points, which grafts fit where, and attention modules that no adapter supports.
 
@@ -39,9 +46,14 @@ def doctor(
 
         attngraft doctor --host swin_tiny_patch4_window7_224
 
+        attngraft doctor --verify ./flowers-study
+
         attngraft doctor --host xcit_nano_12_p16_224 --host-arg depth=2
     """
 
+    if verify is not None:
+        _verify(verify, as_json=as_json)
+        return
     if host is not None:
         _examine(host, host_arg or [], as_json=as_json)
         return
@@ -55,6 +67,21 @@ def doctor(
         for name, value in entries.items():
             table.add_row(name, str(value))
         console.print(table)
+
+
+def _verify(folder: Path, *, as_json: bool) -> None:
+    from attngraft.study.verify import verify
+
+    with counts_displayed():
+        found = verify(folder)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        for line in (*found.problems, *found.notes):
+            echo(line)
+        echo(f"{folder}: {found.files} files with checksums; problems: {len(found.problems)}")
+    if found.problems:
+        raise typer.Exit(1)
 
 
 def _examine(name: str, host_arg: list[str], *, as_json: bool) -> None:

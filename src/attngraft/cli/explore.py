@@ -7,6 +7,7 @@ import typer
 
 from attngraft.cli.evaluate import Weights
 from attngraft.cli.models import host_options, open_models, open_text_models
+from attngraft.cli.output import echo
 from attngraft.cli.values import ALLOW_DOWNLOAD, DEVICE, HOST_ARG, HOST_WEIGHTS, MODEL, TRUST_CODE, limit_downloads
 from attngraft.errors import UsageError
 
@@ -97,4 +98,4 @@ def explore(
             model, names=name or [], weights=weights, host=host, trust_code=trust_code, purpose="explorer"
         )
         page = explore_handles(images, image, out=page, sites=sites, title=title)
-    typer.echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")
+    echo(f"{page} ({page.stat().st_size / 1e6:.1f} MB)")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.output import print_json
+from attngraft.cli.output import TerminalConsole, echo, print_json
 from attngraft.cli.values import ALLOW_DOWNLOAD, TRUST_CODE, limit_downloads
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def export(
         }
         print_json(result)
     elif url is not None:
-        typer.echo(f"uploaded to {url}")
+        echo(f"uploaded to {url}")
 
 
 def _show(exported: Exported) -> None:
@@ -118,9 +117,9 @@ def _show(exported: Exported) -> None:
     from attngraft.files import shown_size
     from attngraft.results import wording
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     for path in sorted(path for path in exported.folder.rglob("*") if path.is_file()):
-        typer.echo(f"{path}  {shown_size(path.stat().st_size)}")
+        echo(f"{path}  {shown_size(path.stat().st_size)}")
     checks = Table(title="compared with the trained model (differences relative to the largest output)")
     for column in ("file or step", "batches", "difference", "allowed"):
         checks.add_column(column, justify="left" if column == "file or step" else "right")
@@ -129,13 +128,11 @@ def _show(exported: Exported) -> None:
         checks.add_row(check.file, batches, f"{check.difference:.2g}", f"{check.tolerance:.2g}")
     console.print(checks)
     for line in summary(exported.manifest.folds):
-        typer.echo(f"{line.graft} ({wording.shorten(', '.join(line.modules), 60)}): {line.outcome}")
+        echo(f"{line.graft} ({wording.shorten(', '.join(line.modules), 60)}): {line.outcome}")
     if exported.plain_difference is not None and exported.manifest.grafted:
-        typer.echo(
+        echo(
             "plain timm loads the host without its grafts, which is a different model: on random images its outputs differ "
             f"by up to {exported.plain_difference:.2g}"
         )
     inputs = {"images": "IMAGES...", "text": "TEXTS..."}.get(exported.manifest.serving.kind, "INPUTS...")
-    typer.echo(
-        f'use it: attngraft predict {exported.folder} {inputs}   or in Python: attngraft.load("{exported.folder}")'
-    )
+    echo(f'use it: attngraft predict {exported.folder} {inputs}   or in Python: attngraft.load("{exported.folder}")')

@@ -3,11 +3,10 @@
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.output import output_console, print_json, print_rows
+from attngraft.cli.output import TerminalConsole, output_console, print_json, print_rows
 from attngraft.errors import UsageError
 
 
@@ -54,7 +53,7 @@ def _coverage(*, as_json: bool) -> None:
 
     from attngraft.models.coverage import COUNTED, by_family, cover, shares, timm_names
 
-    shown = Console(stderr=True)
+    shown = TerminalConsole(stderr=True)
     names = track(timm_names(), "examining timm's models", console=shown, transient=True)
     found = [each for each in map(cover, names) if each.attention]
     rows = by_family(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
@@ -11,9 +12,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
+
+from attngraft.suggest import visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -23,7 +27,27 @@ T = TypeVar("T")
 
 
 def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def echo(text: object, *, err: bool = False) -> None:
+    """Print a line in which control characters are visible."""
+    typer.echo(visible(str(text)), err=err)
+
+
+class TerminalConsole(Console):
+    """Console that makes control characters of the printed text visible."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text))
+
+
+class TerminalFormatter(logging.Formatter):
+    """Formatter of log records that makes their control characters visible."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def command_line() -> str:
@@ -39,7 +63,7 @@ def is_first_process() -> bool:
 def output_console(width: int = 140, *, highlight: bool = False) -> Console:
     """Return a console as wide as the terminal, or of `width` columns if there is none."""
 
-    return Console(highlight=highlight, width=None if sys.stdout.isatty() else width)
+    return TerminalConsole(highlight=highlight, width=None if sys.stdout.isatty() else width)
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
@@ -49,7 +73,7 @@ def print_rows(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> N
     for column in rows[0] if rows else ():
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row.values()))
+        table.add_row(*(escape(visible(_cell(value))) for value in row.values()))
     output_console().print(table)
 
 
@@ -63,7 +87,7 @@ def progress_bars(*, described: bool = True) -> Progress:
     """Return transient progress bars on standard error, shown if that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     description = [TextColumn("{task.description}")] if described else []
     columns = (*description, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
@@ -74,7 +98,7 @@ def counts_displayed() -> Iterator[None]:
     """Show the counts of long loops in the block: bars on a terminal, log lines elsewhere."""
     from attngraft.counting import CountBars, CountLines, count_display, counts_shown
 
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     if not is_first_process():
         yield
     elif console.is_terminal:
@@ -88,7 +112,7 @@ def counts_displayed() -> Iterator[None]:
 def announce_imports() -> None:
     """Print that PyTorch is being loaded, which takes seconds, unless it is loaded already."""
     if "torch" not in sys.modules and is_first_process():
-        typer.echo("Loading PyTorch ...", err=True)
+        echo("Loading PyTorch ...", err=True)
 
 
 def progress_display(
@@ -96,7 +120,7 @@ def progress_display(
 ) -> AbstractContextManager[T]:
     """Return a live display on a terminal and log lines elsewhere; processes after the first show nothing."""
 
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     if not is_first_process():
         return nullcontext(silent())
     return live(console) if console.is_terminal else nullcontext(log())

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from attngraft.cli.output import output_console, print_json
+from attngraft.cli.output import echo, output_console, print_json
 from attngraft.cli.values import HOST, HOST_ARG, assignments
 
 
@@ -63,7 +63,7 @@ def plan(
     elif several:
         console.print(overview(reports, title=f"{spec} on {reports[0].model} ({reports[0].host})"))
     elif as_json:
-        typer.echo(reports[0].to_json())
+        echo(reports[0].to_json())
     else:
         console.print(reports[0].table())
         for line in reports[0].summary():

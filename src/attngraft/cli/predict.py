@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from attngraft.cli.evaluate import Weights
-from attngraft.cli.output import progress_bars
+from attngraft.cli.output import echo, progress_bars
 from attngraft.cli.values import (
     ALLOW_DOWNLOAD,
     DEVICE,
@@ -23,6 +23,7 @@ from attngraft.cli.values import (
     limit_downloads,
 )
 from attngraft.errors import UsageError
+from attngraft.suggest import visible
 
 if TYPE_CHECKING:
     from attngraft.export.predict import Predictor
@@ -161,13 +162,13 @@ def predict(
     if not unreadable:
         return
     for name, error in unreadable[:_SHOWN]:
-        typer.echo(f"attngraft: {printable(name)}: {error}", err=True)
+        echo(f"attngraft: {printable(name)}: {error}", err=True)
     if len(unreadable) > _SHOWN:
-        typer.echo(f"attngraft: and {len(unreadable) - _SHOWN} more, listed in the output", err=True)
+        echo(f"attngraft: and {len(unreadable) - _SHOWN} more, listed in the output", err=True)
     what = (
         "lines could not be translated; they are empty in the output" if predictor.lines else "images could not be read"
     )
-    typer.echo(f"attngraft: {len(unreadable)} of {number} {what}", err=True)
+    echo(f"attngraft: {len(unreadable)} of {number} {what}", err=True)
     raise typer.Exit(1)
 
 
@@ -209,6 +210,20 @@ def _output(out: Path | None) -> Iterator[IO[bytes]]:
         with atomic_file(out) as file:
             yield file
         return
+    if sys.stdout.isatty():
+        yield cast(IO[bytes], _Terminal())
+        return
     sys.stdout.flush()
     yield sys.stdout.buffer
     sys.stdout.buffer.flush()
+
+
+class _Terminal:
+    """Binary output on the terminal, in which control characters of names and texts are visible."""
+
+    def write(self, data: bytes) -> int:
+        sys.stdout.write(visible(data.decode("utf-8", "replace")))
+        return len(data)
+
+    def flush(self) -> None:
+        sys.stdout.flush()

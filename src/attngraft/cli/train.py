@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attngraft.cli.output import is_first_process, print_json, progress_display
+from attngraft.cli.output import echo, is_first_process, print_json, progress_display
 from attngraft.cli.values import (
     ALLOW_DOWNLOAD,
     AUTO_BATCH,
@@ -128,14 +128,14 @@ def train(
     overrides += [f"schedule.{field}={json.dumps(value)}" for field, value in changes.items()]
     resolved = load_recipe(recipe, [*overrides, *(set_ or [])])
     if note and resolved.schedule.warmup_epochs is None and is_first_process():
-        typer.echo(f"attngraft: {note}", err=True)
+        echo(f"attngraft: {note}", err=True)
     if not trust_code:
         refuse_untyped_hosts(resolved.host_names, typed=[host, *(set_ or [])])
     try:
         with progress_display(LiveBars, LogLines, Silent) as progress:
             record = run(resolved, out, resume=resume, progress=progress, trust_code=trust_code, cache=cache)
     except Interrupted as stop:
-        typer.echo(f"attngraft: interrupted: {stop}", err=True)
+        echo(f"attngraft: interrupted: {stop}", err=True)
         raise typer.Exit(130) from None
     gc.collect()  # models in reference cycles keep the group's threads alive, which abort the process when it exits
     PartialState().destroy_process_group()

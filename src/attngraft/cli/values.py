@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import typer
 
-from attngraft.cli.output import is_first_process
+from attngraft.cli.output import echo, is_first_process
 from attngraft.errors import DataError, UsageError
 
 HOST = (
@@ -119,7 +119,7 @@ def choose_recipe(
         section = {"task": dict(load_recipe(recipe or "default").task)}
         task = apply_overrides(section, set_)["task"]["name"]
     if is_first_process():
-        typer.echo(f"Task: {task}{f' ({reason}; --task NAME for another)' if reason else ''}", err=True)
+        echo(f"Task: {task}{f' ({reason}; --task NAME for another)' if reason else ''}", err=True)
     return recipe
 
 

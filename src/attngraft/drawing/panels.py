@@ -14,13 +14,15 @@ from PIL import Image
 
 from attngraft.drawing.sheet import TEXT_SIZE, Drawing, figure_files, set_round_ticks, set_titles, size_in_points
 from attngraft.drawing.theme import MARKERS, Theme
+from attngraft.image_files import open_image
 from attngraft.results.analysis import AnalysisResult, Boxes, Curves, Grid, Panel, Picture, Pictures
 from attngraft.results.wording import shorten, shown
 
 PANELS_PER_SHEET = 4
 
 _NAME = 26  #: number of characters of a model's or layer's name that fit on a plot
-_HORIZONTAL = 4  #: tick labels with more characters are rotated
+_HORIZONTAL = 4  #: tick labels with more characters are rotated,
+_IN_A_ROW = 44  #: unless this many characters of all labels fit side by side
 _TICKS = 16  #: largest number of tick labels of layers on an axis
 _SIDE = 1.15  #: side of a picture in inches
 _GAP = 0.08
@@ -51,9 +53,7 @@ def analysis_plots(result: AnalysisResult) -> dict[str, bytes]:
 def panel_drawing(result: AnalysisResult, panel: Panel, *, name: str = "") -> Drawing:
     """Return the drawing of one panel of a result."""
     if isinstance(panel, Curves):
-        ends = [f"{line.name} {line.y[-1]:.4g}" for line in panel.lines if line.y and line.y[-1] is not None]
-        alt = f"{panel.title}, by {panel.x_axis}. At the end: {', '.join(ends)}."
-        return _plot(panel, name, alt, partial(_draw_curves, panel=panel, result=result), legend=len(panel.lines))
+        return curves_drawing(panel, baseline=result.baseline, name=name)
     if isinstance(panel, Boxes):
         medians = [
             f"{result.subjects[b.subject]} {panel.ticks[b.at]}: median {b.quantiles[2]:.3g}" for b in panel.boxes
@@ -92,9 +92,15 @@ def panel_drawing(result: AnalysisResult, panel: Panel, *, name: str = "") -> Dr
 # --- curves and distributions -----------------------------------------------------------------------------------------
 
 
+def curves_drawing(panel: Curves, *, baseline: int | None, name: str = "") -> Drawing:
+    """Return the drawing of curves; `baseline` is the index of the model to draw in gray."""
+    ends = [f"{line.name} {line.y[-1]:.4g}" for line in panel.lines if line.y and line.y[-1] is not None]
+    alt = f"{panel.title}, by {panel.x_axis}. At the end: {', '.join(ends)}."
+    return _plot(panel, name, alt, partial(_draw_curves, panel=panel, baseline=baseline), legend=len(panel.lines))
+
+
 def _plot(panel: Curves | Boxes, name: str, alt: str, draw: partial[None], *, legend: int) -> Drawing:
-    longest = _longest(panel.ticks)
-    below = (0.062 * longest if longest > _HORIZONTAL else 0.0) + 0.19 * -(-legend // 2)
+    below = (0.062 * _longest(panel.ticks) if _rotated(panel.ticks) else 0.0) + 0.19 * -(-legend // 2)
     return Drawing(
         name=name,
         alt=shown(alt),
@@ -107,18 +113,18 @@ def _plot(panel: Curves | Boxes, name: str, alt: str, draw: partial[None], *, le
     )
 
 
-def _model_color(result: AnalysisResult, theme: Theme, subject: int) -> str:
+def _model_color(baseline: int | None, theme: Theme, subject: int) -> str:
     """Return a model's color as in figures of studies: gray for the baseline, otherwise by index."""
-    if subject == result.baseline:
+    if subject == baseline:
         return theme.baseline
-    index = subject - (result.baseline is not None and subject > result.baseline)
+    index = subject - (baseline is not None and subject > baseline)
     return theme.series[index % len(theme.series)]
 
 
-def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, result: AnalysisResult) -> None:
+def _draw_curves(axes: Axes, theme: Theme, *, panel: Curves, baseline: int | None) -> None:
     for line in panel.lines:
         reference = line.subject is None
-        color = theme.muted if line.subject is None else _model_color(result, theme, line.subject)
+        color = theme.muted if line.subject is None else _model_color(baseline, theme, line.subject)
         axes.plot(
             line.x,
             np.array(line.y, dtype=float),
@@ -140,7 +146,7 @@ def _draw_boxes(axes: Axes, theme: Theme, *, panel: Boxes, result: AnalysisResul
     width = 0.7 / max(len(present), 1)
     for box in panel.boxes:
         x = box.at + width * (present.index(box.subject) - (len(present) - 1) / 2)
-        half, color = 0.37 * width, _model_color(result, theme, box.subject)
+        half, color = 0.37 * width, _model_color(result.baseline, theme, box.subject)
         least, low, median, high, most = box.quantiles
         axes.plot([x, x], [least, most], color=color, linewidth=1, solid_capstyle="butt")
         axes.bar(x, high - low, bottom=low, width=0.75 * width, color=color, alpha=0.45, linewidth=0)
@@ -148,7 +154,7 @@ def _draw_boxes(axes: Axes, theme: Theme, *, panel: Boxes, result: AnalysisResul
         axes.plot(x, box.mean, marker="o", markersize=3, color=color)
     for subject in present:
         label = shorten(result.subjects[subject], 40)
-        axes.plot([], [], color=_model_color(result, theme, subject), linewidth=5, alpha=0.6, label=label)
+        axes.plot([], [], color=_model_color(result.baseline, theme, subject), linewidth=5, alpha=0.6, label=label)
     _finish_plot(axes, theme, panel)
 
 
@@ -157,7 +163,7 @@ def _finish_plot(axes: Axes, theme: Theme, panel: Curves | Boxes) -> None:
     set_round_ticks(axes.yaxis)
     if panel.ticks:
         _name_ticks(axes.xaxis, panel.ticks, _TICKS)
-        axes.tick_params(axis="x", rotation=90 if max(map(len, panel.ticks)) > _HORIZONTAL else 0)
+        axes.tick_params(axis="x", rotation=90 if _rotated(panel.ticks) else 0)
     else:
         set_round_ticks(axes.xaxis)
     set_titles(axes, theme, panel.title, below=panel.x_axis, beside=panel.y_axis)
@@ -182,6 +188,10 @@ def _finish_plot(axes: Axes, theme: Theme, panel: Curves | Boxes) -> None:
 
 def _longest(names: Sequence[str]) -> int:
     return max((len(shorten(name, _NAME)) for name in names), default=0)
+
+
+def _rotated(ticks: Sequence[str]) -> bool:
+    return _longest(ticks) > _HORIZONTAL and _longest(ticks) * min(len(ticks), _TICKS) > _IN_A_ROW
 
 
 def _name_ticks(axis: XAxis | YAxis, names: Sequence[str], most: int) -> None:
@@ -247,7 +257,7 @@ def pixels(picture: Picture, panel: Pictures) -> np.ndarray:
     """
     image = None
     if picture.image is not None:
-        with Image.open(io.BytesIO(base64.b64decode(picture.image))) as opened:
+        with open_image(io.BytesIO(base64.b64decode(picture.image))) as opened:
             image = np.asarray(opened.convert("RGB"))
     if picture.values is None:
         return np.zeros((8, 8, 3), np.uint8) if image is None else _enlarged(image)

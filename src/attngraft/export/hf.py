@@ -15,11 +15,12 @@ from torch import nn
 
 from attngraft.attention import is_graft, plain_class
 from attngraft.errors import ExportError, GraftFileError, UsageError
-from attngraft.files import write_atomically
+from attngraft.files import refuse_links, write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
 from attngraft.hosts import find_host
 from attngraft.models.transformers_folder import GRAFTS, quiet
+from attngraft.opening import check_folder
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
         UsageError: the model is not a transformers model.
         HostError: no adapter supports the model.
         ExportError: a graft was folded into the host's weights.
+        FolderError: a file of the folder is a link.
         StorageError: the grafts cannot be written.
     """
     whole: Any = model
@@ -64,6 +66,7 @@ def save_pretrained(model: nn.Module, folder: str | os.PathLike[str], **options:
             "a graft was folded into the host's weights, so the host cannot be saved separately; save before folding"
         )
     content = graft_bytes(host) if grafts else None
+    refuse_links(path)
     (path / GRAFTS).unlink(missing_ok=True)
     state = {name: value for name, value in model.state_dict().items() if not is_graft(name)}
     whole.save_pretrained(str(path), state_dict=state, **options)
@@ -158,6 +161,11 @@ def from_pretrained(
             f"{path}: no {GRAFTS} next to config.json; attngraft.save_pretrained(model, folder) writes it. Load a model "
             "without grafts with transformers' own from_pretrained"
         )
+    if Path(path).is_dir():
+        try:
+            check_folder(Path(path))
+        except OSError as error:
+            raise GraftFileError(f"{path}: {error}; remove it, or save the model again") from None
     kind: Any = _named_class(transformers, path, hub) if model_class is None else model_class
     with quiet(transformers):
         model, report = kind.from_pretrained(str(path), output_loading_info=True, **options)

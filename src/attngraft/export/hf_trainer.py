@@ -8,7 +8,7 @@ from torch import nn
 
 from attngraft.attention import is_graft
 from attngraft.errors import UsageError
-from attngraft.files import write_atomically
+from attngraft.files import refuse_links, write_atomically
 from attngraft.grafting.apply import grafted, pin_unused
 from attngraft.grafting.io import graft_bytes, read_graft_file
 from attngraft.hosts import find_host
@@ -85,6 +85,7 @@ class GraftCheckpoints(TrainerCallback):
                 f"{folder}: Trainer did not write its checkpoint here, as in a hyperparameter search, which "
                 "GraftCheckpoints does not support; remove this callback for the search"
             )
+        refuse_links(folder)
         model.save_pretrained(str(folder), state_dict=model.state_dict(), save_original_format=False)
         if _has_grafts(model):
             write_atomically(folder / GRAFTS, graft_bytes(find_host(model)))

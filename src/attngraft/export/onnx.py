@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from attngraft.errors import ExportError, UsageError
 from attngraft.export.check import Forward, check_outputs, example_inputs
 from attngraft.export.torch_export import EXAMPLE
+from attngraft.opening import check_regular
 from attngraft.saved.manifest import Check, Manifest, manifest_text
 
 FILE = "model.onnx"
@@ -121,6 +122,7 @@ def open_onnx(path: Path) -> tuple[Forward, str | None]:
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors only
     try:
+        check_regular(path)
         session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises a separate class per status code
         raise ExportError(f"{path}: onnxruntime cannot read it ({_reason(error)}); export the model again") from None

@@ -23,9 +23,11 @@ from attngraft.devices import accelerator_device
 from attngraft.errors import DataError, ExportError, UsageError
 from attngraft.export import onnx, torch_export
 from attngraft.export.check import Forward
+from attngraft.files import csv_cell
 from attngraft.models.trust import from_folder
+from attngraft.opening import open_regular
 from attngraft.saved.folder import load, open_codec
-from attngraft.saved.manifest import MANIFEST, Manifest, parse_manifest, read_manifest
+from attngraft.saved.manifest import MANIFEST, Manifest, check_file, parse_manifest, read_manifest
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.heads import mean_logits
@@ -116,7 +118,7 @@ def _image_predictor(forward: Forward, manifest: Manifest) -> Predictor:
     preprocessor = Preprocessor.from_serving(serving)
 
     def read(name: str) -> Tensor:
-        with open(name, "rb") as stream:
+        with open_regular(name) as stream:
             return preprocessor.read(stream, where=name)
 
     def predict(images: list[Tensor]) -> np.ndarray:
@@ -189,10 +191,11 @@ def open_model(
     if path.is_dir():
         with from_folder(trust_code=trust_code, allow_download=allow_download):
             return _open_folder(path, checkpoint, device, trust_code=trust_code)
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path}: does not exist; use an exported folder, a run's folder, or a .pt2 or .onnx file")
     if path.suffix not in _OPENERS:
         raise UsageError(f"{path}: not a model; use an exported folder, a run's folder, or a .pt2 or .onnx file")
+    check_file(path, path.parent)
     forward, text = _OPENERS[path.suffix](path)
     if text is not None:
         manifest = parse_manifest(text, where=f"{path} ({MANIFEST})")
@@ -351,7 +354,7 @@ class CsvWriter(PredictionWriter):
 
     def _row(self, cells: list[Any]) -> None:
         line = io.StringIO()
-        csv.writer(line, lineterminator="\n").writerow(cells)
+        csv.writer(line, lineterminator="\n").writerow(map(csv_cell, cells))
         self.write(line.getvalue())
 
 

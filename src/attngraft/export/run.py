@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
+from attngraft.checksums import FILE as CHECKSUMS_FILE
+from attngraft.checksums import write_checksums
 from attngraft.errors import ExportError, FolderError, StorageError, UsageError
 from attngraft.export import card, hf, onnx, timm_config, torch_export
 from attngraft.export.check import check_outputs, in_precision
@@ -154,6 +156,8 @@ def export_run(
         manifest = replace(manifest, checks=tuple(checks))
         write_manifest(manifest, folder)
         parameters = sum(parameter.numel() for parameter in source.model.parameters())
+        files = (path for path in folder.rglob("*") if path.is_file())
+        write_checksums(folder / CHECKSUMS_FILE, files)
         text = card.card_text(manifest, source.record, parameters=parameters, plain_difference=plain)
         write_atomically(folder / card.FILE, text)
     return Exported(folder=out, manifest=manifest, plain_difference=plain)

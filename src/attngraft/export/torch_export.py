@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from attngraft.errors import ExportError
 from attngraft.export.check import Forward, check_outputs, example_inputs
+from attngraft.opening import open_zip
 from attngraft.saved.manifest import MANIFEST, Check, Manifest, manifest_text
 
 FILE = "model.pt2"
@@ -76,7 +77,8 @@ def open_program(path: Path) -> tuple[Forward, str | None]:
     """
     files: dict[str, Any] = {MANIFEST: ""}
     try:
-        module = torch.export.load(path, extra_files=files).module()
+        with open_zip(path) as file:
+            module = torch.export.load(file, extra_files=files).module()
     except Exception as error:  # damaged archives raise arbitrary errors
         raise ExportError(
             f"{path}: cannot be read as a torch.export program ({_first_line(error)}); export the model again"

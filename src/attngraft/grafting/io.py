@@ -40,6 +40,7 @@ from attngraft.grafting.spec import GraftSpec, Term, build_options, parse
 from attngraft.grafting.where import Where
 from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import graft_types
+from attngraft.opening import check_regular
 from attngraft.strict import FieldError, read
 from attngraft.suggest import shortened
 from attngraft.tensors import meta_device, misfits, unshared
@@ -296,6 +297,7 @@ def read_graft_file(file: Path) -> tuple[GraftManifest, dict[str, Tensor]]:
         GraftFileError: the file is missing, damaged, not a graft file, or of a newer format, or the checksum does not match.
     """
     try:
+        check_regular(file)
         with safe_open(file, framework="pt") as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping

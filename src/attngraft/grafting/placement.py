@@ -63,6 +63,7 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
         HostError: the host has no such hook point, or a site refuses the graft.
     """
     placements: list[Placement] = []
+    by_target: dict[str, list[Placement]] = {}
     for term in spec.terms:
         graft_type = graft_types()[term.name]
         for hook_point in graft_type.hook_points(term.options):
@@ -70,12 +71,14 @@ def place(host: Host, spec: GraftSpec) -> list[Placement]:
                 refusal = graft_type.refusal(site.geometry, hook_point, term.options)
                 if refusal:
                     raise _refused(host, term, site, hook_point, refusal)
-                if conflict := conflict_at(host, site, hook_point, placements):
+                near = [other for target in {*site.targets.values()} for other in by_target.get(target, ())]
+                if conflict := conflict_at(host, site, hook_point, near):
                     raise HostError(conflict)
-                taken = _taken(host, site.targets[hook_point], placements)
+                taken = _taken(host, site.targets[hook_point], near)
                 numbered = (f"{term.name}_{number}" for number in range(2, len(taken) + 3))
                 instance = next(name for name in (term.name, *numbered) if name not in taken)
                 placements.append(Placement(site, hook_point, term, instance))
+                by_target.setdefault(placements[-1].target, []).append(placements[-1])
     return placements
 
 

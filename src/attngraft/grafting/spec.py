@@ -21,11 +21,13 @@ from attngraft.errors import ConfigError, GraftSpecError
 from attngraft.grafting.where import EVERYWHERE, Where, parse_where
 from attngraft.mechanisms.registry import GRAFT_SETS, graft_types
 from attngraft.strict import convert
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import cut, did_you_mean, quoted
 
 #: preset (short name of a configuration from the papers) -> specification
 PRESETS = {"cb_deeper_half": "cb@last:50%"}
 
+MAX_LENGTH, MAX_TERMS = 20_000, 100  #: characters and terms of a specification
+_SPACE = re.compile(r"\s*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")
 _MAX_DIGITS = 400  #: largest length of an integer; Python refuses to parse thousands of digits
 _QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
@@ -56,13 +58,15 @@ def build_options(graft_type: GraftType[Any], given: dict[str, Any]) -> Any:
     for name, value in given.items():
         if name not in fields:
             known = ", ".join(fields) or "none"
-            raise OptionError(f"unknown option {name!r}{did_you_mean(name, fields)}; options: {known}", name)
+            raise OptionError(f"unknown option {quoted(name)}{did_you_mean(name, fields)}; options: {known}", name)
         try:
             values[name] = convert(value, hints[name], name)
         except ConfigError as error:
             raise OptionError(str(error), name) from None
         if isinstance(values[name], float) and abs(values[name]) > _MAX_FLOAT32:
-            raise OptionError(f"{name}: {value!r} exceeds the largest float32; choose a value within +-3.4e38", name)
+            raise OptionError(
+                f"{name}: {quoted(value)} exceeds the largest float32; choose a value within +-3.4e38", name
+            )
     try:
         return graft_type.Options(**values)
     except ValueError as error:
@@ -141,8 +145,12 @@ def parse(spec: Specification) -> GraftSpec:
     if isinstance(spec, str):
         return _Parser(spec).spec()
     if isinstance(spec, Sequence):
-        terms = [_terms_of_mapping(entry, f"entry {number}") for number, entry in enumerate(spec, start=1)]
-        return GraftSpec(tuple(term for found in terms for term in found))
+        terms: list[Term] = []
+        for number, entry in enumerate(spec, start=1):
+            terms.extend(_terms_of_mapping(entry, f"entry {number}"))
+            if len(terms) > MAX_TERMS:
+                raise GraftSpecError(f"a specification has at most {MAX_TERMS} grafts; entry {number} is one too many")
+        return GraftSpec(tuple(terms))
     raise GraftSpecError(f"a graft specification must be text or a list of mappings, not {type(spec).__name__}")
 
 
@@ -167,7 +175,9 @@ def _terms_of_mapping(entry: Any, label: str) -> tuple[Term, ...]:
         raise GraftSpecError(f"{label} of the graft list needs a key 'graft' with a name (optional: where, options)")
     unknown = [key for key in entry if key not in ("graft", "where", "options")]
     if unknown:
-        raise GraftSpecError(f"{label} of the graft list: unknown key {unknown[0]!r}; keys: graft, where, options")
+        raise GraftSpecError(
+            f"{label} of the graft list: unknown key {quoted(unknown[0])}; keys: graft, where, options"
+        )
     name, options, where = entry["graft"], entry.get("options") or {}, entry.get("where", "all")
     if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
         raise GraftSpecError(f"{label} ({name}): options must be a mapping of names to values")
@@ -177,9 +187,17 @@ def _terms_of_mapping(entry: Any, label: str) -> tuple[Term, ...]:
         return parse(PRESETS[name]).terms
     _check_name(name, None, None)
     try:
-        return (Term(name, build_options(graft_types()[name], dict(options)), parse_where(str(where))),)
+        return (Term(name, build_options(graft_types()[name], dict(options)), parse_where(_text_of(where))),)
     except ValueError as error:
         raise GraftSpecError(f"{label} ({name}): {error}") from None
+
+
+def _text_of(where: Any) -> str:
+    if isinstance(where, int | float):  # YAML reads `where: 0.1` as a number
+        return quoted(where)
+    if not isinstance(where, str):
+        raise ValueError(f"a where-clause must be text, found {quoted(where)}")
+    return where
 
 
 def _preset_message(name: str) -> str:
@@ -197,7 +215,9 @@ def _check_name(name: str, text: str | None, position: int | None) -> None:
     known = [*graft_types(), *PRESETS]
     if name not in known:
         hint = did_you_mean(name, known)
-        raise GraftSpecError(f"unknown graft {name!r}{hint}; grafts: {', '.join(known)}", text=text, position=position)
+        raise GraftSpecError(
+            f"unknown graft {quoted(name)}{hint}; grafts: {', '.join(known)}", text=text, position=position
+        )
 
 
 def _format_value(value: Any) -> str:
@@ -212,6 +232,8 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self.text = text
+        if len(text) > MAX_LENGTH:
+            raise self.error(f"a specification has at most {MAX_LENGTH:,} characters, not {len(text):,}", MAX_LENGTH)
         self.advance(0)
 
     def error(self, message: str, position: int | None = None) -> GraftSpecError:
@@ -219,7 +241,8 @@ class _Parser:
 
     def advance(self, end: int) -> None:
         """Move to the first token at or after position `end`."""
-        self.at = len(self.text) - len(self.text[end:].lstrip())
+        found = _SPACE.match(self.text, end)
+        self.at = end if found is None else found.end()
 
     def next_is(self, *chars: str) -> bool:
         return self.text[self.at : self.at + 1] in chars
@@ -244,6 +267,8 @@ class _Parser:
             return GraftSpec()
         terms = list(self.term())
         while self.take("+"):
+            if len(terms) >= MAX_TERMS:
+                raise self.error(f"a specification has at most {MAX_TERMS} grafts")
             terms.extend(self.term())
         if self.at < len(self.text):
             raise self.error(f"unexpected {self.text[self.at]!r}: after a graft, expected '(', '@', '+' or the end")
@@ -273,9 +298,9 @@ class _Parser:
             start = self.at
             option = self.match(_WORD, "an option name")
             if option in given:
-                raise self.error(f"the option {option} is given twice; remove one of them", start)
+                raise self.error(f"the option {cut(option)} is given twice; remove one of them", start)
             if not self.take("="):
-                raise self.error(f"expected '=' and a value after the option {option}")
+                raise self.error(f"expected '=' and a value after the option {cut(option)}")
             positions[option] = start
             given[option] = self.value()
         try:

@@ -10,8 +10,10 @@ from typing import Literal
 
 from attngraft.attention import AttentionGeometry
 from attngraft.hosts import Site
+from attngraft.suggest import quoted
 
 _MAX_DIGITS = 6  #: digits of a number, enough for any host; Python refuses to parse thousands of digits
+_MAX_LENGTH = 20_000  #: characters of a where-clause
 _RANGE = re.compile(rf"(\d{{1,{_MAX_DIGITS}}})-(\d{{1,{_MAX_DIGITS}}})")
 _SEGMENT = re.compile(r"[A-Za-z0-9_*?]+|\d+-\d+")
 _ATTENTION = ("self", "cross")  #: last segments that select sites by their kind of attention
@@ -64,15 +66,19 @@ def parse_where(text: str) -> Where:
         ValueError: the where-clause is invalid.
     """
     text = text.strip()
+    if len(text) > _MAX_LENGTH:
+        raise ValueError(f"a where-clause has at most {_MAX_LENGTH:,} characters, not {len(text):,}")
     if text == "all":
         return EVERYWHERE
     kind, colon, amount = map(str.strip, text.partition(":"))
     if colon:
         if kind not in ("first", "last"):
-            raise ValueError(f"expected 'first' or 'last' before ':', found {kind!r}")
+            raise ValueError(f"expected 'first' or 'last' before ':', found {quoted(kind)}")
         number = re.fullmatch(rf"([0-9]{{1,{_MAX_DIGITS}}})\s*(%?)", amount)
         if number is None:
-            raise ValueError(f"expected a number of sites or a percentage (2, 50%) after '{kind}:', found {amount!r}")
+            raise ValueError(
+                f"expected a number of sites or a percentage (2, 50%) after '{kind}:', found {quoted(amount)}"
+            )
         count, percent = int(number[1]), bool(number[2])
         if count == 0 or (percent and count > 100):
             raise ValueError(f"'{kind}:' must select at least 1 site and at most 100%, not {amount}")
@@ -89,7 +95,7 @@ def _check_pattern(pattern: str) -> None:
     for segment in pattern.split("."):
         if not _SEGMENT.fullmatch(segment):
             raise ValueError(
-                f"{segment!r} is not valid in a path pattern (names, numbers, * and ?, or a range such as 6-11)"
+                f"{quoted(segment)} is not valid in a path pattern (names, numbers, * and ?, or a range such as 6-11)"
             )
         span = _RANGE.fullmatch(segment)
         if "-" in segment and not span:

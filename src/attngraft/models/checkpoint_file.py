@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import json
 import pickle
 import re
 import zipfile
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attngraft.errors import AttngraftError, HostError, UsageError
+from attngraft.opening import check_regular, check_unpacked, check_zip, open_zip, parse_json
 
 _TORCH = (".pth", ".pt", ".bin", ".tar")
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
@@ -54,18 +54,20 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
         UsageError: the file does not exist, is of another kind, or has no weights of the requested kind.
         HostError: the file is damaged or contains other objects; no code in it was run.
     """
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise UsageError(f"{path}: no such file; pass a weights file ({', '.join(SUFFIXES)})")
     if path.suffix not in SUFFIXES:
         raise UsageError(
             f"{path}: cannot read weights from {path.suffix or 'suffixless'} files, only from {', '.join(SUFFIXES)}"
         )
     try:
+        check_regular(path)
         if path.suffix == ".safetensors":
             return _from_safetensors(path, average=average)
         member, stream = _opened(path)
         with stream:
             values = _load(path, stream)
+        return _from_torch(path, member, values, average=average)
     except AttngraftError:
         raise
     except Exception as error:  # damaged bytes make the readers raise errors of any class
@@ -73,7 +75,6 @@ def read_checkpoint(path: Path, *, average: bool | None = None) -> CheckpointFil
         raise HostError(
             f"{path} is damaged, or not a {kind} file ({first_line(error)}); download or save it again"
         ) from error
-    return _from_torch(path, member, values, average=average)
 
 
 def _opened(path: Path) -> tuple[str, IO[bytes]]:
@@ -82,11 +83,11 @@ def _opened(path: Path) -> tuple[str, IO[bytes]]:
     Torch's own files are also zips, but contain a data.pkl.
     """
     if not zipfile.is_zipfile(path):
-        return "", path.open("rb")
-    with zipfile.ZipFile(path) as archive:
+        return "", open_zip(path)
+    with open_zip(path) as file, zipfile.ZipFile(file) as archive:
         names = [PurePosixPath(name) for name in archive.namelist() if not name.startswith("__MACOSX/")]
         if any(name.name == "data.pkl" for name in names):
-            return "", path.open("rb")
+            return "", open_zip(path)
         found = [name for name in names if name.suffix in _TORCH]
         chosen = [name for name in found if name.name == BEST] or found
         if len(chosen) != 1:
@@ -94,7 +95,9 @@ def _opened(path: Path) -> tuple[str, IO[bytes]]:
             raise UsageError(
                 f"{path}: a zip must contain one weights file, this one has {listed}; unpack it and pass a weights file"
             )
-        return str(chosen[0]), io.BytesIO(archive.read(str(chosen[0])))
+        member = io.BytesIO(archive.read(str(chosen[0])))
+        check_zip(member, path)
+        return str(chosen[0]), member
 
 
 def _load(path: Path, stream: IO[bytes]) -> Any:
@@ -124,7 +127,7 @@ def _from_safetensors(path: Path, *, average: bool | None) -> CheckpointFile:
         )
     with safetensors.safe_open(path, framework="pt") as file:
         try:  # the entry written by `convert`, if any
-            facts = json.loads((file.metadata() or {}).get(KEY, "{}"))
+            facts = parse_json((file.metadata() or {}).get(KEY, "{}"))
         except ValueError:
             facts = {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -138,6 +141,7 @@ def _from_torch(path: Path, member: str, values: Any, *, average: bool | None) -
     entry = _chosen(path, present, average)
     held = values if entry is None else values[entry]
     named = {name: value for name, value in held.items() if isinstance(name, str) and isinstance(value, Tensor)}
+    check_unpacked(path, sum(value.numel() * value.element_size() for value in named.values()), path.stat().st_size)
     others = values if entry is not None else {}
     facts = {"architecture": others.get("arch"), "epoch": others.get("epoch")}
     left = tuple(str(name) for name, value in others.items() if name != entry and value is not None)

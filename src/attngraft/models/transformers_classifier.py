@@ -11,6 +11,7 @@ from timm.models import generate_default_cfgs, register_model, register_notrace_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
+from attngraft.downloads import without_hub
 from attngraft.models.transformers_folder import checked_fields, configuration_fields
 
 #: preprocessing of transformers' image processor for ViT
@@ -176,8 +177,9 @@ def transformers_classifier(
     known = configuration_fields(transformers, model_type)
     sizes = {name: value for name, value in {"image_size": 224, "num_channels": 3}.items() if name in known}
     settings = {**sizes, **checked_fields(transformers, model_type, settings)}
-    plain = transformers.AutoConfig.for_model(model_type, architectures=[], **settings)
-    model = transformers.AutoModelForImageClassification.from_config(plain)
+    with without_hub():  # a configuration may name a backbone whose weights transformers would download
+        plain = transformers.AutoConfig.for_model(model_type, architectures=[], **settings)
+        model = transformers.AutoModelForImageClassification.from_config(plain)
     own = default_cfgs["transformers_classifier"].default.to_dict()
     size = (settings.get("num_channels", 3), *to_2tuple(settings.get("image_size", 224)))
     shown = {name: value for name, value in (pretrained_cfg_overlay or {}).items() if value is not None}

@@ -9,7 +9,6 @@ preprocessor_config.json   preprocessing of images: size, mean, deviation, inter
 grafts.safetensors         its grafts, if any (`attngraft.save_pretrained`)
 """
 
-import json
 import logging
 import os
 import pickle
@@ -23,9 +22,11 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from attngraft.attention import is_graft
+from attngraft.downloads import without_hub
 from attngraft.errors import HostError, UsageError
 from attngraft.grafting.io import load_grafts
 from attngraft.models.checkpoint_file import first_line
+from attngraft.opening import check_folder, read_json
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = read_json(folder / CONFIG)
     except (OSError, ValueError):
         return None
     return folder if isinstance(config, dict) and "model_type" in config else None
@@ -153,7 +154,11 @@ def folder_generation(folder: Path) -> dict[str, Any]:
     settings_of = import_transformers(folder).GenerationConfig
     file = folder / "generation_config.json"
     try:
-        found = settings_of.from_pretrained(str(folder)) if file.is_file() else settings_of.from_model_config(config)
+        check_folder(folder)
+        with without_hub():
+            found = (
+                settings_of.from_pretrained(str(folder)) if file.is_file() else settings_of.from_model_config(config)
+            )
     except (OSError, ValueError, TypeError) as error:
         raise UsageError(f"{file}: transformers cannot read it ({first_line(error)}); save the folder again") from None
     plain: dict[str, Any] = _plain(found.to_diff_dict())
@@ -163,7 +168,9 @@ def folder_generation(folder: Path) -> dict[str, Any]:
 def _read_config(folder: Path) -> Any:
     transformers = import_transformers(folder)
     try:
-        return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        check_folder(folder)
+        with without_hub():  # a configuration may name a backbone, which transformers would look up
+            return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
@@ -248,7 +255,8 @@ def folder_tensors(folder: Path, auto_class: str = IMAGE_CLASSIFIER) -> tuple[Pa
 def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tuple[nn.Module, dict[str, Any]]:
     """Load the model; return it and transformers' report on missing and unexpected tensors."""
     try:
-        with torch.random.fork_rng(devices=[]), quiet(transformers):  # initializes missing weights
+        check_folder(folder)
+        with torch.random.fork_rng(devices=[]), quiet(transformers), without_hub():  # initializes missing weights
             found: tuple[nn.Module, dict[str, Any]] = getattr(transformers, auto_class).from_pretrained(
                 str(folder),
                 dtype=torch.float32,
@@ -302,9 +310,11 @@ def folder_preprocessing(folder: Path) -> dict[str, Any]:
     if file is None:
         raise UsageError(f"{folder / PROCESSORS[0]}: no such file; it specifies the preprocessing of images. {remedy}")
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        ).to_dict()
+        check_folder(folder)
+        with without_hub():
+            processor = transformers.AutoImageProcessor.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            ).to_dict()
         return _data_config(processor)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise UsageError(f"{file}: not readable as an image processor ({first_line(error)}). {remedy}") from None

@@ -5,7 +5,6 @@ for encoder-decoders `generation` (the contents of generation_config.json), and 
 the configuration, `auto_class`, `num_classes`, `img_size` and `in_chans`.
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -32,7 +31,8 @@ from attngraft.models.transformers_folder import (
 )
 from attngraft.models.unavailable import why_no_weights
 from attngraft.models.weights import split_weights
-from attngraft.suggest import did_you_mean
+from attngraft.opening import read_mapping
+from attngraft.suggest import did_you_mean, quoted
 
 #: files besides the weights
 _FILES = ["*.json", "*.txt", "*.model", "*.spm"]
@@ -264,9 +264,9 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
         folder = None  # the folder was deleted, or is on another machine
     if folder is not None and not any((folder / name).is_file() for name in (_TOKENIZER, *_VOCABULARIES)):
         folder = None
-    limits = [_positions(model)]
+    limits: list[float | None] = [_positions(model)]
     if folder is not None and (settings := folder / _TOKENIZER).is_file():
-        limits.append(json.loads(settings.read_text(encoding="utf-8")).get("model_max_length"))
+        limits.append(_stored_limit(settings))
     lengths = [int(limit) for limit in limits if limit is not None and limit < _LIMIT]
     return {
         "tokenizer": None if folder is None else str(folder),
@@ -274,6 +274,21 @@ def _text_input(model: Any, source: str) -> dict[str, Any]:
         "vocab_size": int(model.config.vocab_size),
         "pad": getattr(model.config, "pad_token_id", None),
     }
+
+
+def _stored_limit(settings: Path) -> float | None:
+    """Return the largest number of tokens in the tokenizer's settings.
+
+    Raises:
+        HostError: the file cannot be read.
+    """
+    try:
+        limit = read_mapping(settings).get("model_max_length")
+    except (OSError, ValueError) as error:
+        raise HostError(f"{settings}: cannot be read ({error}); save or download the tokenizer again") from None
+    if limit is None or (isinstance(limit, int | float) and limit >= 1):
+        return limit
+    raise HostError(f"{settings}: model_max_length must be a number of tokens, found {quoted(limit)}; correct it")
 
 
 def _positions(model: Any) -> int | None:

@@ -8,7 +8,6 @@
 `create_model(..., weights=FILE)` and `--weights FILE` read the same files.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -25,6 +24,7 @@ from attngraft.errors import HostError, UsageError
 from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_checkpoint
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
+from attngraft.opening import read_json
 from attngraft.suggest import shortened
 
 #: paths of weights in folders of runs, exported models, and the Hugging Face Hub; the first that exists is used
@@ -337,7 +337,7 @@ def _in_folder(folder: Path) -> Path:
 def _refuse_folded(file: Path) -> None:
     """Refuse weights with folded grafts, batch norms or scales, which cannot initialize training."""
     try:
-        folds = json.loads((file.parent / "attngraft.json").read_text(encoding="utf-8")).get("folds", ())
+        folds = read_json(file.parent / "attngraft.json").get("folds", ())
         moved = [entry["folded"] for entry in folds if entry.get("folded") and not entry.get("removed")]
     except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return  # not an exported model, or a damaged one, for which `attngraft.load` has a better message

@@ -3,13 +3,15 @@
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from attngraft._version import __version__
 from attngraft.analysis.explorer import ExplorerData, ExplorerLayer, QuantizedTensor, explorer_data
@@ -18,11 +20,21 @@ from attngraft.files import write_atomically
 from attngraft.report.templating import render, script
 from attngraft.results.wording import shown
 from attngraft.targets.handle import ModelHandle, model_handle
-from attngraft.targets.images import images_from_files, true_classes
+from attngraft.targets.images import images_from_files, true_classes, true_label_map
+from attngraft.tasks.segmentation.codec import SegmentationCodec, overlay
 
 MOST_BYTES = 48_000_000  #: maximum size of a page; larger pages slow browsers down
 _LOSSLESS = 128  #: narrower images are stored as PNG, others as JPEG
 _MOST_PIXELS = 896  #: longest side of the image; the page shows it with at most 560 CSS pixels
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskClass:
+    """A class of the masks of an image."""
+
+    name: str
+    color: tuple[int, ...]  #: red, green, blue
+    shares: dict[str, float]  #: share of the pixels in each mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +46,8 @@ class ModelView:
     predicted: str  #: its prediction and the true class; empty if unknown
     picture: Image.Image  #: the part of the image that the model sees, at the image's own resolution
     explored: ExplorerData
+    masks: dict[str, Image.Image] = field(default_factory=dict)  #: the predicted and the true mask over the picture
+    legend: list[MaskClass] = field(default_factory=list)  #: classes of the masks, the most frequent first
 
 
 def explore(
@@ -53,7 +67,8 @@ def explore(
     the image for one layer and head, and in an overview of all layers and heads. The page also plots attention entropy
     and distance per layer. Two models are shown side by side. The page opens at the layer, head and patch whose attention
     is most structured (see `attngraft.analysis.explorer.explorer_data`); with two models, among the layers of both.
-    Values are quantized to bytes; the page of a ViT-S at 224 pixels is about 4 MB.
+    For models that predict masks, the image can be shown with the predicted mask, and with the true one if it is among the
+    data of the run. Values are quantized to bytes; the page of a ViT-S at 224 pixels is about 4 MB.
 
     Args:
         models: one or two models by name. Images are preprocessed as in timm's evaluation, at the model's input size.
@@ -89,15 +104,14 @@ def explore_handles(
     views = []
     for handle in handles:
         explored = explorer_data(handle.model, handle.inputs([handle.view(picture)]), sites=sites)
-        views.append(
-            ModelView(
-                name=handle.name,
-                description=handle.description,
-                predicted=_predicted(handle, explored.outputs, image),
-                picture=handle.preparation.cropped(picture, most=_MOST_PIXELS),
-                explored=explored,
-            )
+        view = ModelView(
+            name=handle.name,
+            description=handle.description,
+            predicted=_predicted(handle, explored.outputs, image),
+            picture=handle.preparation.cropped(picture, most=_MOST_PIXELS),
+            explored=explored,
         )
+        views.append(view if handle.masks is None else _with_masks(view, handle, handle.masks, image))
     layers = [layer for each in views for layer in each.explored.layers]
     size = sum(numbers.bytes.numel() for layer in layers for numbers in layer.numbers if numbers is not None)
     if size * 4 / 3 > MOST_BYTES:  # in base64
@@ -133,6 +147,41 @@ def _predicted(handle: ModelHandle, outputs: Any, image: Path | str) -> str:
     return f"{text}; true {'class' if len(true) == 1 else 'classes'} {', '.join(true)}" if true else text
 
 
+def _with_masks(view: ModelView, handle: ModelHandle, codec: SegmentationCodec, image: Path | str) -> ModelView:
+    """Add the predicted mask, and the true mask if the image is among the data of the run."""
+    host, logits = handle.preparation.host, view.explored.outputs
+    large: Tensor = F.interpolate(logits.float(), (host.height, host.width), mode="bilinear", align_corners=False)
+    maps = {"predicted mask": large[0].argmax(0)}
+    if (true := true_label_map(image, handle.record)) is not None:
+        maps["true mask"] = handle.preparation.label_map(true)
+    labels = {name: each.to(torch.uint8).cpu().numpy() for name, each in maps.items()}
+    counts = {name: np.bincount(each.ravel(), minlength=256)[: len(codec.classes)] for name, each in labels.items()}
+    legend = [
+        MaskClass(
+            name=codec.classes[index],
+            color=codec.colors[index],
+            shares={name: float(each[index] / max(1, each.sum())) for name, each in counts.items()},
+        )
+        for index in np.argsort(-counts["predicted mask"], kind="stable")
+        if any(each[index] for each in counts.values())
+    ]
+    picture = view.picture.convert("RGB")
+    masks = {
+        name: overlay(
+            picture,
+            np.asarray(Image.fromarray(each).resize(picture.size, Image.Resampling.NEAREST)),
+            codec.colors,
+        )
+        for name, each in labels.items()
+    }
+    said = f"image resized and cropped to {host.height} × {host.width} pixels, the padded size of training crops"
+    if "true mask" in labels:
+        known = labels["true mask"] < len(codec.classes)
+        right = (labels["predicted mask"] == labels["true mask"])[known]
+        said += f"; {right.mean() if right.size else 0:.0%} of its labeled pixels predicted correctly"
+    return replace(view, predicted=said, masks=masks, legend=legend)
+
+
 def _opening(views: Sequence[ModelView]) -> dict[str, Any] | None:
     """Return model, layer, head and patch that the page opens with; None: the mean of the first layer's heads."""
     sites = [{layer.module for layer in view.explored.layers} for view in views]
@@ -149,16 +198,29 @@ def _opening(views: Sequence[ModelView]) -> dict[str, Any] | None:
 
 
 def _plain(view: ModelView) -> dict[str, Any]:
-    file, form = io.BytesIO(), "PNG" if view.picture.width < _LOSSLESS else "JPEG"
-    view.picture.save(file, form, quality=90)
     return {
         "name": shown(view.name),
         "description": shown(view.description),
         "predicted": shown(view.predicted),
-        "image": f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}",
+        "image": _data_url(view.picture),
+        "masks": {name: _data_url(each) for name, each in view.masks.items()},
+        "legend": [
+            {
+                "name": shown(each.name),
+                "color": f"rgb({', '.join(map(str, each.color))})",
+                "shares": ", ".join(f"{name.partition(' ')[0]} {share:.1%}" for name, share in each.shares.items()),
+            }
+            for each in view.legend
+        ],
         "layers": [_plain_layer(layer) for layer in view.explored.layers],
         "skipped": [[shown(site), shown(reason)] for site, reason in view.explored.skipped.items()],
     }
+
+
+def _data_url(picture: Image.Image) -> str:
+    file, form = io.BytesIO(), "PNG" if picture.width < _LOSSLESS else "JPEG"
+    picture.save(file, form, quality=90)
+    return f"data:image/{form.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _plain_layer(layer: ExplorerLayer) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from attngraft.drawing.panels import curves_drawing
 from attngraft.drawing.reliability import matrix_drawing, reliability_drawing
 from attngraft.drawing.sheet import inline_svg
-from attngraft.drawing.theme import variant_styles
+from attngraft.drawing.theme import VariantStyle, variant_styles
 from attngraft.report import texts
+from attngraft.results.analysis import Curves, Line
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
-from attngraft.results.study import StudyResult
+from attngraft.results.study import Interval, StudyResult, VariantResult
 from attngraft.results.wording import ABSENT, minus, shown, signed
 
 ROWS = 100  #: maximum number of rows of a table
@@ -44,6 +46,7 @@ class Comparison:
     rows: list[list[str]]
     caption: str
     text: bool = False  #: whether texts are compared
+    intervals: bool = False  #: whether differences have intervals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +85,7 @@ class SectionView:
     anchor: str
     title: str
     note: str
+    curves: list[Markup]
     comparison: Comparison | None
     parts: list[VariantPart]
 
@@ -93,7 +97,7 @@ class SectionView:
 
 def section_views(result: StudyResult) -> list[SectionView]:
     """Return the sections of all variants, grouped by name, in the task's order."""
-    roles = [style.role for style in variant_styles(result)]
+    styles = variant_styles(result)
     views = []
     for name in dict.fromkeys(section.name for variant in result.variants for section in variant.sections):
         sections = {
@@ -110,19 +114,30 @@ def section_views(result: StudyResult) -> list[SectionView]:
             anchor, diagram = f"task-{name}-{index}", None
             if section.reliability is not None:
                 bins, other = section.reliability, base.reliability if base else None
-                diagram = inline_svg(reliability_drawing(bins, other, role=roles[index], name=f"{anchor}-reliability"))
+                diagram = inline_svg(
+                    reliability_drawing(bins, other, role=styles[index].role, name=f"{anchor}-reliability")
+                )
             parts.append(
                 VariantPart(
                     index=index,
                     numbers=_numbers(section, base),
-                    table=_own_table(section.table, base.table if base else None) if section.table else None,
+                    table=_own_table(section.table, base.table if base else None, result.variants[index])
+                    if section.table
+                    else None,
                     matrix=matrix_view(section.matrix, name=f"{anchor}-matrix") if section.matrix else None,
                     reliability=diagram,
                 )
             )
-        title, note = shown(first.title), shown(first.note)
-        comparison = _comparison(sections, baseline)
-        views.append(SectionView(anchor=f"task-{name}", title=title, note=note, comparison=comparison, parts=parts))
+        views.append(
+            SectionView(
+                anchor=f"task-{name}",
+                title=shown(first.title),
+                note=shown(first.note),
+                curves=_curves(sections, baseline, result.variants, styles),
+                comparison=_comparison(sections, baseline, result.variants),
+                parts=parts,
+            )
+        )
     return views
 
 
@@ -178,7 +193,7 @@ def table_view(table: Table, *, file: str) -> TableView:
     )
 
 
-def _own_table(table: Table, base: Table | None) -> TableView:
+def _own_table(table: Table, base: Table | None, variant: VariantResult) -> TableView:
     """Return a table of one variant, with the difference to the baseline next to each compared column."""
     rows, caption = _selected(table, [table], base)
     head, numeric, columns = [], [], []
@@ -190,16 +205,29 @@ def _own_table(table: Table, base: Table | None) -> TableView:
             before = _by_name(base, place)
             head.append("to baseline")
             numeric.append(True)
-            columns.append([_change(table.rows[row][place], before.get(table.rows[row][0]), column) for row in rows])
+            intervals = _intervals(table, column, variant)
+            cells = [(table.rows[row][place], table.rows[row][0]) for row in rows]
+            columns.append([_change(cell, before.get(name), column, intervals.get(name)) for cell, name in cells])
+            if intervals:
+                head.append("95% interval")
+                numeric.append(True)
+                columns.append([_bounds(intervals.get(name), column) for _, name in cells])
     return TableView(
         head=head, numeric=numeric, rows=[list(row) for row in zip(*columns, strict=True)], caption=caption
     )
 
 
-def _comparison(sections: dict[int, Section], baseline: int | None) -> Comparison | None:
+def _tables(sections: dict[int, Section], baseline: int | None) -> tuple[dict[int, Table], Table | None, list[int]]:
+    """Return each variant's table, the table with the order of the rows, and the indices of its compared columns."""
     tables = {index: section.table for index, section in sections.items() if section.table is not None}
     lead = tables.get(baseline if baseline is not None else next(iter(tables), -1))
-    compared = [i for i, column in enumerate(lead.columns) if column.role == "compared"] if lead else []
+    return tables, lead, [i for i, column in enumerate(lead.columns) if column.role == "compared"] if lead else []
+
+
+def _comparison(
+    sections: dict[int, Section], baseline: int | None, variants: Sequence[VariantResult]
+) -> Comparison | None:
+    tables, lead, compared = _tables(sections, baseline)
     if lead is None or not compared or len(tables) < 2:
         return None
     others = [table for index, table in tables.items() if index != baseline]
@@ -209,7 +237,7 @@ def _comparison(sections: dict[int, Section], baseline: int | None) -> Compariso
         rows, caption = _selected(lead, others, lead if baseline is not None else None)
     names = [lead.rows[row][0] for row in rows]
     common = [i for i, column in enumerate(lead.columns) if i == 0 or column.role == "common"]
-    columns = [[_format(lead.rows[row][i], lead.columns[i]) for row in rows] for i in common]
+    columns: list[list[str]] = [[_format(lead.rows[row][i], lead.columns[i]) for row in rows] for i in common]
     for i in compared:
         before, column = _by_name(lead, i), lead.columns[i]
         for index, table in tables.items():
@@ -219,7 +247,14 @@ def _comparison(sections: dict[int, Section], baseline: int | None) -> Compariso
             elif text:
                 columns.append([texts.marked(str(values.get(name, "")), str(before[name])) for name in names])
             else:
-                columns.append([_change(values.get(name), before.get(name), column) for name in names])
+                intervals = _intervals(table, column, variants[index])
+                changes = [_change(values.get(name), before.get(name), column, intervals.get(name)) for name in names]
+                if intervals:
+                    changes = [
+                        Markup("{} <small>{}</small>").format(change, _bounds(intervals.get(name), column))
+                        for change, name in zip(changes, names, strict=True)
+                    ]
+                columns.append(changes)
     return Comparison(
         fixed=[_heading(lead.columns[i]) for i in common],
         groups=[_heading(lead.columns[i]) for i in compared],
@@ -228,7 +263,43 @@ def _comparison(sections: dict[int, Section], baseline: int | None) -> Compariso
         rows=[list(row) for row in zip(*columns, strict=True)],
         caption=caption,
         text=text,
+        intervals=any(
+            lead.columns[i].parts_of in variants[index].part_differences for i in compared for index in tables
+        ),
     )
+
+
+def _curves(
+    sections: dict[int, Section],
+    baseline: int | None,
+    variants: Sequence[VariantResult],
+    styles: Sequence[VariantStyle],
+) -> list[Markup]:
+    """Draw each compared column of an ordered table, with a curve per variant."""
+    tables, lead, compared = _tables(sections, baseline)
+    if lead is None or not lead.ordered:
+        return []
+    names = [row[0] for row in lead.rows]
+    reference = next((index for index, variant in enumerate(variants) if variant.is_baseline), None)
+    drawn = []
+    for i in compared:
+        column, lines = lead.columns[i], []
+        for index, table in tables.items():
+            values = [_number(_by_name(table, i).get(name), column) for name in names]
+            line = Line(
+                name=variants[index].name,
+                subject=index,
+                x=[float(x) for x in range(len(names))],
+                y=values,
+                dashed=styles[index].dashed,
+            )
+            lines.append(line)
+        panel = Curves(
+            title=_heading(column), x_axis=shown(lead.columns[0].name), lines=lines, ticks=[str(name) for name in names]
+        )
+        name = f"task-{next(iter(sections.values())).name}-curves-{i}"
+        drawn.append(inline_svg(curves_drawing(panel, baseline=reference, name=name)))
+    return drawn
 
 
 def _texts_selected(table: Table, others: Sequence[Table], column: int) -> list[int]:
@@ -282,11 +353,31 @@ def _format(cell: Cell, column: Column) -> str:
     return f"{cell:,}" if column.kind == "count" else f"{cell:.4g}"
 
 
-def _change(cell: Cell, before: Cell, column: Column) -> str:
-    gap = _gap(cell, before)
+def _change(cell: Cell, before: Cell, column: Column, interval: Interval | None = None) -> str:
+    """Format a difference to the baseline; with an interval, over the common seeds."""
+    gap = _gap(cell, before) if interval is None else interval.point
     if gap is None:
         return ABSENT
     return signed(100 * gap, 1) if column.kind == "share" else minus(f"{gap:+.4g}")
+
+
+def _bounds(interval: Interval | None, column: Column) -> str:
+    if interval is None:
+        return ""
+    return f"{_change(interval.low, 0, column)} to {_change(interval.high, 0, column)}"
+
+
+def _intervals(table: Table, column: Column, variant: VariantResult) -> dict[Cell, Interval | None]:
+    """Return the intervals of a variant's differences in a column, by the names of the rows; empty if there are none."""
+    found = variant.part_differences.get(column.parts_of, [])
+    return {row[0]: interval for row, interval in zip(table.rows, found, strict=False)}
+
+
+def _number(cell: Cell, column: Column) -> float | None:
+    """Return a number in the unit in which it is displayed."""
+    if not isinstance(cell, int | float):
+        return None
+    return 100 * cell if column.kind == "share" else cell
 
 
 def _gap(cell: Cell, before: Cell) -> float | None:

@@ -1,10 +1,10 @@
 """Measured coverage of the confidence intervals (coverage.json), and the report's note on it."""
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from attngraft.opening import read_json
 from attngraft.strict import read
 
 FILE = Path(__file__).with_name("coverage.json")
@@ -37,7 +37,7 @@ def measured_coverage() -> Coverage:
     Raises:
         ConfigError: the file was modified and is invalid.
     """
-    return read(Coverage, json.loads(FILE.read_text(encoding="utf-8")), where=FILE.name)
+    return read(Coverage, read_json(FILE), where=FILE.name)
 
 
 def coverage_note(coverage: Coverage) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attngraft.errors import AttngraftError
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.strict import read
 
 EXAMPLES_FILE = "examples.json"
@@ -64,6 +65,6 @@ def load_examples(folder: Path) -> ExampleImages | None:
     """Read examples.json; None if there is no such file or it is damaged, since it only illustrates a report."""
     path = folder / EXAMPLES_FILE
     try:
-        return read(ExampleImages, json.loads(path.read_text(encoding="utf-8")), where=str(path))
+        return read(ExampleImages, read_json(path), where=str(path))
     except (OSError, ValueError, AttngraftError):
         return None

@@ -1,11 +1,11 @@
 """Outcome of successive halving: the decisions in halving.json, ranks, and notes for the report."""
 
-import json
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from attngraft.errors import ConfigError
+from attngraft.opening import read_json
 from attngraft.results.study import HalvingResult
 from attngraft.results.wording import listed
 from attngraft.strict import read
@@ -24,7 +24,7 @@ def read_halving(out: Path) -> HalvingResult | None:
         return None
     remedy = "delete the file to repeat the decisions"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}; {remedy}") from None
     result = read(HalvingResult, content, where=str(path))

@@ -7,7 +7,7 @@ it returns the usual metric.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -138,13 +138,18 @@ class ClosedForm(Statistic):
     def leave_one_out(self) -> np.ndarray:
         """Return the metric without each example in turn, (N,), by subtracting its summands from the sums."""
         total = np.asarray(np.ones(self.examples) @ self.summands, dtype=float)
-        rows = max(1, _LEFT_OUT_AT_ONCE // max(len(total), 1))
-        parts = []
-        for start in range(0, self.examples, rows):
-            summands = self.summands[start : start + rows]
-            dense = summands.toarray() if sparse.issparse(summands) else np.asarray(summands, dtype=float)
-            parts.append(mean_of_defined(self._formula(total - dense)))
-        return np.concatenate(parts)
+        return np.concatenate([mean_of_defined(self._formula(total - rows)) for rows in self._rows()])
+
+    def examples_of_parts(self) -> np.ndarray:
+        """Return the number of examples that define each part, (C,), such as the images in which a class occurs."""
+        return np.sum([np.isfinite(self._formula(rows)).sum(axis=0) for rows in self._rows()], axis=0)
+
+    def _rows(self) -> Iterator[np.ndarray]:
+        """Yield the summands as dense arrays, a few examples at a time."""
+        step = max(1, _LEFT_OUT_AT_ONCE // max(self.summands.shape[1], 1))
+        for start in range(0, self.examples, step):
+            rows = self.summands[start : start + step]
+            yield rows.toarray() if sparse.issparse(rows) else np.asarray(rows, dtype=float)
 
     def _formula(self, sums: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -11,8 +11,6 @@ users. A file stores a stacked column as one array, and a ragged column as three
 `np.load` reads the arrays of a file on access, so a single column can be read without the rest.
 """
 
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ import numpy as np
 
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file
+from attngraft.opening import DAMAGE, open_npz
 
 Column = np.ndarray | list[np.ndarray]  #: (N, ...), or one array per example
 
@@ -224,7 +223,7 @@ def open_records(path: Path) -> Iterator[RecordTable]:
     """
     with ExitStack() as stack:
         with _damage_explained(path):
-            file = stack.enter_context(np.load(path, allow_pickle=False))
+            file = stack.enter_context(open_npz(path))
             outputs = frozenset(map(str, file[OUTPUTS])) if OUTPUTS in file.files else frozenset()
             score, binary = (file[name] if name in file.files else None for name in EXTRA)
             names = file[NAME]
@@ -262,7 +261,7 @@ class _FileColumns(Mapping[str, Column]):
 def _damage_explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise TrainingError(
             f"{path}: the run's predictions cannot be read ({error}); delete this run's folder to train it again"
         ) from None

@@ -29,6 +29,8 @@ class Column:
     kind: Literal["text", "count", "share", "number"] = "number"
     #: `own`: shown for each variant separately; `common`: equal for all variants; `compared`: shown side by side
     role: Literal["own", "common", "compared"] = "own"
+    #: metric whose parts are the rows ("miou": the IoU of each class), for intervals of the differences to the baseline
+    parts_of: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +39,7 @@ class Table:
 
     columns: list[Column]
     rows: list[list[Cell]]
+    ordered: bool = False  #: whether rows have an order, so that compared columns are drawn as curves
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from attngraft.results.crossed import CONFIDENCE, Components, components_of_metric
-from attngraft.results.measured import Statistic, mean_of_defined
+from attngraft.results.measured import ClosedForm, Statistic, mean_of_defined
 from attngraft.results.study import EpochsToBaseline, Interval, McNemar
 
 RESAMPLES, FEWEST = 2000, 200
@@ -93,15 +93,8 @@ def crossed_bootstraps_of(
     by_seed = paired_differences(baseline, variants, np.ones((1, examples)))[:, 0]
     if not np.isfinite(by_seed).all():
         raise ValueError("the metric is undefined for a seed")
-    counts: Iterable[np.ndarray]
-    if examples * resamples <= _KEPT:
-        counts, generator = _kept_counts(examples, resamples, random_state)
-        generator = copy.deepcopy(generator)
-    else:
-        generator = np.random.default_rng(random_state)
-        counts = _counts(examples, resamples, generator)
-    columns = (np.asfortranarray(each, dtype=float) for each in counts)  # the memory order that scipy.sparse expects
-    drawn = np.concatenate([paired_differences(baseline, variants, each) for each in columns], axis=1)
+    counts, generator = _resampled_counts(examples, resamples, random_state)
+    drawn = np.concatenate([paired_differences(baseline, variants, each) for each in counts], axis=1)
     weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
     means = (drawn * weights).sum(axis=2) / seeds
     return [
@@ -111,6 +104,61 @@ def crossed_bootstraps_of(
         )
         for mean, values, each in zip(means, by_seed, drawn, strict=True)
     ]
+
+
+def crossed_bootstraps_of_parts(
+    baseline: Sequence[ClosedForm], variant: Sequence[ClosedForm], *, resamples: int = RESAMPLES, random_state: int = 0
+) -> list[tuple[Interval, Components] | None]:
+    """Return `crossed_bootstraps_of` for each part of a metric, such as the IoU of each class.
+
+    Resamples in which a part is undefined are dropped. The examples of a part are those that define it, in the run with
+    the fewest: a class of three images has a quantile of Student's t with two degrees of freedom.
+
+    Args:
+        baseline: the baseline's statistic for each seed.
+        variant: the variant's statistics, for the same seeds and the same examples in the same order.
+        resamples: number of resamples.
+        random_state: seed of the resampling.
+
+    Returns:
+        One pair per part; None if the part is undefined for a seed, or defined by fewer than two examples.
+    """
+    seeds = len(baseline)
+
+    def differences(counts: np.ndarray) -> np.ndarray:  # (R, S, C)
+        pairs = zip(baseline, variant, strict=True)
+        return np.stack([after.parts(counts) - before.parts(counts) for before, after in pairs], axis=1)
+
+    examples = np.min([run.examples_of_parts() for run in (*baseline, *variant)], axis=0)
+    by_seed = differences(np.ones((1, baseline[0].examples)))[0]
+    counts, generator = _resampled_counts(baseline[0].examples, resamples, random_state)
+    drawn = np.concatenate([differences(each) for each in counts])
+    weights = generator.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples)
+    means = (drawn * weights[..., None]).sum(axis=1) / seeds
+    found: list[tuple[Interval, Components] | None] = []
+    for part, number in enumerate(examples.tolist()):
+        values, mean = by_seed[:, part], means[:, part]
+        if number < 2 or not np.isfinite(values).all():
+            found.append(None)
+            continue
+        estimated = components_of_metric(values, drawn[:, :, part], examples=number)
+        found.append((interval_of(mean[np.isfinite(mean)], values), estimated))
+    return found
+
+
+def _resampled_counts(
+    examples: int, resamples: int, random_state: int
+) -> tuple[Iterator[np.ndarray], np.random.Generator]:
+    """Return how often each resample contains each example, in chunks of resamples, and a generator for the seeds."""
+    counts: Iterable[np.ndarray]
+    if examples * resamples <= _KEPT:
+        counts, generator = _kept_counts(examples, resamples, random_state)
+        generator = copy.deepcopy(generator)
+    else:
+        generator = np.random.default_rng(random_state)
+        counts = _counts(examples, resamples, generator)
+    # the memory order that scipy.sparse expects
+    return (np.asfortranarray(each, dtype=float) for each in counts), generator
 
 
 def _counts(examples: int, resamples: int, generator: np.random.Generator) -> Iterator[np.ndarray]:

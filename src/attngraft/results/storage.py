@@ -12,8 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from attngraft.checksums import FILE as CHECKSUMS_FILE
+from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
 from attngraft.errors import ConfigError
-from attngraft.files import write_atomically
+from attngraft.files import csv_cell, write_atomically
+from attngraft.opening import read_json
 from attngraft.results import wording
 from attngraft.results.study import FORMAT, Cost, Difference, Interval, StudyResult, VariantResult
 from attngraft.strict import read
@@ -22,15 +25,23 @@ RESULT_FILE = "results.json"
 TABLE_FILE = "results.csv"
 METRICS_FILE = "metrics.csv"
 SUITES_FILE = "suites.csv"
+_UNLISTED = (CHECKSUMS_FILE, "trackers.json")
+_REMEDY = "write it again with attngraft compare --report-only --out FOLDER"
 
 #: columns of differences that suites.csv leaves out
 _NOT_OF_SUITES = ("p_holm", "p_source", "detectable", "seeds_for_point", "examples_for_point")
+
+_OPTIONAL = ("part_differences", "recipe")
 
 CsvValue = str | int | float | bool | None
 
 
 def save_result(result: StudyResult, folder: Path) -> None:
-    """Write results.json, results.csv and metrics.csv, and suites.csv if the result has suites."""
+    """Write results.json, results.csv and metrics.csv, and suites.csv if the result has suites.
+
+    Checksums of the folder are removed, because they are of the files before; `write_study_checksums` makes new ones.
+    """
+    (folder / CHECKSUMS_FILE).unlink(missing_ok=True)
     write_atomically(folder / RESULT_FILE, json.dumps(result_to_dict(result), indent=2) + "\n")
     write_atomically(folder / TABLE_FILE, csv_text(result))
     write_atomically(folder / METRICS_FILE, metrics_csv(result))
@@ -40,13 +51,50 @@ def save_result(result: StudyResult, folder: Path) -> None:
         (folder / SUITES_FILE).unlink(missing_ok=True)
 
 
+def write_study_checksums(folder: Path) -> None:
+    """Write the checksums of the files in a study's folder, apart from its runs, plots, report and logs."""
+    write_checksums(
+        folder / CHECKSUMS_FILE,
+        [
+            path
+            for pattern in ("*.json", "*.csv", "*.yaml")
+            for path in folder.glob(pattern)
+            if path.name not in _UNLISTED
+        ],
+    )
+
+
+def study_checksums(folder: Path) -> Checksums:
+    """Return the checksums of a study's files; empty for studies of earlier versions.
+
+    Raises:
+        ConfigError: checksums.json is damaged.
+    """
+    path = folder / CHECKSUMS_FILE
+    try:
+        return read_with_checksums(path)[1] if path.exists() else Checksums(folder=folder)
+    except (OSError, WrongChecksumError) as error:
+        raise ConfigError(f"{path}: damaged ({error}); delete it, and {_REMEDY}") from None
+
+
+def check_study_file(path: Path, *, remedy: str) -> None:
+    """Check a file in a study's folder against its checksum.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    if damage := study_checksums(path.parent).damage(path) if path.exists() else "":
+        raise ConfigError(f"{path}: changed since the report was written ({damage}); restore a good copy, or {remedy}")
+
+
 def result_to_dict(result: StudyResult) -> dict[str, Any]:
-    """Return the contents of results.json, omitting empty `suites` and `until`, and the empty `recipe` of variants."""
+    """Return the contents of results.json, omitting what is empty of `suites`, `until`, and the variants' `_OPTIONAL`."""
     plain = dataclasses.asdict(result)
     del plain["folder"]
     for variant in plain["variants"]:
-        if not variant["recipe"]:
-            del variant["recipe"]
+        for name in _OPTIONAL:
+            if not variant[name]:
+                del variant[name]
     if not result.suites:
         del plain["suites"]
     if result.until is None:
@@ -67,13 +115,15 @@ def read_study(path: Path | str) -> StudyResult:
     """
     path = Path(path) / RESULT_FILE if Path(path).is_dir() else Path(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a valid study result: {error}; run attngraft compare --report-only") from None
+        raise ConfigError(f"{path}: not a valid study result: {error}; {_REMEDY}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int) and content["format"] > FORMAT:
         raise ConfigError(
             f"{path}: has format {content['format']}, but this version reads formats up to {FORMAT}; update attngraft"
         )
+    if damage := study_checksums(path.parent).damage(path):
+        raise ConfigError(f"{path}: damaged since it was written ({damage}); {_REMEDY}")
     result = read(StudyResult, content, where=str(path))
     variants = []
     for variant in result.variants:
@@ -168,11 +218,11 @@ def suites_csv(result: StudyResult) -> str:
 
 
 def table_csv(header: Sequence[str], rows: Iterable[Iterable[CsvValue]]) -> str:
-    """Return a table as the text of a CSV file; None becomes an empty cell."""
+    """Return a table as the text of a CSV file; None becomes an empty cell, and no cell a formula."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    writer.writerow(map(csv_cell, header))
+    writer.writerows(map(csv_cell, row) for row in rows)
     return text.getvalue()
 
 

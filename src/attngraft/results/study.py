@@ -153,6 +153,9 @@ class VariantResult:
     sections: list[Section] = field(default_factory=list)  #: the task's results besides metrics
     #: differences in the non-primary metrics that can be resampled; p_holm is corrected over variants, not over metrics
     other_differences: dict[str, Difference] = field(default_factory=dict)
+    #: differences in the parts of metrics that the sections' columns name (`Column.parts_of`), by metric: one per row; None
+    #: if the part is undefined for a seed or defined by fewer than two examples
+    part_differences: dict[str, list[Interval | None]] = field(default_factory=dict)
     host: dict[str, Any] | None = None  #: name, args, ... of the host; None: the study's host
     recipe: dict[str, Any] = field(default_factory=dict)  #: dotted field -> value, if not the study's
     #: mean absolute change of an example's score from the baseline, divided by the mean absolute difference between the

@@ -1,6 +1,7 @@
 """Folders of exported models.
 
 attngraft.json               the manifest
+checksums.json               size and SHA-256 of the other files, but the model card; missing in folders of earlier versions
 model.safetensors            the host's weights under the host's own names, as timm loads them
 grafts/grafts.safetensors    the grafts, in the format of `attngraft.save_grafts`; missing for a plain host
 fitted/                      objects that the task fitted to its data, such as a tokenizer; missing for most tasks
@@ -26,12 +27,13 @@ from attngraft.hosts import find_host
 from attngraft.models.create import create_host as create_by_name
 from attngraft.models.host_input import host_input
 from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted
-from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, read_manifest, write_manifest
+from attngraft.opening import check_regular
+from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, check_file, read_manifest, write_manifest
 from attngraft.suggest import shortened
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
 from attngraft.tasks.task import FITTED_FOLDER, Task, load_task
-from attngraft.tensors import misfits, unshared
+from attngraft.tensors import misfits, not_finite, unshared
 
 _SHOWN = 3  #: maximum number of problems listed in a message
 
@@ -75,6 +77,8 @@ def load(
     """
     folder = Path(path)
     manifest = read_manifest(folder)
+    for name in (WEIGHTS, GRAFTS):
+        check_file(folder / name, folder)
     with from_folder(trust_code=trust_code, allow_download=allow_download):
         return _load(folder, manifest, device)
 
@@ -104,6 +108,8 @@ def open_task(manifest: Manifest, folder: Path) -> Task:
         raise TypeError(f"{folder}: the manifest has no task entry (`around`)")
     config = {name: value for name, value in entry.section.items() if name != "name"}
     task = load_task(manifest.task).from_config(config, seed=manifest.origin.seed or 0)
+    for path in (folder / FITTED_FOLDER).rglob("*"):
+        check_file(path, folder)
     task.load_files(folder / FITTED_FOLDER)
     return task
 
@@ -135,6 +141,7 @@ def create_host(manifest: Manifest) -> nn.Module:
 def _load_weights(model: nn.Module, file: Path) -> None:
     """Load all weights except the grafts'; names and shapes must match exactly."""
     try:
+        check_regular(file)
         weights = safetensors.torch.load_file(file)
     except FileNotFoundError:
         raise ExportError(f"{file}: missing; the folder is incomplete, export the model again") from None
@@ -146,6 +153,8 @@ def _load_weights(model: nn.Module, file: Path) -> None:
             f"{file} does not fit the manifest's host: it {shortened(problems, _SHOWN)}; export the model again, or install "
             "the versions in the manifest"
         )
+    if bad := not_finite(weights):
+        raise ExportError(f"{file}: weights are not finite ({shortened(bad, _SHOWN)}); export another model")
     model.load_state_dict(weights, strict=False)  # the grafts' weights are already loaded
 
 

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraft._version import __version__
+from attngraft.checksums import FILE as CHECKSUMS_FILE
+from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums
 from attngraft.errors import ConfigError, ExportError, FolderError, UsageError
 from attngraft.files import write_atomically
+from attngraft.opening import parse_json, read_text
 from attngraft.strict import FieldError, read
 from attngraft.tasks.task import Serving
 
@@ -151,11 +154,37 @@ def read_manifest(folder: Path | str) -> Manifest:
         if (path.parent / "recipe.yaml").is_file():
             remedy = f"this is a run; export it first: attngraft export {folder} --out DIR"
         raise FolderError(f"{folder}: not an exported model, there is no {MANIFEST}; {remedy}")
+    check_file(path, path.parent)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         raise ExportError(f"{path}: cannot be read: {error}; export the model again") from None
     return parse_manifest(text, where=str(path))
+
+
+def checksums_of(folder: Path) -> Checksums:
+    """Return the checksums of an exported folder's files; empty for folders of earlier versions.
+
+    Raises:
+        ExportError: checksums.json is damaged.
+    """
+    path = folder / CHECKSUMS_FILE
+    try:
+        return read_with_checksums(path)[1] if path.exists() else Checksums(folder=folder)
+    except (OSError, WrongChecksumError) as error:
+        raise ExportError(f"{path}: damaged ({error}); restore a good copy, or export the model again") from None
+
+
+def check_file(path: Path, folder: Path) -> None:
+    """Check a file of an exported folder against its checksum.
+
+    Raises:
+        ExportError: the file is damaged.
+    """
+    if damage := checksums_of(folder).damage(path):
+        raise ExportError(
+            f"{path}: damaged since the export ({damage}); restore a good copy, or export the model again"
+        )
 
 
 def parse_manifest(text: str, *, where: str) -> Manifest:
@@ -165,7 +194,7 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
         ExportError: see `read_manifest`; the message names `where`.
     """
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise ExportError(f"{where}: cannot be read: {error}; export the model again") from None
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):

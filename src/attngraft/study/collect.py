@@ -33,6 +33,7 @@ from attngraft.study.predictions import (
     RunStatistics,
     chance_of,
     paired,
+    part_differences,
     read_statistics,
     relative_change,
     variant_sections,
@@ -99,6 +100,8 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         variant.name: _changed_settings(variant, list(records[variant.name].values()), first)
         for variant in config.variants
     }
+    sections = {name: variant_sections(task, list(of_variant.values())) for name, of_variant in records.items()}
+    pairs = {name: paired(statistics[config.baseline.name], runs) for name, runs in statistics.items()}
     variants = [
         VariantResult(
             name=variant.name,
@@ -116,12 +119,13 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
             if counted or not first.recipe.schedule.trains or task.primary in reasons
             else epochs_to_baseline(runs[variant.name], baseline_runs, key=key, higher_is_better=task.higher_is_better),
             not_compared=reasons.get(task.primary, ""),
-            sections=variant_sections(task, list(records[variant.name].values())),
+            sections=sections[variant.name],
+            part_differences=part_differences(sections[variant.name], *pairs[variant.name], folds=config.folds)
+            if by_metric
+            else {},
             relative_change=None
             if task.primary not in by_metric
-            else relative_change(
-                *paired(statistics[config.baseline.name], statistics[variant.name]), metric=task.primary
-            ),
+            else relative_change(*pairs[variant.name], metric=task.primary),
         )
         for variant, by_metric, reasons in zip(config.variants, differences, not_compared, strict=True)
     ]

@@ -19,6 +19,7 @@ from accelerate.utils import send_to_device
 from attngraft.counting import counted
 from attngraft.errors import ConfigError
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.results.study import Cost, Interval
 from attngraft.results.wording import duration
 from attngraft.strict import read
@@ -186,7 +187,7 @@ def load_costs(folder: Path, config: StudyConfig, *, recipe: Recipe | None = Non
     If `recipe` is given, also returns None if the costs were measured under a different recipe.
     """
     try:
-        content = json.loads((folder / COST_FILE).read_text(encoding="utf-8"))
+        content = read_json(folder / COST_FILE)
         costs = {key: read(Cost, values, where=f"{COST_FILE}.{key}") for key, values in content["costs"].items()}
         measured_for = _measured_for(content["measured_for"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

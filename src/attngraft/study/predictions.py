@@ -7,14 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from attngraft.errors import DataError
-from attngraft.results.measured import MeanScore, Statistic
+from attngraft.errors import DataError, TrainingError
+from attngraft.results.measured import ClosedForm, MeanScore, Statistic
 from attngraft.results.records import RecordTable, concatenated, open_records
 from attngraft.results.sections import Section
-from attngraft.results.study import Chance
-from attngraft.study.folds import each_fold
+from attngraft.results.study import Chance, Interval
+from attngraft.study.folds import FoldedRecord, compared_metrics, each_fold
+from attngraft.study.verdict import compare_parts
 from attngraft.tasks.task import Task
 from attngraft.training.run_folder import RunFolder, RunRecord
+
+_SAME = 1e-3  #: tolerance of metrics; those of earlier versions may differ in the last digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +35,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
     """Read the statistics in predictions.npz.
 
     Raises:
-        TrainingError: the file is missing or damaged.
+        TrainingError: the file is missing or damaged, or gives other metrics than the run recorded.
     """
     with open_predictions(record) as table:
         statistics: dict[str, Statistic] = {}
@@ -44,9 +47,20 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
             statistics[task.primary] = MeanScore(table.score.astype(float), table.binary, fixed)
+        _check_metrics(record, metrics)
         return RunStatistics(
             folder=record.folder, names=table.names, statistics=statistics, comparable=comparable, metrics=metrics
         )
+
+
+def _check_metrics(record: RunRecord, found: Mapping[str, float]) -> None:
+    """Compare a run's metrics with those that its predictions give; runs of earlier versions have no checksums."""
+    for name, value in ({} if isinstance(record, FoldedRecord) else compared_metrics(record)).items():
+        if name in found and not np.isclose(value, found[name], rtol=_SAME, atol=_SAME, equal_nan=True):
+            raise TrainingError(
+                f"{record.folder}: its recorded {name} is {value:.6g}, but its predictions give {found[name]:.6g}; restore "
+                "good copies of metrics.jsonl and predictions.npz, or delete the folder to train the run again"
+            )
 
 
 @contextmanager
@@ -54,11 +68,13 @@ def open_predictions(record: RunRecord) -> Iterator[RecordTable]:
     """Context manager that opens a run's predictions, with folds those of all folds as one table.
 
     Raises:
-        TrainingError: a file is missing or damaged.
+        TrainingError: a file is missing or damaged, or differs from its checksum.
     """
     with ExitStack() as files:
         runs = each_fold([record])
         paths = [run.predictions or RunFolder(run.folder).predictions for run in runs]
+        for run, path in zip(runs, paths, strict=True):
+            run.check(path)
         yield concatenated([files.enter_context(open_records(path)) for path in paths])
 
 
@@ -150,3 +166,27 @@ def variant_sections(task: Task, records: Sequence[RunRecord]) -> list[Section]:
     with ExitStack() as files:
         tables = [files.enter_context(open_predictions(record)) for record in records]
         return task.sections(tables, facts=records[0].facts) if all(tables) else []
+
+
+def part_differences(
+    sections: Sequence[Section],
+    baseline: Mapping[int, RunStatistics],
+    variant: Mapping[int, RunStatistics],
+    *,
+    folds: int | None = None,
+) -> dict[str, list[Interval | None]]:
+    """Return `VariantResult.part_differences` for the metrics that the columns of a variant's sections name.
+
+    Args:
+        baseline, variant: from `paired`.
+    """
+    columns = [column for section in sections if section.table is not None for column in section.table.columns]
+    found = {}
+    for metric in dict.fromkeys(column.parts_of for column in columns if column.parts_of):
+        before, after = (
+            [each for run in runs.values() if isinstance(each := run.statistics.get(metric), ClosedForm)]
+            for runs in (baseline, variant)
+        )
+        if len(before) == len(after) == len(baseline):
+            found[metric] = compare_parts(before, after, folds=folds)
+    return found

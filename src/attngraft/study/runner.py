@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from attngraft.cache import DecodedCache, decoded_cache, decoded_removed
+from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.counting import counts_shown
 from attngraft.devices import accelerator_device
 from attngraft.downloads import permitted_downloads
@@ -27,7 +28,8 @@ from attngraft.files import check_output, created, remove_leftovers, write_atomi
 from attngraft.models.trust import trusting
 from attngraft.report import PLOTS_FOLDER, write_report
 from attngraft.results.examples import save_examples
-from attngraft.results.storage import save_result
+from attngraft.results.halving import HALVING_FILE
+from attngraft.results.storage import check_study_file, save_result, study_checksums, write_study_checksums
 from attngraft.results.study import Cost, StudyResult
 from attngraft.results.wording import plural
 from attngraft.study.checks import (
@@ -41,13 +43,14 @@ from attngraft.study.checks import (
 )
 from attngraft.study.collect import collect
 from attngraft.study.config import STUDY_FILE, StudyConfig, read_study_file, study_from_dict
-from attngraft.study.cost import load_costs, measure_costs, save_costs
+from attngraft.study.cost import COST_FILE, load_costs, measure_costs, save_costs
 from attngraft.study.example_images import example_images
 from attngraft.study.executors import Automatic, Ray
 from attngraft.study.executors.base import Executor, Outcome, Pool, RunTask, Serial, TrainRun
 from attngraft.study.folds import each_fold
 from attngraft.study.graft_sets import with_expanded_sets
 from attngraft.study.halving import HalvingQueue, refuse_other_units
+from attngraft.study.memory import memory_plan
 from attngraft.study.plan import PlannedRun, Study, finished_runs, resolve_runs
 from attngraft.study.progress import StudyLog, StudyProgress
 from attngraft.study.suites import check_suites, evaluate_finished
@@ -67,6 +70,7 @@ from attngraft.training.lock import locked
 from attngraft.training.loop import train
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.progress import Progress
+from attngraft.training.run_folder import RunFolder, runs_below
 from attngraft.training.stopping import Interrupted
 from attngraft.yaml_config import dump_yaml
 
@@ -150,6 +154,9 @@ def compare(
     ):
         for folder in (config.out, config.out / PLOTS_FOLDER):
             remove_leftovers(folder, below=False)
+        for run in runs_below(config.out):
+            RunFolder(run).mend()
+        _check_files(config.out)
         try:
             study, executor = _prepare(config, executor, progress, tools, kept)
             write_study(study)
@@ -184,10 +191,24 @@ def report_only(config: StudyConfig, *, tools: Tools | None = None) -> StudyResu
     config = with_expanded_sets(config, build=False)
     refuse_other_variants(config)
     path = config.out / STUDY_FILE
+    check_study_file(path, remedy="if you edited it, rerun attngraft compare without --report-only")
+    _check_files(config.out)
     if path.is_file():
         config = with_first_round(config, study_from_dict(read_study_file(path), source=str(path)))
     costs = load_costs(config.out, _without_stopped(config))
     return _report(config, costs, [], tools or Tools())
+
+
+def _check_files(out: Path) -> None:
+    """Check the files of a finished study that are read again; damaged costs are removed, and measured again.
+
+    Raises:
+        ConfigError: the decisions of halving are damaged.
+    """
+    check_study_file(out / HALVING_FILE, remedy="delete the file to repeat the decisions")
+    if damage := study_checksums(out).damage(out / COST_FILE):
+        log.warning("%s: damaged (%s); removed", out / COST_FILE, damage)
+        (out / COST_FILE).unlink(missing_ok=True)
 
 
 def prepare(
@@ -246,7 +267,7 @@ def _prepare(
     fit = study.time_budget is not None and study.fitted_epochs is None
     if not fit:
         refuse_other_recipes(study)
-    benchmark, seconds, most_seconds, placed = None, None, None, ""
+    benchmark, seconds, most_seconds, placed, memory = None, None, None, "", ""
     planned = planned_runs(study)
     if fit or any(run.state != "finished" for run in planned):
         progress.on_stage("opening the data")
@@ -278,6 +299,7 @@ def _prepare(
             executor = executor.chosen(study.baseline_recipe, runs=left, seconds=alone)
         concurrency = executor.concurrency(study.baseline_recipe)
         placed = _describe_placement(study, concurrency)
+        memory = "" if benchmark is None else memory_plan(study, benchmark, concurrency=concurrency)
         check_budget(study, estimate, concurrency=concurrency)
         if fit:
             study = _fitted(study, estimate, concurrency=concurrency)
@@ -292,7 +314,7 @@ def _prepare(
     counted = any(run.recipe.counts_updates for run in study.runs)
     epochs = math.nan if counted else sum(run.epochs_left for run in expected_runs(study, planned))
     kept = "" if cache is None or benchmark is None else cache.note(benchmark.data.decoded_bytes)
-    extra = "; ".join(filter(None, (halving_plan(study), placed, kept, until_plan(study))))
+    extra = "; ".join(filter(None, (halving_plan(study), placed, memory, kept, until_plan(study))))
     progress.on_plan(planned, seconds=seconds, epochs=epochs, extra=extra)
     return study, executor
 
@@ -347,6 +369,7 @@ def _fitted(study: Study, estimate: Estimate | None, *, concurrency: int) -> Stu
 
 def write_study(config: StudyConfig) -> None:
     """Write study.yaml, from which the study can be repeated or resumed."""
+    (config.out / CHECKSUMS_FILE).unlink(missing_ok=True)  # files change from here on
     write_atomically(config.out / STUDY_FILE, dump_yaml(config.to_dict()))
 
 
@@ -548,4 +571,5 @@ def _report(config: StudyConfig, costs: dict[str, Cost] | None, notes: Sequence[
     save_result(result, config.out)
     save_examples(example_images(config, result), config.out)
     tools.write_report(result, config.out)
+    write_study_checksums(config.out)
     return result

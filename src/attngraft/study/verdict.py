@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from attngraft.results.crossed import Components, components
-from attngraft.results.measured import MeanScore, Statistic
+from attngraft.results.measured import ClosedForm, MeanScore, Statistic
 from attngraft.results.power import detectable, examples_to_find, seeds_to_find
 from attngraft.results.statistics import (
     affordable_resamples,
     crossed_bootstraps,
     crossed_bootstraps_of,
+    crossed_bootstraps_of_parts,
     holm,
     mcnemar,
     paired_differences,
@@ -124,6 +125,18 @@ def compare_all(
         )
         found.append(dataclasses.replace(difference, resamples=each.resamples or difference.resamples))
     return found
+
+
+def compare_parts(
+    baseline: Sequence[ClosedForm], variant: Sequence[ClosedForm], *, folds: int | None = None
+) -> list[Interval | None]:
+    """Return the interval of the difference in each part of a metric, as it would decide a verdict.
+
+    For one seed, these are bootstrap intervals over examples. None if there is none (`crossed_bootstraps_of_parts`).
+    """
+    resamples = affordable_resamples(baseline, variant)
+    found = crossed_bootstraps_of_parts(baseline, variant, resamples=resamples)
+    return [None if each is None else each[1].with_folds(folds).interval() or each[0] for each in found]
 
 
 def _mcnemar_tests(pair: Pair) -> list[McNemar]:

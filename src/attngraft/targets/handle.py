@@ -15,14 +15,17 @@ from attngraft.devices import accelerator_device
 from attngraft.errors import ConfigError, HostError, UsageError
 from attngraft.hosts import find_host
 from attngraft.models.host_input import other_input
+from attngraft.models.trust import from_folder
 from attngraft.results import wording
 from attngraft.results.storage import RESULT_FILE, read_study
-from attngraft.saved.folder import load
+from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import Manifest, read_manifest
 from attngraft.targets.judged import HostOptions, create_target, kind_of
 from attngraft.targets.run import open_run
+from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.transforms import Preprocessor
+from attngraft.tasks.segmentation.codec import SegmentationCodec
 from attngraft.tasks.task import Serving
 from attngraft.training.evaluate import Weights
 from attngraft.training.run_folder import RunRecord, folder_of_study, runs_below
@@ -38,6 +41,7 @@ class ModelHandle:
     classes: tuple[str, ...] = ()  #: class names; empty if unknown
     description: str  #: host with the arguments that change it, graft, parameters and input size
     serving: Serving | None = None  #: meaning of the outputs; None: unknown, or random weights
+    masks: SegmentationCodec | None = None  #: classes and colors of a model that predicts masks; None: it does not
     record: RunRecord | None = None  #: record of the run; None for other models
     weights: Weights = "last"  #: which weights of the run
 
@@ -90,18 +94,17 @@ def open_handle(
         raise UsageError(f"{where} is a study; use --study {where}, or give one of its runs ({runs})")
     kind = kind_of(where, options)
     if kind == "exported":
-        return _served(
-            name or path.resolve().name,
-            load(path, trust_code=trust_code, allow_download=allow_download),
-            read_manifest(path),
-        )
+        with from_folder(trust_code=trust_code, allow_download=allow_download):
+            model, manifest = load(path, trust_code=trust_code), read_manifest(path)
+            codec = open_codec(manifest, path)
+        return _served(name or path.resolve().name, model, manifest, codec)
     if kind == "run":
         opened = open_run(
             path, weights, unfinished=True, purpose=purpose, trust_code=trust_code, allow_download=allow_download
         )
         recipe = opened.record.recipe
         described = {"name": recipe.host.name, "args": recipe.host.args}
-        handle = _served(name or run_name(opened.record), opened.model, opened.manifest, host=described)
+        handle = _served(name or run_name(opened.record), opened.model, opened.manifest, opened.codec, host=described)
         return replace(handle, record=opened.record, weights=weights)
     config, model = create_target(where, options, trust_code=trust_code, allow_download=allow_download)
     handle = model_handle(name or (where if kind == "host" else path.stem), model)
@@ -142,13 +145,15 @@ def model_handle(name: str, model: nn.Module, *, expects: Mapping[str, Any] | No
     return ModelHandle(name=name, model=model, preparation=preparation, description=_description(model, preparation))
 
 
-def _served(name: str, model: nn.Module, manifest: Manifest, *, host: Mapping[str, Any] | None = None) -> ModelHandle:
-    serving = manifest.serving
-    if serving.kind != "images":
+def _served(
+    name: str, model: nn.Module, manifest: Manifest, codec: Codec, *, host: Mapping[str, Any] | None = None
+) -> ModelHandle:
+    serving, masks = manifest.serving, codec if isinstance(codec, SegmentationCodec) else None
+    if masks is None and serving.kind != "images":
         raise UsageError(f"{name}: takes {serving.takes}, but this command requires an image model")
     device = accelerator_device()
     arguments = {name: value for name, value in manifest.host.args.items() if name != "num_classes"}
-    preparation = Preprocessor.from_serving(serving)
+    preparation = Preprocessor.from_serving(serving) if masks is None else masks.preprocessor()
     return ModelHandle(
         name=name,
         model=(model if device is None else model.to(device)).eval(),
@@ -157,7 +162,8 @@ def _served(name: str, model: nn.Module, manifest: Manifest, *, host: Mapping[st
         description=_description(
             model, preparation, host or {"name": manifest.host.name, "args": arguments}, graft=manifest.graft
         ),
-        serving=serving,
+        serving=serving if masks is None else None,
+        masks=masks,
     )
 
 

@@ -4,16 +4,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from PIL import Image
 
 from attngraft.downloads import received
 from attngraft.errors import AttngraftError, DataError, UsageError
+from attngraft.opening import open_regular
 from attngraft.strict import read
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import data_config, open_images
 from attngraft.tasks.images.sources.decoding import UnreadableImage, decode
+from attngraft.tasks.segmentation import Segmentation
+from attngraft.tasks.segmentation.source import MaskSource
+from attngraft.tasks.task import load_task
+from attngraft.training.build import build_task
 from attngraft.training.evaluate import with_data
 from attngraft.training.run_folder import RunFolder, RunRecord
 
@@ -25,6 +31,9 @@ class ImageSet:
     source: str  #: name of the data and split, for messages
     names: Sequence[str]  #: unique
     open: Callable[[int], Image.Image]
+    label_map: Callable[[int], np.ndarray] | None = (
+        None  #: opens the label map (H, W) of an image; None: there are none
+    )
     labels: np.ndarray | None = None  #: (N,) classes, or (N, K) of 0 and 1; None: unlabeled
     classes: tuple[str, ...] = ()
     user_chosen: bool = False  #: whether the user chose the images; False: a run's own validation images
@@ -51,7 +60,7 @@ def images_from_files(paths: Sequence[str]) -> ImageSet:
 
     def open_image(index: int) -> Image.Image:
         try:
-            with open(paths[index], "rb") as stream:
+            with open_regular(paths[index]) as stream:
                 return decode(stream, where=paths[index])
         except UnreadableImage as error:
             raise DataError(f"{paths[index]}: cannot be read as an image ({error.reason})") from None
@@ -113,10 +122,12 @@ def images_from_run(record: RunRecord, *, data: str | None = None, split: str | 
         raise UsageError(
             f"{record.folder}: the task of this run ({record.recipe.task['name']}) has no images; give a run of images"
         )
+    if (source := _masks(record, data)) is not None:
+        return _with_masks(source, split, data=data)
     saved_split = RunFolder(record.folder).split
     config = read(data_config(record.recipe.task["name"]), section, where="task.data")
     with received(data):
-        return _open(config, saved_split if own and saved_split.is_file() else None, split=split, user_chosen=not own)
+        return _open(config, saved_split if own and saved_split.exists() else None, split=split, user_chosen=not own)
 
 
 def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, user_chosen: bool) -> ImageSet:
@@ -130,6 +141,46 @@ def _open(config: DataConfig, saved_split: Path | None, *, split: str | None, us
         user_chosen=user_chosen,
         root=getattr(opened.val, "root", None),
     )
+
+
+def _masks(record: RunRecord, data: str | None = None) -> MaskSource | None:
+    """Open the images with masks of a run of segmentation, split as in training, or `data`; None: another task."""
+    if not issubclass(load_task(record.recipe.task["name"]), Segmentation):
+        return None
+    task = cast(Segmentation, build_task(with_data(record.recipe, data, None)))
+    if data is None:
+        task.load_split(RunFolder(record.folder).split)
+    return task.open_source()
+
+
+def _with_masks(source: MaskSource, split: str | None, *, data: str | None) -> ImageSet:
+    parts = source.parts()
+    if split is None and data is not None and source.drawn:
+        parts, split = {"all": source.train.joined(source.val)}, "all"
+    if (split or "val") not in parts:
+        raise DataError(f"{source.where}: no split {split!r}; splits: {', '.join(parts)}")
+    images = parts[split or "val"]
+    return ImageSet(
+        source=f"{source.where} ({split or 'validation'})",
+        names=numbered_names(images.names),
+        open=images.image,
+        label_map=images.label,
+        user_chosen=data is not None or split is not None,
+    )
+
+
+def true_label_map(file: Path | str, record: RunRecord | None) -> np.ndarray | None:
+    """Return the label map (H, W) of an image file; None: it is not among the data of a run of segmentation."""
+    path = Path(file).resolve()
+    try:
+        source = None if record is None else _masks(record)
+        for images in () if source is None else source.parts().values():
+            for index, each in enumerate(images.images):
+                if isinstance(each, Path) and each.name == path.name and each.resolve() == path:
+                    return images.label(index)
+    except AttngraftError:  # the data may have moved
+        pass
+    return None
 
 
 def true_classes(file: Path | str, *, classes: Sequence[str], record: RunRecord | None) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """Targets of `attngraft eval`: runs, exported folders, hosts with weights, files that name their host."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from timm.models import is_model, list_models
 from torch import nn
 
 from attngraft._version import __version__
-from attngraft.errors import ExportError, UsageError
+from attngraft.errors import ExportError, HostError, UsageError
 from attngraft.files import writing
 from attngraft.models.checkpoint_file import SUFFIXES, read_checkpoint
 from attngraft.models.create import create_host, create_model
@@ -18,6 +17,7 @@ from attngraft.models.schemes import SCHEMES, split_scheme
 from attngraft.models.transformers_folder import CONFIG, transformers_folder
 from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted, trusting
 from attngraft.models.weights import read_weights
+from attngraft.opening import read_mapping
 from attngraft.saved.folder import load
 from attngraft.saved.manifest import MANIFEST, read_manifest
 from attngraft.suggest import did_you_mean
@@ -305,5 +305,10 @@ def _labels(name: str) -> tuple[str, ...]:
     folder = transformers_folder(rest) if scheme == "hf" else None
     if folder is None:
         return ()
-    labels = json.loads((folder / CONFIG).read_text(encoding="utf-8")).get("id2label") or {}
-    return tuple(str(labels[number]) for number in sorted(labels, key=int))
+    try:
+        labels = read_mapping(folder / CONFIG).get("id2label") or {}
+        return tuple(str(labels[number]) for number in sorted(labels, key=int))
+    except (OSError, ValueError, TypeError) as error:
+        raise HostError(
+            f"{folder / CONFIG}: its labels (id2label) cannot be read ({error}); correct the file"
+        ) from None

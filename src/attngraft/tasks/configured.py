@@ -39,7 +39,7 @@ class ConfiguredTask(Task):
         return cls(read(cls.config_class, section, where="task"), seed=seed)
 
     def load_split(self, path: Path) -> None:
-        self._saved_split = path if path.is_file() else None
+        self._saved_split = path if path.exists() else None
 
     def save_split(self, path: Path) -> bool:
         if self._random_split and self._saved_split != path:

@@ -22,7 +22,8 @@ from attngraft.tasks.images.sources.table import (
     read_table,
     zero_one_columns,
 )
-from attngraft.tasks.segmentation.source import has_masks
+from attngraft.tasks.segmentation.columns import has_mask_column
+from attngraft.tasks.segmentation.folders import has_masks
 from attngraft.tasks.text.source import TEXT_NAMES
 from attngraft.tasks.translation.files import aligned_files, languages_of
 from attngraft.tasks.translation.source import NESTED, SIDES
@@ -35,10 +36,10 @@ _PROBED = 20  #: number of rows whose paths are looked at
 def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
     """Return the name of the task that fits the data, and the reason.
 
-    Folders of images and of masks fit `segmentation`. Line-aligned files of two languages, and tables with columns `source`
-    and `target`, fit `translation`. Tables with a column of texts fit `text_classification`; tables of images fit
-    `multilabel` (lists of labels, or several 0/1 columns), `regression` (numbers with decimals), or `classification`; COCO
-    annotations fit `multilabel`.
+    Images with masks, in folders or in columns of a Hugging Face data set, fit `segmentation`. Line-aligned files of two
+    languages, and tables with columns `source` and `target`, fit `translation`. Tables with a column of texts fit
+    `text_classification`; tables of images fit `multilabel` (lists of labels, or several 0/1 columns), `regression`
+    (numbers with decimals), or `classification`; COCO annotations fit `multilabel`.
     Everything else fits `classification`, which reports what is wrong with the data.
 
     Args:
@@ -55,6 +56,8 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
             return "multilabel", f"COCO annotations in {source}"
         if source and path.is_dir() and has_masks(path):
             return "segmentation", f"folders of images and masks in {source}"
+        if source and has_mask_column(source):
+            return "segmentation", f"columns of images and masks in {source}"
         if source and path.is_dir() and folder.has_class_folders(path):
             return DEFAULT, f"class folders in {source}"
         if source and (languages := languages_of(aligned_files(path))):

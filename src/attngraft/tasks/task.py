@@ -41,6 +41,7 @@ from attngraft.tasks.data import Evaluation as Evaluation
 from attngraft.tasks.data import Predictions as Predictions
 from attngraft.tasks.data import Split as Split
 from attngraft.tasks.data import TaskData as TaskData
+from attngraft.tasks.memory import InferenceMemory
 
 if TYPE_CHECKING:
     from attngraft.tasks.suites import JudgedModel, Suite, SuiteExamples, SuiteSupport
@@ -322,6 +323,13 @@ class Task(ABC):
         """
         args, kwargs = self.to_model(batch)
         return to_records(self.predict(model(*args, **kwargs), batch))
+
+    def inference_memory(self, model: nn.Module) -> InferenceMemory | None:
+        """Estimate the memory of `infer` on the largest example of the data; by default None: unknown.
+
+        Called after `load`, with the model on the meta device. Override this in tasks whose examples differ in size.
+        """
+        return None
 
     def measure(self, table: RecordTable, facts: Mapping[str, Any]) -> Measured:
         """Return the metrics of an evaluation from its statistics alone, without data or model.

@@ -71,6 +71,13 @@ def free_memory() -> int | None:
     return _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
 
 
+def free_on(device: torch.device) -> int | None:
+    """Return the free bytes of a device's memory; None if it does not report them."""
+    if device.type == "cpu":
+        return free_memory()
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+
+
 def peak_memory() -> int | None:
     """Return the peak of this process's resident memory in bytes; None if the system does not report it."""
     found = _kilobytes(_PROCESS / "status", "VmHWM:")

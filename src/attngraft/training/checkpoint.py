@@ -32,8 +32,9 @@ from torch.distributed.checkpoint.state_dict import (
 from attngraft.attention import detached_state, load_detached_state, sites_with_detached
 from attngraft.errors import TrainingError
 from attngraft.files import atomic_file, write_atomically
+from attngraft.opening import check_regular, open_zip
 from attngraft.suggest import shortened
-from attngraft.tensors import unshared
+from attngraft.tensors import not_finite, unshared
 from attngraft.training.freezing import FreezingSchedule
 from attngraft.training.run_folder import Metrics, RunFolder
 
@@ -218,10 +219,12 @@ def _newest(run: RunFolder) -> tuple[Path | None, dict[str, Any] | None]:
 
 
 def _read_one(path: Path) -> dict[str, Any]:
-    with zipfile.ZipFile(path) as archive:
-        if broken := archive.testzip():  # torch writes checksums but does not verify them
-            raise ValueError(f"checksum of {broken} is wrong")
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    with open_zip(path) as file:
+        with zipfile.ZipFile(file) as archive:
+            if broken := archive.testzip():  # torch writes checksums but does not verify them
+                raise ValueError(f"checksum of {broken} is wrong")
+        file.seek(0)
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     if content["format"] > FORMAT:
         raise TrainingError(
             f"{path}: written by a newer release (format {content['format']}, this one reads up to {FORMAT}); "
@@ -241,6 +244,7 @@ def load_best(path: Path, state: TrainState) -> int:
     main, epoch = state.accelerator.is_main_process, 0
     weights: dict[str, Any] = {}
     if main:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             epoch = json.loads(file.metadata()["attngraft"])["epoch"]
         weights = safetensors.torch.load_file(path)
@@ -256,6 +260,7 @@ def load_weights(path: Path, model: nn.Module) -> dict[str, Any]:
         TrainingError: the file is missing or damaged, or belongs to a different model.
     """
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             facts: dict[str, Any] = json.loads((file.metadata() or {}).get("attngraft", "{}"))
         model.load_state_dict(safetensors.torch.load_file(path))
@@ -271,8 +276,7 @@ def _whole() -> StateDictOptions:
 
 
 def _refuse_not_finite(weights: Mapping[str, Tensor], counters: Counters) -> None:
-    bad = [name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
-    if bad:
+    if bad := not_finite(weights):
         raise TrainingError(
             f"weights are not finite in epoch {counters.epoch + 1} after step {counters.step} "
             f"({shortened(bad, 5)}). The last checkpoint is intact; try a lower "

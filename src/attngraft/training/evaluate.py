@@ -19,11 +19,13 @@ from attngraft.counting import counted
 from attngraft.errors import DataError, FolderError, TrainingError, UsageError, started
 from attngraft.hosts import forget
 from attngraft.models.trust import from_folder
+from attngraft.opening import open_regular
 from attngraft.results.measured import MeanScore
 from attngraft.results.records import RecordCollector, Records, RecordTable
 from attngraft.suggest import shortened
 from attngraft.tasks.evaluator import Evaluator
 from attngraft.tasks.task import Batch, Evaluation, Predictions, Split, Task
+from attngraft.tensors import not_finite
 from attngraft.training.build import build_model, build_task
 from attngraft.training.checkpoint import load_detached, load_weights, read_checkpoint
 from attngraft.training.inputs import in_memory_format
@@ -175,6 +177,13 @@ def evaluate_records(task: Task, split: Split, table: RecordTable, facts: Mappin
         old.update(columns, torch.arange(len(split)))
         return old.result()
     measured = task.measure(table, facts)
+    loss = measured.statistics.get("loss")
+    if isinstance(loss, MeanScore) and np.isnan(loss.score).any():
+        lost = table.names[np.isnan(loss.score)]
+        raise TrainingError(
+            f"the loss of {len(lost)} of {len(table.names)} examples is not a number ({shortened(lost, 3)}); check these "
+            "examples, or train with a lower optimizer.lr, train.clip_grad=1 or train.amp=no"
+        )
     primary = measured.statistics.get(task.primary)
     scores = primary if isinstance(primary, MeanScore) else None
     return Evaluation(
@@ -235,6 +244,7 @@ def evaluate_target(
         opened = open_split(target, data=data, split=split)
         accelerator = create_accelerator(target.recipe)
         model = target.build()
+    refuse_not_finite(model, where=target.name)
     model = accelerator.prepare_model(model, evaluation_mode=True)
     evaluate = SplitEvaluator(opened.task, opened.split, target.recipe, accelerator, facts=opened.facts)
     with started():
@@ -379,7 +389,7 @@ def checkpoint_digest(record: RunRecord, weights: Weights) -> str:
         raise FolderError(
             f"{path}: missing; the run has not saved these weights (yet); finish it, or use other --weights"
         )
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -388,10 +398,25 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
 
     Raises:
         FolderError: the run has no such weights.
+        TrainingError: they are damaged, or not finite.
     """
     model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
+    record.check(weights_file(record.folder, weights))
     _fill(model, RunFolder(record.folder), weights)
+    refuse_not_finite(model, where=f"{weights_file(record.folder, weights)}")
     return model
+
+
+def refuse_not_finite(model: nn.Module, *, where: str) -> None:
+    """Check the weights of a model.
+
+    Raises:
+        TrainingError: weights are infinite or not numbers; the message contains `where`.
+    """
+    if bad := not_finite(model.state_dict()):
+        raise TrainingError(
+            f"{where}: weights are not finite ({shortened(bad, 5)}); restore a good copy, or train the model again"
+        )
 
 
 def with_data(recipe: Recipe, data: str | None, split: str | None) -> Recipe:

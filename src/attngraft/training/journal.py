@@ -6,10 +6,11 @@ editing them. Event files are ordered by number, not by time, because the clock 
 
 import hashlib
 import logging
+import os
 import re
 import time
 from collections.abc import Callable
-from io import BytesIO
+from io import BufferedWriter, BytesIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,7 +18,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from attngraft.files import write_atomically, writing
+from attngraft.files import open_in_place, write_atomically, writing
+from attngraft.opening import open_regular
 from attngraft.tasks.task import Evaluation
 from attngraft.training.run_folder import Metrics, RunFolder, write_json
 from attngraft.training.setup import RunContext
@@ -56,7 +58,7 @@ class Journal:
         """
         self._rows.append(row)
         self._run.write_metrics(self._rows)
-        with writing(self._events), self._events.open("ab") as file:
+        with writing(self._events), BufferedWriter(open_in_place(self._events, os.O_WRONLY | os.O_APPEND)) as file:
             _write(file, [_event(row)])
 
 
@@ -120,5 +122,5 @@ def _metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -18,9 +19,12 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from attngraft.errors import FolderError, TrainingError
+from attngraft.files import open_in_place
+from attngraft.training.run_folder import refuse_special_files
 
 log = logging.getLogger(__name__)
 
+_NOTE = 4096  #: largest number of bytes that are read from a lock
 _UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
 
@@ -55,6 +59,7 @@ def locked(folder: Path) -> Iterator[None]:
         FolderError: the folder cannot be written.
     """
     path = folder.resolve() / ".lock"
+    _refuse_other(path)
     previous = _read_note(path)  # before acquiring the lock, which may empty the file
     lock = FileLock(path, fallback_to_soft=False)
     result = _acquire(lock)
@@ -87,6 +92,14 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def _refuse_other(path: Path) -> None:
+    """Refuse a lock that is a link, whose target would be emptied, and a folder with a FIFO or a device."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise FolderError(f"{path}: is not a regular file, so it is no lock; delete it")
+    refuse_special_files(path.parent)
+
+
 def _acquire(lock: FileLock) -> Literal["acquired", "busy", "unsupported"]:
     try:
         lock.acquire(timeout=0)
@@ -104,14 +117,16 @@ def _acquire(lock: FileLock) -> Literal["acquired", "busy", "unsupported"]:
 
 def _read_note(path: Path) -> Holder | None:
     with suppress(OSError, ValueError, TypeError, KeyError):
-        note = json.loads(path.read_text(encoding="utf-8"))
+        with open_in_place(path, os.O_RDONLY) as file:
+            note = json.loads(file.read(_NOTE))
         return Holder(int(note["process"]), str(note["host"]))
     return None
 
 
 def _write_note(path: Path, text: str) -> None:
-    with suppress(OSError):  # the lock works without the note, so ignore a full disk
-        path.write_text(text, encoding="utf-8")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with suppress(OSError), open_in_place(path, flags) as file:  # the lock works without the note, on a full disk too
+        file.write(text.encode())
 
 
 def _is_alive(process: int) -> bool:

@@ -45,7 +45,6 @@ from attngraft.training.run_folder import (
     RunRecord,
     read_run,
     validation_metrics,
-    write_json,
 )
 from attngraft.training.setup import RunContext, cpu_threads, create_accelerator, prepare_run
 from attngraft.training.stages import StagePlan
@@ -111,6 +110,7 @@ def train(
         if main:
             remove_leftovers(run.path)
             recipe = _check_folder(run, recipe, resume=resume)
+            run.mend()
             stack.enter_context(decoded_removed(run.path))
         recipe, kept = _from_main((recipe, kept))
         attempt: Recipe | None = None if _from_main(run.finished.exists()) else recipe
@@ -176,7 +176,7 @@ def _train_or_shrink(
         if finished and accelerator.is_main_process:
             seconds = sum(row["seconds"] for row in counters.rows)
             facts = {"epochs": epochs, "seconds": seconds, "metrics": counters.rows[-1]}
-            write_json(folder.finished, facts | ({} if judged is None else {"judged": asdict(judged)}))
+            folder.write_finished(facts | ({} if judged is None else {"judged": asdict(judged)}))
             if note := run.task.training_note(validation_metrics(counters.rows[-1]), run.data.facts):
                 log.warning("%s: %s", folder.path, note)
         progress.on_end(finished=finished)
@@ -241,6 +241,12 @@ class Trainer:
         """
         run, weights = self._run, self._run.recipe.train.judge
         if not self._judged_apart:
+            if not _from_main(run.folder.predictions.is_file()):  # of a finished run, and damaged
+                again = self._evaluate_weights()
+                if again is None:
+                    self._stop_before_judging()
+                if run.accelerator.is_main_process:
+                    run.folder.write_predictions(again.predictions)
             return None
         epoch = load_best(run.folder.best(), self._state) if weights == "best" else self._counters.epoch
         with memory_explained(run, "evaluation"):

@@ -521,7 +521,7 @@ def _find(name_or_path: str | Path, *, beside: Path) -> Path:
     if text in packaged_recipes():
         return RECIPES / f"{text}.yaml"
     path = beside / text
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         return path.resolve()
     if text.endswith((".yaml", ".yml")) or "/" in text or "\\" in text:
         raise ConfigError(

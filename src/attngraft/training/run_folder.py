@@ -11,12 +11,13 @@ metrics.jsonl       one line per evaluation
 tensorboard/        the same as TensorBoard events
 checkpoints/        last.pt (everything needed to resume), previous.pt, best.safetensors (weights), best-ema.safetensors
 predictions.npz     predictions of the last epoch on the validation split, or of `judged` in finished.json
-finished.json       written last: the run is complete
+finished.json       written last: the run is complete; with the size and SHA-256 of each file of the run (see `checksums`)
 trackers.json       tracker runs (only with train.track)
 evaluation/         results of suites (attngraft eval --suite)
 """
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attngraft.errors import FolderError, TrainingError
+from attngraft import opening
+from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
+from attngraft.errors import ConfigError, FolderError, TrainingError
 from attngraft.files import write_atomically
 from attngraft.results.records import RecordTable, write_records
+from attngraft.strict import read
 from attngraft.tasks.task import FITTED_FOLDER, SPLIT_FILE, Predictions
 from attngraft.training.paths import with_reachable_paths, with_same_spelling
 from attngraft.training.recipe import (
@@ -41,6 +45,8 @@ from attngraft.training.recipe import (
 from attngraft.training.sizes import Cut, with_cut
 from attngraft.yaml_config import differing_fields, read_yaml
 
+log = logging.getLogger(__name__)
+
 _SHOWN = 3  #: maximum number of runs listed in a message
 
 Metrics = dict[str, float]
@@ -49,6 +55,11 @@ JudgedSplit = Literal["val", "test"]
 #: in the folder of a study, which has its runs in runs/<variant>/seed<k>/ or, with folds, runs/<variant>/seed<k>/fold<f>/
 STUDY_FILE = "study.yaml"
 TRACKERS_FILE = "trackers.json"  #: in the folder of a run or a study
+
+#: without checksums: locks, logs, caches, results that are checked by themselves, and spare or damaged checkpoints
+_UNLISTED = (".lock", "tensorboard/", TRACKERS_FILE, "evaluation/", "finished.json", "checkpoints/previous.pt")
+_UNLISTED_ENDS = (".tmp", "damaged.pt")
+_MADE_AGAIN = ("metrics.jsonl", "predictions.npz")  #: from the last checkpoint, when a run is resumed
 
 
 def folder_of_study(run: Path) -> Path | None:
@@ -135,13 +146,12 @@ class RunFolder:
         return cut
 
     def _data(self) -> dict[str, Any]:
-        data: dict[str, Any] = read_json(self.data) if self.data.is_file() else {}
-        return data
+        return _sections(self) if self.data.is_file() else {}
 
     @property
     def judged_on_val(self) -> bool:
         """Return whether to judge on validation despite a test split: the run or its study began without one."""
-        data = read_json(self.data) if self.data.is_file() else {"judged_split": None}
+        data = self._data() or {"judged_split": None}
         # earlier releases, without test splits, wrote no entry
         return data.get("judged_split", "val") == "val" and (self.has_saved or not data["facts"])
 
@@ -162,6 +172,74 @@ class RunFolder:
             binary=predictions.binary,
         )
         write_records(self.predictions, table)
+
+    def write_finished(self, facts: Mapping[str, Any]) -> None:
+        """Write finished.json with the checksums of the run's files."""
+        files = [path for path in self.path.rglob("*") if path.is_file()]
+        names = {path: path.relative_to(self.path).as_posix() for path in files}
+        listed = [
+            path for path in files if not names[path].startswith(_UNLISTED) and not names[path].endswith(_UNLISTED_ENDS)
+        ]
+        write_checksums(self.finished, listed, facts=facts)
+
+    def read_finished(self) -> tuple[dict[str, Any], Checksums]:
+        """Return the facts in finished.json, and the checksums of the run's files; empty if the run is not finished.
+
+        Raises:
+            TrainingError: finished.json is damaged.
+        """
+        if not self.finished.exists():
+            return {}, Checksums(folder=self.path)
+        try:
+            return read_with_checksums(self.finished)
+        except (OSError, WrongChecksumError) as error:
+            raise TrainingError(f"{self.finished}: damaged ({error}); {self._remedy(made_again=True)}") from None
+
+    def check(self, path: Path, checksums: Checksums) -> None:
+        """Check a file of a finished run against its checksum.
+
+        Raises:
+            TrainingError: the file is damaged; the message contains the remedy.
+        """
+        if damage := checksums.damage(path):
+            remedy = self._remedy(made_again=path.name in _MADE_AGAIN)
+            raise TrainingError(f"{path}: damaged since the run finished ({damage}); {remedy}")
+
+    def _remedy(self, *, made_again: bool) -> str:
+        if made_again:
+            return (
+                "rerun the command that made it (attngraft compare or train), which makes it again from the checkpoint, "
+                "or restore a good copy"
+            )
+        return f"restore a good copy, or delete {self.path}, and rerun the command to train it again"
+
+    def mend(self) -> None:
+        """If files of the finished run are damaged that its checkpoint contains, remove finished.json.
+
+        Resuming the run then makes these files again. Weights are checked only if they are needed for this.
+
+        Raises:
+            TrainingError: other files are damaged; the message names the first.
+        """
+        try:
+            _, checksums = self.read_finished()
+        except TrainingError:
+            checksums, damaged = Checksums(folder=self.path), [self.finished]
+        else:
+            light = [name for name in checksums.entries if not name.startswith("checkpoints/")]
+            damaged = [path for path in map(self.path.joinpath, light) if checksums.damage(path)]
+        if not damaged:
+            return
+        for path in damaged:
+            if path.name not in _MADE_AGAIN and path != self.finished:
+                self.check(path, checksums)
+        if not self.last.exists():
+            raise TrainingError(f"{damaged[0]}: damaged, and {self.last} is missing; {self._remedy(made_again=False)}")
+        self.check(self.last, checksums)
+        log.warning("%s: damaged since the run finished; making it again from the checkpoint", damaged[0])
+        self.finished.unlink(missing_ok=True)
+        if self.predictions in damaged:
+            self.predictions.unlink(missing_ok=True)
 
     def refuse_other_recipe(self, recipe: Recipe) -> None:
         """Check that the run in this folder has this `recipe`, except for fields that do not change results.
@@ -246,6 +324,12 @@ class RunRecord:
     judged_split: JudgedSplit = "val"  #: also set if the run is not finished
     paths: dict[str, str] = field(default_factory=dict)  #: real paths of the data, by recipe field
     cut: Cut = field(default_factory=dict)  #: batch sizes before and after they were cut to the data
+    checksums: Checksums | None = None  #: of the files of a finished run
+
+    def check(self, path: Path) -> None:
+        """Check a file before it is read; see `RunFolder.check`."""
+        if self.checksums is not None:
+            RunFolder(self.folder).check(path, self.checksums)
 
     @property
     def epochs_done(self) -> int:
@@ -273,8 +357,17 @@ def read_run(folder: Path | str) -> RunRecord:
     run = RunFolder(Path(folder))
     if not run.recipe.is_file():
         raise FolderError(_not_a_run(run.path))
-    data = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
-    judged = read_json(run.finished).get("judged") if run.finished.is_file() else None
+    refuse_special_files(run.path)
+    facts, checksums = run.read_finished()
+    finished = run.finished.exists()
+    for path in (run.recipe, run.environment, run.data, run.start, run.teacher, run.metrics, run.split):
+        run.check(path, checksums)
+    data = _sections(run)
+    judged = facts.get("judged")
+    try:
+        evaluation = None if judged is None else read(Judged, judged, where="judged")
+    except ConfigError as error:
+        raise TrainingError(f"{run.finished}: {error}; restore a good copy, or repeat the run") from None
     return RunRecord(
         folder=run.path,
         recipe=with_reachable_paths(run.read_recipe(), data.get("paths", {})),
@@ -283,13 +376,14 @@ def read_run(folder: Path | str) -> RunRecord:
         facts=data["facts"],
         start=read_json(run.start) if run.start.is_file() else {},
         teacher=read_json(run.teacher) if run.teacher.is_file() else {},
-        epochs=_read_rows(run.metrics) if run.metrics.is_file() else [],
-        finished=run.finished.is_file(),
+        epochs=_read_rows(run.metrics, finished=finished) if run.metrics.is_file() else [],
+        finished=finished,
         predictions=run.predictions if run.predictions.is_file() else None,
-        judged=None if judged is None else Judged(**judged),
-        judged_split=data.get("judged_split", "val") if judged is None else judged["split"],
+        judged=evaluation,
+        judged_split=data.get("judged_split", "val") if evaluation is None else evaluation.split,
         paths=data.get("paths", {}),
         cut=data.get("cut", {}),
+        checksums=checksums,
     )
 
 
@@ -311,23 +405,52 @@ def _not_a_run(folder: Path) -> str:
     return f"{folder}: not a run folder (no recipe.yaml), and not an exported model (no attngraft.json)"
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file.
+def refuse_special_files(folder: Path) -> None:
+    """Refuse a folder with a FIFO, socket or device, which would block a reader, or be taken for a missing file.
+
+    Raises:
+        FolderError: there is one.
+    """
+    try:
+        opening.check_folder(folder)
+    except opening.UnsuitableFile as error:
+        raise FolderError(f"{folder}: {error}; remove it") from None
+    except OSError:  # the folder is missing or cannot be listed
+        return
+
+
+def _sections(run: RunFolder) -> dict[str, Any]:
+    """Return the content of data.json, or empty sections if there is none."""
+    data: dict[str, Any] = read_json(run.data) if run.data.is_file() else {"model_args": {}, "facts": {}}
+    for name in ("model_args", "facts", "paths", "cut"):
+        if not isinstance(data.get(name, None if name in ("model_args", "facts") else {}), dict):
+            raise TrainingError(f"{run.data}: has no object {name!r}; restore a good copy, or repeat the run")
+    return data
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file.
 
     Raises:
         TrainingError: the file cannot be read.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return opening.read_mapping(path)
     except (OSError, ValueError) as error:
         raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
 
 
-def _read_rows(path: Path) -> list[Metrics]:
+def _read_rows(path: Path, *, finished: bool) -> list[Metrics]:
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [opening.parse_json(line) for line in opening.read_text(path).splitlines()]
+        if not all(isinstance(row, dict) and isinstance(row.get("epoch"), int) for row in rows):
+            raise ValueError("a line is not an object with an epoch")
+        return rows
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{path}: cannot be read: {error}; it is rewritten when the run resumes") from None
+        if finished:
+            raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
+        log.warning("%s: cannot be read (%s); it is written again when the run resumes", path, error)
+        return []
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -37,7 +37,7 @@ from attngraft.training.loading import TrainOrder, train_order
 from attngraft.training.optimizer import create_ema, create_optimizer
 from attngraft.training.paths import real_paths
 from attngraft.training.recipe import Recipe, Stage, recipe_to_dict
-from attngraft.training.run_folder import JudgedSplit, RunFolder, write_json
+from attngraft.training.run_folder import JudgedSplit, RunFolder, read_json, write_json
 from attngraft.training.sizes import Cut, cut_between, cut_note, epoch_length, fit_batch, fit_sizes
 from attngraft.training.stages import StageContext, has_same_examples, stage_recipe
 from attngraft.training.teacher import Teacher, create_teacher, record_teacher
@@ -324,9 +324,10 @@ def _write_facts(recipe: Recipe, folder: RunFolder, update: Update, data: TaskDa
     processes = accelerator.num_processes
     current = environment(accelerator.device, processes=processes)
     if folder.recipe.exists() and folder.environment.exists():
-        first = json.loads(folder.environment.read_text(encoding="utf-8"))
+        first = read_json(folder.environment)
         # the last digits of a result may depend on these
-        changed = [name for name in ("packages", "threads", "device_name", "processes") if first[name] != current[name]]
+        compared = ("packages", "threads", "device_name", "processes")
+        changed = [name for name in compared if first.get(name) != current[name]]
         if changed:
             log.warning(
                 "%s: %s changed since the run began; results may differ in the last digits",

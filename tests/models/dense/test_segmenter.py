@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import segmentation_models_pytorch as smp
 import timm
 import torch
 from torch import Tensor, nn
@@ -127,6 +126,7 @@ def test_the_papers_sizes(name: str, head: Any, auxiliary: bool, count: int) -> 
 
 def test_upernet_is_that_of_segmentation_models_pytorch() -> None:
     """With its weights, and its epsilon of the levels' norms, the logits are equal."""
+    smp = pytest.importorskip("segmentation_models_pytorch")
     name, arguments = FAMILIES["swin"]
     arguments = {**arguments, "strict_img_size": False, "always_partition": True}
     theirs = smp.UPerNet(f"tu-{name}", encoder_weights=None, decoder_channels=16, classes=5, **arguments).eval()

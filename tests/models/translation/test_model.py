@@ -136,7 +136,7 @@ def test_a_token_changes_no_output_before_it(spec: str | None) -> None:
 def test_padding_changes_nothing(spec: str | None) -> None:
     source, mask, target = pairs()
     fresh = attngraft.create_model("mt_transformer", graft=spec, **TINY).eval()
-    rounding = 5e-5 if spec is not None and "bisa" in spec else 1e-6  # of its norms over few tokens
+    rounding = 5e-5 if spec is not None and "bisa" in spec else 2e-6  # of its norms over few tokens
     for model, tolerance in ((fresh, rounding), (tiny(spec).double(), 1e-12)):
         for row, tokens in ((0, 3), (2, 7)):
             alone = model(source[row : row + 1, :tokens], None, target[row : row + 1])

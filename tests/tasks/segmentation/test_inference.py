@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from attngraft.tasks.segmentation import inference
 from attngraft.tasks.segmentation.config import InferenceConfig
 from attngraft.tasks.segmentation.inference import _logits, predict_labels
 
@@ -23,7 +27,23 @@ def pointwise(images: Tensor) -> Tensor:
 def test_windows_of_a_pointwise_model_are_the_whole_image(size: tuple[int, int], stride: float) -> None:
     image = torch.rand(1, 3, *size, dtype=torch.float64)
     config = InferenceConfig(mode="slide", stride=stride)
-    torch.testing.assert_close(_logits(pointwise, image, config, WINDOW), pointwise(image), atol=1e-6, rtol=0)
+    found = _logits(pointwise, image, config, WINDOW)[0][:, :, : size[0], : size[1]]
+    torch.testing.assert_close(found, pointwise(image), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mode", ["whole", "slide"])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("block", [1, 2])
+def test_blocks_of_classes_change_no_label(
+    monkeypatch: pytest.MonkeyPatch, mode: Literal["whole", "slide"], flip: bool, block: int
+) -> None:
+    def model(images: Tensor) -> Tensor:
+        return F.avg_pool2d(pointwise(images), 4).repeat(1, 2, 1, 1)  # with equal largest logits
+
+    image, config = torch.rand(3, 45, 70), InferenceConfig(mode=mode, scales=(1.5,), flip=flip)
+    expected = predict_labels(model, image, config, window=WINDOW)
+    monkeypatch.setattr(inference, "_VALUES", block * 45 * 70)
+    assert torch.equal(predict_labels(model, image, config, window=WINDOW), expected)
 
 
 def test_all_windows_have_their_size_and_cover_the_image() -> None:

@@ -10,9 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attngraft import image_files
+from attngraft.counting import counts_shown
 from attngraft.errors import DataError
 from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.images.sources import decoding
 from attngraft.tasks.images.sources.splitting import save_split
+from attngraft.tasks.segmentation import source
 from attngraft.tasks.segmentation.config import MaskDataConfig
 from attngraft.tasks.segmentation.source import MaskSource, count_labels, open_masks
 from tests.cli.test_export import run
@@ -248,7 +252,7 @@ def spoil(folder: Path, what: str) -> None:
     [
         ("jpeg", r"1\.jpg: a JPEG cannot hold labels.*save masks as PNG"),
         ("rgb", r"a mask in mode RGB; list its classes.*task\.data\.classes_file"),
-        ("size", r"1\.png: 5 x 5, but its image 1\.jpg is 8 x 6; make them the same size"),
+        ("size", r"1\.png: 5 x 5, but its image images/1\.jpg is 8 x 6; make them the same size"),
         ("label", r"1\.png: contains the label 200, but there are 3 classes.*task\.data\.ignore=\[200\]"),
         ("labels", r"(?s)\.png: contains the label 20\d, .*\n.*\.png: contains the label 20\d,"),
         ("binary", r"no label except 0 and 255, which is ignored; save the labels of the other class as 1"),
@@ -271,6 +275,34 @@ def test_mistakes_are_named_with_a_remedy(tmp_path: Path, what: str, message: st
         read()
 
 
+def test_reading_masks_is_counted(tmp_path: Path) -> None:
+    write(tmp_path, "images", "masks", count=3)
+    seen = []
+    with counts_shown(lambda *count: seen.append(count)):
+        count_labels(opened(tmp_path).train)
+    assert seen[-1] == ("masks read", 2, 2)
+
+
+def test_masks_and_headers_are_opened_as_images_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "images", "masks")
+    save(tmp_path / "masks" / "1.png", np.zeros((60, 80)))
+    save(tmp_path / "images" / "0.jpg", np.zeros((60, 80, 3)))
+    monkeypatch.setattr(image_files, "PIXELS", 1000)
+    (tmp_path / "classes.txt").write_text("a\nb\nc\n")
+    part = opened(tmp_path).train.joined(opened(tmp_path).val)
+    places = {name: index for index, name in enumerate(part.names)}
+    with pytest.raises(
+        DataError, match=r"masks/1\.png: cannot be read as a mask \(it has 4,800 pixels, more than 1,000"
+    ):
+        part.label(places["images/1.jpg"])
+    monkeypatch.setattr(decoding, "HUGE", 1000)
+    monkeypatch.setattr(source, "HUGE", 40)
+    with pytest.raises(
+        DataError, match=r"images/0\.jpg is 20 x 15; JPEGs of more than 33 million pixels are read at a"
+    ):
+        count_labels(part.take(np.array([places["images/0.jpg"]])))
+
+
 def test_data_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "images", "masks", count=10)
     sheet = tmp_path / "sheet.png"
@@ -286,6 +318,9 @@ def test_data_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["sizes"] == {"train": 8, "val": 2}
     assert found["image_sizes"]["val"] == [{"width": 8, "height": 6, "images": 2}]
+    assert found["notes"][-1].startswith(
+        "With the recipe small-segmentation, evaluating the largest image, 8 x 6, takes about"
+    )
     spoil(tmp_path, "size")
     assert run("data", "check", tmp_path) == 2
     assert "Training would be refused" in capsys.readouterr().out

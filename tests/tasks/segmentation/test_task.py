@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from torch import nn
 
+from attngraft.study import memory
+from attngraft.targets.handle import open_handle
 from attngraft.tasks.fitting import fitting_task
 from attngraft.training.evaluate import evaluate_run
 from attngraft.training.freezing import train_mode
 from attngraft.training.recipe import recipe_from_dict
 from tests.cli.test_export import run
 from tests.contract.task_contract import Loaded
-from tests.tasks.segmentation.drawings import HOST, drawing, section, write_drawings
+from tests.tasks.segmentation.drawings import CLASSES, HOST, drawing, section, write_drawings
 
 ARGS = [f"--host-arg={name}={json.dumps(value)}" for name, value in HOST["args"].items()]
 SMALL = ["--host", HOST["name"], *ARGS, "--set", "task.augment.crop=[16,16]", "--set", "task.width=8"]
@@ -113,11 +117,33 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "study"
 
 
+def test_the_plan_of_a_study_has_the_memory_of_evaluation(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory, "free_on", lambda device: 1000)
+    data = write_drawings(tmp_path / "data", train=4, val=2)
+    options = ["--graft", "cb_s", "--epochs", 1, "--dry-run", "--out", tmp_path / "study"]
+    with caplog.at_level("INFO"):
+        assert run("compare", "--data", data, *SMALL, *options) == 0
+    plan = caplog.text + capsys.readouterr().out
+    assert re.search(r"; evaluating the largest image, 2. x 2., takes about [\d.]+ MiB of memory", plan)
+    assert re.search(r"takes about [\d.]+ MiB of memory, but 0\.0 MiB are free; use smaller images", plan)
+
+
 def test_a_study_has_ious_by_class_boundaries_and_overlays(study: Path) -> None:
     result = json.loads((study / "results.json").read_text())
     sections = {each["name"]: each for each in result["variants"][0]["sections"]}
     assert [row[0] for row in sections["classes"]["table"]["rows"]] == ["ground", "square", "stripe"]
     assert len(sections["boundaries"]["table"]["rows"]) == 4
+    compared = result["variants"][1]
+    intervals, rows = compared["part_differences"]["miou"], compared["sections"][0]["table"]["rows"]
+    assert "part_differences" not in result["variants"][0]
+    for interval, row, before in zip(intervals, rows, sections["classes"]["table"]["rows"], strict=True):
+        assert interval["low"] <= interval["point"] <= interval["high"]
+        assert interval["point"] == pytest.approx(row[2] - before[2])
     examples = json.loads((study / "examples.json").read_text())
     page = (study / "report.html").read_text()
     assert examples["masks"]
@@ -125,6 +151,8 @@ def test_a_study_has_ious_by_class_boundaries_and_overlays(study: Path) -> None:
         for image in group["images"]:
             assert image["name"].startswith("images/test/") and image["jpeg"] in page
     assert "at most so many rows and columns" in page
+    assert "with its 95% interval over seeds and examples" in page
+    assert "mIoU %, by distance. At the end: baseline " in page
 
 
 def test_masks_and_overlays(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -178,3 +206,33 @@ def test_the_card_of_an_exported_model(study: Path, tmp_path: Path) -> None:
     card = (tmp_path / "out" / "README.md").read_text()
     assert "pipeline_tag: image-segmentation" in card and "predict THIS_FOLDER IMAGES... --out masks" in card
     assert "colors" not in card and str(tmp_path.parent) not in card
+
+
+@pytest.mark.slow
+def test_analyses_and_the_explorer(study: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [grafted] = [path / "seed0" for path in (study / "runs").iterdir() if path.name != "baseline"]
+    assert run("analyze", "distance", "curves", "--study", study, "--limit", 2) == 0
+    assert 'id="analysis-distance"' in (study / "report.html").read_text()
+    assert run("export", grafted, "--out", tmp_path / "model") == 0
+    image = study.parent / "data" / "images" / "val" / "6.png"
+    page = tmp_path / "page.html"
+    assert run("explore", "--run", grafted, "--model", tmp_path / "model", "--image", image, "--out", page) == 0
+    text = page.read_text()
+    assert text.count('"predicted mask": "data:image/') == 2 and text.count('"true mask": "data:image/') == 1
+    assert text.count("image resized and cropped to 32 ") == 2
+    capsys.readouterr()
+    assert run("analyze", "confusion", "--run", grafted, "--out", tmp_path / "out") == 2
+    assert "predicts one per pixel; give classifiers" in capsys.readouterr().err.replace("\n", " ")
+    assert run("analyze", "distance", "--model", tmp_path / "model", "--image", image, "--out", tmp_path / "out") == 0
+
+
+def test_a_run_and_its_export_are_the_same_model(study: Path, tmp_path: Path) -> None:
+    model = study / "runs" / "baseline" / "seed0"
+    assert run("export", model, "--out", tmp_path / "model") == 0
+    first, second = open_handle(str(model)), open_handle(str(tmp_path / "model"))
+    views = [each.view(drawing(0)[0]) for each in (first, second)]
+    assert views[0].shape == (3, 32, 32) and torch.equal(*views)
+    logits = [each.model(each.inputs([view])) for each, view in zip((first, second), views, strict=True)]
+    assert logits[0].shape[:2] == (1, 3)
+    torch.testing.assert_close(*logits)
+    assert first.serving is None and first.masks is not None and first.masks.classes == CLASSES

@@ -15,6 +15,7 @@ import numpy as np
 
 from attngraft.errors import TrainingError, UsageError
 from attngraft.files import atomic_file
+from attngraft.opening import parse_json
 from attngraft.tasks.task import Evaluation
 
 # pyarrow is an optional dependency, imported in the functions that need it
@@ -115,7 +116,7 @@ def _metadata(path: Path) -> dict[str, Any] | None:
     from pyarrow import ArrowException, parquet
 
     try:
-        metadata = json.loads((parquet.read_schema(path).metadata or {})[KEY])
+        metadata = parse_json((parquet.read_schema(path).metadata or {})[KEY])
     except (OSError, ValueError, KeyError, ArrowException):
         return None
     return metadata if isinstance(metadata, dict) and "fingerprint" in metadata else None

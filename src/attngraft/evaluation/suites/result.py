@@ -14,6 +14,7 @@ from attngraft.errors import AttngraftError, ConfigError
 from attngraft.evaluation.suites.cache import CachedPredictions, read_columns
 from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.results.sections import Reliability
 from attngraft.results.statistics import t_interval
 from attngraft.results.storage import table_csv
@@ -243,7 +244,7 @@ def read_suite_run(folder: Path) -> SuiteRun | None:
     if _LIMITED.search(folder.name) or not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not a valid suite result: {error}; delete the file and rerun the suite") from None
     return read(SuiteRun, content, where=str(path))

@@ -89,7 +89,7 @@ class Layer {
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const models = data.models.map((model) => ({ ...model, layers: model.layers.map((layer) => new Layer(layer)) }));
-const state = { query: { down: 0.5, across: 0.5 }, pinned: false, layer: 0, head: ALL, direction: "to", shade: 0.6 };
+const state = { query: { down: 0.5, across: 0.5 }, pinned: false, layer: 0, head: ALL, direction: "to", shade: 0.6, picture: "" };
 const titles = merged(models.map((model) => model.layers.map((layer) => layer.site)));
 
 class View {
@@ -101,7 +101,12 @@ class View {
     this.part(".description").textContent = model.description;
     this.part(".predicted").textContent = model.predicted;
     this.part(".predicted").hidden = model.predicted === "";
-    this.part("img").src = model.image;
+    this.part(".legend").append(...model.legend.map(({ name, color, shares }) => {
+      const patch = element("span");
+      patch.style.background = color;
+      return element("li", {}, [patch, `${name} (${shares})`]);
+    }));
+    this.part(".legend").hidden = model.legend.length === 0;
     this.part(".ramp").style.background =
       `linear-gradient(90deg, ${RAMP.map(([r, g, b]) => `rgb(${r}, ${g}, ${b})`).join(", ")})`;
     this.tokens();
@@ -258,7 +263,8 @@ class View {
   }
 
   show() {
-    const layer = this.layer();
+    const layer = this.layer(), picture = this.model.masks[state.picture] ?? this.model.image;
+    if (this.part("img").src !== picture) this.part("img").src = picture;
     for (const part of [".heat", ".chosen", ".scale"]) this.part(part).hidden = layer === null;
     for (const [button, query] of this.buttons) {
       button.setAttribute("aria-pressed", String(JSON.stringify(query) === JSON.stringify(state.query)));
@@ -340,9 +346,15 @@ function choose(change) {
   views.forEach((view) => view.show());
 }
 
+// Masks over the image, of models that predict them.
+const masks = [...new Set(models.flatMap((model) => Object.keys(model.masks)))];
+field("picture").replaceChildren(new Option("image", ""), ...masks.map((name) => new Option(name, name)));
+field("shown").hidden = masks.length === 0;
+
 field("layer").max = String(titles.length - 1);
 field("layer").addEventListener("input", (event) => choose({ layer: Number(event.target.value) }));
 field("head").addEventListener("change", (event) => choose({ head: Number(event.target.value) }));
+field("picture").addEventListener("change", (event) => choose({ picture: event.target.value }));
 field("shade").addEventListener("input", (event) => choose({ shade: Number(event.target.value) / 100 }));
 field("direction").addEventListener("change", (event) => choose({ direction: event.target.value }));
 field("controls").addEventListener("submit", (event) => event.preventDefault());

@@ -17,6 +17,7 @@ from attngraft.errors import AttngraftError
 from attngraft.files import write_atomically
 from attngraft.study.plan import PlannedRun
 from attngraft.study.progress import first_metric
+from attngraft.suggest import one_line
 from attngraft.training.lock import FolderBusy
 from attngraft.training.progress import Progress
 from attngraft.training.recipe import Recipe
@@ -129,7 +130,7 @@ def run_task(task: RunTask, train_run: TrainRun, progress: Progress, *, patience
     except KeyboardInterrupt as stop:
         return Outcome(kind="stopped", message=str(stop))
     except Exception as error:  # one failed run must not end the others
-        message = str(error) if isinstance(error, AttngraftError) else f"{type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, AttngraftError) else one_line(error)
         try:
             write_atomically(failure, traceback.format_exc())
         except OSError:  # a full disk may have caused the failure

@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from attngraft.cache import DecodedCache
+from attngraft.files import open_in_place
 from attngraft.tasks.images.sources.base import Images, Stamp
 from attngraft.tasks.images.sources.decoding import in_mode
 
@@ -141,7 +142,7 @@ class DecodedFile:
             size = self._begin + int(self.ends[-1])
             try:
                 self.path.parent.mkdir(exist_ok=True)
-                file = io.FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644), "r+b")
+                file = open_in_place(self.path, os.O_RDWR | os.O_CREAT)
                 if os.fstat(file.fileno()).st_size != size:
                     os.ftruncate(file.fileno(), size)  # to a sparse file; all processes set the same size
                 content = np.frombuffer(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ), dtype=np.uint8)

@@ -16,14 +16,14 @@ from typing import IO, Literal
 
 import numpy as np
 import PIL
-from PIL import Image
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
 from attngraft.counting import counted
 from attngraft.errors import DataError
+from attngraft.image_files import open_image
 from attngraft.tasks.images.config import Check
 from attngraft.tasks.images.sources.base import FileImages, Images, Stamp
-from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, decode, in_mode
+from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, decode, in_mode, strips
 
 Depth = Literal["full", "fast", "off"]
 
@@ -127,7 +127,8 @@ def _scan_image(images: Images, index: int, depth: Depth) -> _ImageInfo | str:
         image = images.open(index)
         pixels = in_mode(image, "RGB")
         digest = hashlib.blake2b(f"{pixels.size}".encode(), digest_size=16)
-        digest.update(pixels.tobytes())
+        for strip in strips(pixels):  # tobytes makes two copies
+            digest.update(strip.tobytes())
         return _ImageInfo(image.size, image.mode, digest.digest())
     except UnreadableImage as error:
         return error.reason
@@ -148,7 +149,7 @@ def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
         image = decode(stream, where=where)
     else:
         try:
-            image = Image.open(stream)
+            image = open_image(stream)
         except Exception:
             stream.seek(0)
             image = decode(stream, where=where)  # huge JPEGs are decoded; others raise an error with the reason

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Literal
 
+import numpy as np
 import torch
 from PIL import Image
 from timm.data import create_transform
@@ -133,6 +134,14 @@ class Preprocessor:
         """Convert, resize and crop a decoded, upright image; return uint8 (C, H, W)."""
         pixels: Tensor = self._transform(in_mode(image, self.host.mode))
         return pixels
+
+    def label_map(self, labels: np.ndarray) -> Tensor:
+        """Return labels (H, W) resized (nearest neighbor) and cropped like the image."""
+        transforms = eval_transform(self.host, crop_pct=self.host.crop_pct, interpolation="nearest").transforms
+        image = Image.fromarray(labels.astype(np.int32))
+        for transform in transforms[:-1]:  # the last transform converts to a tensor
+            image = transform(image)
+        return torch.from_numpy(np.array(image))
 
     def cropped(self, image: Image.Image, *, most: int) -> Image.Image:
         """Return the part of the image that the model sees, at the image's own resolution, in the host's mode.

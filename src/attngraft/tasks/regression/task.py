@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
+from attngraft.opening import read_json
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
@@ -62,10 +63,10 @@ class Regression(ImageTask):
 
     def load_files(self, folder: Path) -> None:
         path = folder / FILE
-        if path.is_file():
+        if path.exists():
             try:
-                self._scale = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
+                self._scale = read_json(path)
+            except (OSError, ValueError) as error:
                 raise DataError(f"{path}: cannot be read ({error}); restore the file") from None
 
     def save_files(self, folder: Path) -> None:

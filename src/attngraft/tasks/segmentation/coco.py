@@ -8,7 +8,6 @@ Images are in SPLIT/, images/SPLIT/, images/, or beside the annotations. Panopti
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,17 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from attngraft.errors import DataError
+from attngraft.opening import DAMAGE, JSON_LIMIT, read_mapping
+from attngraft.suggest import cut
 from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.segmentation.files import Stored, image_size, read_mask
 
 Color = tuple[int, int, int]
 Class = tuple[int, str, Color | None]  #: label, name, color
+
+_BLOCK = 2**24  #: number of pixels whose segments are converted at once
+_DRAWN = 2**30  #: largest number of pixels of all objects of an image
+_BITS = 60  #: largest number of bits of a run length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,40 +39,47 @@ class CocoSplit:
     panoptic: bool
     names: list[tuple[str, Path, Path]]  #: name, image, and panoptic PNG, or the image itself with instances
     annotated: Mapping[
-        Path, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
+        Stored, tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]
     ]  #: by mask: image entry, annotations
     numbers: Mapping[int, int]  #: category id -> label
 
-    def labels(self, path: Path) -> np.ndarray:
+    def labels(self, path: Stored) -> np.ndarray:
         """Return the label map (H, W) uint8 of a path of `names`."""
         entry, annotations = self.annotated[path]
         try:
             if self.panoptic:
-                with Image.open(path) as image:
-                    ids = np.asarray(image.convert("RGB")).astype(np.int64) @ np.array([1, 256, 65536])
-                return self._of_segments(ids, annotations[0]["segments_info"] if annotations else (), path)
+                colors = np.asarray(read_mask(path).convert("RGB"))
+                segments = annotations[0]["segments_info"] if annotations else ()
+                blocks = np.array_split(colors, -(-colors.shape[0] * colors.shape[1] // _BLOCK))
+                return np.concatenate([self._of_segments(block, segments, path) for block in blocks])
             return self._drawn(entry, annotations, path)
-        except (KeyError, TypeError, ValueError, OSError, SyntaxError, IndexError) as error:
+        except DAMAGE as error:
             raise DataError(
-                f"{self.file}: the annotations of {path.name} cannot be read ({type(error).__name__}: {error}); correct them"
+                f"{self.file}: the annotations of {path} cannot be read "
+                f"({type(error).__name__}: {cut(str(error))}); correct them"
             ) from None
 
-    def _of_segments(self, ids: np.ndarray, segments: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
+    def _of_segments(self, colors: np.ndarray, segments: Sequence[Mapping[str, Any]], path: Stored) -> np.ndarray:
+        ids = colors.astype(np.int64) @ np.array([1, 256, 65536])
         values, inverse = np.unique(ids, return_inverse=True)
         known = {0: IGNORED} | {segment["id"]: self.numbers[segment["category_id"]] for segment in segments}
         if unknown := [int(value) for value in values if int(value) not in known]:
             raise DataError(f"{path}: contains the segment {unknown[0]}, which {self.file} does not list; correct one")
         return np.array([known[int(value)] for value in values], dtype=np.uint8)[inverse].reshape(ids.shape)
 
-    def _drawn(self, entry: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], path: Path) -> np.ndarray:
+    def _drawn(self, entry: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]], path: Stored) -> np.ndarray:
         """Draw all objects on the background, label 0, large ones first."""
         size = int(entry["width"]), int(entry["height"])
+        width, height = image_size(path)
+        if (width, height) != size:
+            raise DataError(
+                f"{path}: {width} x {height}, but {size[0]} x {size[1]} in {self.file}; correct one of them"
+            )
+        if len(annotations) * size[0] * size[1] > _DRAWN:
+            raise ValueError(
+                f"{len(annotations):,} objects in {size[0]} x {size[1]} pixels are too many; save label maps"
+            )
         found = np.zeros(size[::-1], dtype=np.uint8)
-        with Image.open(path) as image:
-            if image.size != size:
-                raise DataError(
-                    f"{path}: {image.width} x {image.height}, but {size[0]} x {size[1]} in {self.file}; correct one of them"
-                )
         drawn = [(_mask(each, size), self.numbers[each["category_id"]]) for each in annotations]
         for mask, number in sorted(drawn, key=lambda each: -int(each[0].sum())):
             found[mask] = number
@@ -108,7 +121,7 @@ def read_coco(root: Path, splits: Mapping[str, Sequence[str]]) -> tuple[dict[str
 def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
     panoptic = file.stem.startswith("panoptic_")
     try:
-        content = json.loads(file.read_bytes())
+        content = read_mapping(file, limit=JSON_LIMIT)
         categories = sorted(content["categories"], key=lambda each: int(each["id"]))
         images = {each["id"]: each for each in content["images"]}
         annotations: dict[Any, list[Mapping[str, Any]]] = {key: [] for key in images}
@@ -134,13 +147,13 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
                     raise DataError(f"{file}: no segments for {entry['file_name']}; add them, or remove the image")
                 mask = Path(str(masks)) / annotations[key][0]["file_name"]
             for each in (path, mask):
-                if not each.is_file():
+                if not each.exists():
                     raise DataError(f"{each}: is missing, but {file} lists it; add it, or remove its entry")
             names.append((path.relative_to(root).as_posix(), path, mask))
             annotated[mask] = (entry, annotations[key])
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(
-            f"{file}: not COCO annotations ({type(error).__name__}: {error}); save or download it again"
+            f"{file}: not COCO annotations ({type(error).__name__}: {cut(str(error))}); save or download it again"
         ) from None
     if len(classes) > IGNORED - 1:
         raise DataError(f"{file}: {len(classes)} classes; segmentation requires 2 to 254")
@@ -161,6 +174,8 @@ def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
     if isinstance(given, Mapping):
         counts = given["counts"]
         lengths = _lengths(counts) if isinstance(counts, str) else counts
+        if sum(lengths) != size[0] * size[1] or min(lengths, default=0) < 0:
+            raise ValueError(f"the run lengths have {sum(lengths):,} pixels, the image {size[0] * size[1]:,}")
         flat = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
         return flat.reshape(size).T
     picture = Image.new("1", size)
@@ -178,6 +193,8 @@ def _lengths(text: str) -> list[int]:
         bits = ord(character) - 48
         value |= (bits & 31) << shift
         shift += 5
+        if shift > _BITS:
+            raise ValueError("a run length has too many digits")
         if not bits & 32:
             value -= (1 << shift) if bits & 16 else 0
             found.append(value + (found[-2] if len(found) > 2 else 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from attngraft.files import atomic_file
+from attngraft.models.dense import padded_size
+from attngraft.opening import open_regular
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
+from attngraft.tasks.images.transforms import Preprocessor
 from attngraft.tasks.segmentation.config import InferenceConfig
 from attngraft.tasks.segmentation.inference import predict_labels
 from attngraft.tasks.task import unwrapped
@@ -50,11 +54,19 @@ class SegmentationCodec(Codec):
         """Return standard-normal images (B, C, H, W) of the size of the crop."""
         return (torch.randn(batch_size, self.host.channels, *self.crop),), {}
 
+    def preprocessor(self) -> Preprocessor:
+        """Return the preprocessing of images to one size for analyses: that of the crop, rounded up to multiples of 32.
+
+        Images are resized to cover it, and center-cropped.
+        """
+        height, width = padded_size(self.crop)
+        return Preprocessor(replace(self.host, height=height, width=width, crop_pct=1.0, crop_mode="center"))
+
     def check(self, raw: str) -> None:
         self._opened(raw)
 
     def _opened(self, raw: str) -> Image.Image:
-        with open(raw, "rb") as stream:
+        with open_regular(raw) as stream:
             return in_mode(decode(stream, where=raw), self.host.mode)
 
     def encode(self, inputs: Sequence[str]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -16,9 +16,9 @@ class MaskDataConfig:
     training images is used.
     """
 
-    source: str  #: a folder with images and masks, or one of the layouts of ADE20K and Cityscapes
-    images: str | None = None  #: name of the folder of images; null: images, image, img, leftImg8bit, ...
-    masks: str | None = None  #: name of the folder of masks; null: masks, labels, annotations, gtFine, ...
+    source: str  #: a folder with images and masks, as also of ADE20K, Cityscapes and COCO; or a Hugging Face data set
+    images: str | None = None  #: name of the folder or column of images; null: images, image, img, leftImg8bit, ...
+    masks: str | None = None  #: name of the folder or column of masks; null: masks, labels, annotations, gtFine, ...
     #: file with a line per class, `name`, `label name` or `name r g b`; null: classes.txt in the source, if there is one
     classes_file: str | None = None
     ignore: tuple[int | str, ...] = ()  #: further labels that are ignored, by number or class name
@@ -32,7 +32,7 @@ class MaskDataConfig:
 
     def __post_init__(self) -> None:
         if not self.source.strip():
-            raise FieldError("source", "is empty; give a folder with images and masks")
+            raise FieldError("source", "is empty; give a folder with images and masks, or a Hugging Face data set")
         self.as_images()  # checks the split
 
     def as_images(self) -> DataConfig:

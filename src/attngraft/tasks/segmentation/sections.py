@@ -25,7 +25,7 @@ def _classes(predictions: Sequence[Mapping[str, Any]], classes: Sequence[str], p
     columns = [
         Column(name="class", kind="text"),
         Column(name="training pixels", kind="share", role="common"),
-        Column(name="IoU", kind="share", role="compared"),
+        Column(name="IoU", kind="share", role="compared", parts_of="miou"),
     ]
     note = "IoU over all images, as a mean over seeds. Classes that neither occur nor are predicted have none."
     return Section(name="classes", title="Classes", note=note, table=Table(columns=columns, rows=rows))
@@ -48,4 +48,5 @@ def _boundaries(predictions: Sequence[Mapping[str, Any]]) -> Section:
         Column(name="mIoU", kind="share", role="compared"),
     ]
     note = "mIoU of the pixels with another label at most so many rows and columns away, as a mean over seeds."
-    return Section(name="boundaries", title="Boundaries", note=note, table=Table(columns=columns, rows=rows))
+    table = Table(columns=columns, rows=rows, ordered=True)
+    return Section(name="boundaries", title="Boundaries", note=note, table=table)

@@ -16,7 +16,8 @@ from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.seeding import generator
 from attngraft.tasks.segmentation.config import MaskAugmentConfig
-from attngraft.tasks.segmentation.source import MaskedImages
+from attngraft.tasks.segmentation.files import stored_bytes
+from attngraft.tasks.segmentation.masks import MaskedImages
 from attngraft.tasks.task import Batch, Split
 
 _TRIES = 10  #: number of crops that are drawn if one class dominates
@@ -72,8 +73,8 @@ class MaskSplit(Split):
 
     def fingerprint(self) -> bytes:
         found = hashlib.sha256("\n".join(self.images.labels.classes).encode())
-        for path in self.images.masks:
-            found.update(f"{path.stat().st_size}\n".encode())
+        for mask in self.images.masks:
+            found.update(f"{stored_bytes(mask)}\n".encode())
         return found.digest()
 
 

@@ -23,13 +23,15 @@ from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.images.sources.splitting import split_digest
+from attngraft.tasks.memory import InferenceMemory
 from attngraft.tasks.segmentation.codec import SegmentationCodec
 from attngraft.tasks.segmentation.config import SegmentationConfig
 from attngraft.tasks.segmentation.inference import predict_labels
 from attngraft.tasks.segmentation.loss import row_block_loss
+from attngraft.tasks.segmentation.memory import inference_memory
 from attngraft.tasks.segmentation.metrics import mask_statistics, measure
 from attngraft.tasks.segmentation.sections import sections
-from attngraft.tasks.segmentation.source import MaskSource, count_labels, open_masks
+from attngraft.tasks.segmentation.source import Counted, MaskSource, count_labels, open_masks
 from attngraft.tasks.segmentation.split import MaskSplit
 from attngraft.tasks.segmentation.suites import MaskPixels, suites
 from attngraft.tasks.suites import Suite, SuiteSupport
@@ -53,9 +55,9 @@ class Segmentation(ConfiguredTask):
         "boundary_miou": Metric(label="mIoU at boundaries", column="boundary mIoU", share=True),
         "boundary_iou": Metric(label="Boundary IoU", share=True),
     }
-    capabilities = frozenset({"data_check", "export", "folds", "halving", "predict", "suites"})
+    capabilities = frozenset({"analyses", "data_check", "explorer", "export", "folds", "halving", "predict", "suites"})
     has_light_inference = True
-    sources = "a folder with images and masks, such as ./camvid"
+    sources = "a folder with images and masks, such as ./camvid, or a Hugging Face data set (hf:FOLDER)"
     config: SegmentationConfig
     config_class = SegmentationConfig
 
@@ -65,14 +67,23 @@ class Segmentation(ConfiguredTask):
         self._classes = 0
         self._weights: Tensor | None = None
         self._test = config.test
+        self._largest = (0, 0)  # width and height
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def load(self, *, model_data_config: Mapping[str, Any]) -> TaskData:
-        config, host = self.config, HostInput.from_model(model_data_config)
-        source = open_masks(config.data, saved_split=self._saved_split)
-        self._random_split, self._host, self._classes = source.drawn, host, len(source.labels.classes)
+        source = self.open_source()
         counted = {name: count_labels(images) for name, images in source.parts().items()}
+        return self.task_data(source, counted, model_data_config=model_data_config)
+
+    def task_data(
+        self, source: MaskSource, counted: Mapping[str, Counted], *, model_data_config: Mapping[str, Any]
+    ) -> TaskData:
+        """Return the data of opened images with masks; `counted` are the counts of the labels of each split."""
+        config, host = self.config, HostInput.from_model(model_data_config)
+        self._random_split, self._host, self._classes = source.drawn, host, len(source.labels.classes)
+        evaluated = [size for name, (_, sizes) in counted.items() if name != "train" for size in sizes]
+        self._largest = max(evaluated, key=lambda size: size[0] * size[1])
         counts = {name: found for name, (found, _) in counted.items()}
         self._weights = self._class_weights(counts["train"][:-1])
         notes = list(source.notes)
@@ -152,13 +163,21 @@ class Segmentation(ConfiguredTask):
         }
         return facts | ({"split_file": SPLIT_FILE} if source.drawn else {})
 
+    def open_source(self) -> MaskSource:
+        """Return the images with masks, split.
+
+        Raises:
+            DataError: the data cannot be used.
+        """
+        return open_masks(self.config.data, saved_split=self._saved_split)
+
     def open_examples(self, names: Sequence[str]) -> list[tuple[Image.Image, np.ndarray]]:
         """Return images and label maps by name, of any split.
 
         Raises:
             DataError: the data have changed.
         """
-        source = open_masks(self.config.data, saved_split=self._saved_split)
+        source = self.open_source()
         where = {name: (part, index) for part in source.parts().values() for index, name in enumerate(part.names)}
         if lost := [name for name in names if name not in where]:
             raise DataError(f"{source.where}: no image {lost[0]} any more; restore it")
@@ -237,6 +256,10 @@ class Segmentation(ConfiguredTask):
         return Records(
             statistics={name: np.stack([row[name] for row in rows]) for name in rows[0]}, outputs={"mask": masks}
         )
+
+    def inference_memory(self, model: nn.Module) -> InferenceMemory:
+        window, channels = self.config.augment.crop, self._host.channels
+        return inference_memory(model, self._largest, self._test, window=window, channels=channels)
 
     def _normalized(self, image: Tensor) -> Tensor:
         return self._host.normalize(image) if image.dtype == torch.uint8 else image  # a suite changed it

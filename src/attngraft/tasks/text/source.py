@@ -1,6 +1,7 @@
 """Texts with labels from tables, split into training and validation."""
 
 import hashlib
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.opening import read_data
 from attngraft.tasks.images.checks import copies_refusal
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, read_splits
 from attngraft.tasks.images.sources.splitting import POOLED, divide
@@ -73,8 +75,8 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         ConfigError: a column is unknown.
     """
     path, settings = Path(config.source).expanduser(), config.as_table()
-    if not path.is_dir() and (not path.is_file() or path.suffix.lower() not in KINDS):
-        what = "not a table" if path.is_file() else "no such file or folder"
+    if not path.is_dir() and (not path.exists() or path.suffix.lower() not in KINDS):
+        what = "not a table" if path.exists() else "no such file or folder"
         raise DataError(
             f"{path}: {what}; give a .csv, .tsv, .jsonl or .parquet with a column of texts and a column of labels, or a "
             "folder with train.csv and val.csv"
@@ -194,9 +196,9 @@ def read_texts(path: Path, column: str) -> list[str]:
         name = column if column in table.columns else text_column(table, None)
         return ["" if entry is None else str(entry) for entry in table.columns[name]]
     try:
-        lines = path.read_bytes().decode("utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        lines = read_data(path).decode("utf-8-sig").splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else "not UTF-8 text"
         raise DataError(f"{path}: cannot be read ({reason})") from None
     return [line for line in lines if line.strip()]
 

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attngraft.downloads import without_hub
 from attngraft.errors import ConfigError, DataError
 from attngraft.files import write_atomically
+from attngraft.opening import check_folder, read_text
 
 FILE = "tokenizer.json"  #: in the format of the `tokenizers` package, with padding and truncation
 
@@ -83,7 +85,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         DataError: the file is missing or damaged.
     """
     try:
-        return Tokenizer(path.read_text(encoding="utf-8"))
+        return Tokenizer(read_text(path))
     except ConfigError:
         raise
     except Exception as error:  # the package raises plain exceptions
@@ -106,7 +108,11 @@ def folder_tokenizer(folder: Path, *, pad: int | None, max_length: int | None) -
     except ImportError:
         raise ConfigError("task.tokenizer: requires transformers; run pip install 'attngraft[hf]'") from None
     try:
-        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        check_folder(folder)
+        with without_hub():
+            found = transformers.AutoTokenizer.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False
+            )
         text = found.backend_tokenizer.to_str()
     except Exception as error:  # any error; tokenizers written in Python have no backend_tokenizer
         reason = str(error).strip().partition("\n")[0]

@@ -22,6 +22,8 @@ from torch import Tensor
 from torchvision.transforms import Compose, RandomHorizontalFlip, RandomVerticalFlip
 
 from attngraft.errors import DataAccessError, DataError
+from attngraft.files import atomic_file
+from attngraft.opening import DAMAGE, open_zip
 from attngraft.tasks.images.sources import in_mode
 from attngraft.tasks.images.splits import ImageSplit, LabelledSplit
 from attngraft.tasks.seeding import seeded
@@ -68,8 +70,9 @@ class LabelMaps:
         """
         file = self.file(name)
         try:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-        except (OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError) as error:
+            with open_zip(file) as opened:
+                content = torch.load(opened, map_location="cpu", weights_only=True)
+        except (*DAMAGE, pickle.UnpicklingError) as error:
             reason = str(error).partition("\n")[0]
             kind = DataAccessError if isinstance(error, OSError) else DataError
             raise kind(f"{file}: cannot be read as a label map: {reason}; unpack the label maps again") from None
@@ -101,8 +104,8 @@ def save_label_map(scores: Tensor, file: str | Path, *, best: int = 5) -> None:
     if len(exact) > best:
         values, classes = (values - values[-1])[:-1], classes[:-1]
     file, content = Path(file), torch.stack([values, classes.float()])
-    file.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(content.half() if len(exact) <= EXACT_IN_HALF else content, file)
+    with atomic_file(file) as opened:
+        torch.save(content.half() if len(exact) <= EXACT_IN_HALF else content, opened)
 
 
 @dataclass

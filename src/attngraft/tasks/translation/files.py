@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraft.errors import DataError
+from attngraft.opening import read_blocks
 from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TEST_NAMES, TRAIN_NAMES, VAL_NAMES
@@ -108,9 +109,10 @@ def read_lines(path: Path) -> list[str]:
     """
     data = bytearray()
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            while block := file.read(1 << 20):
-                data += block
+        for block in read_blocks(path):
+            data += block
+            if b"\0" in block:
+                break
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         line = data.count(b"\n") + 1
         raise DataError(f"{path}: damaged at line {line} ({error}); download or compress the file again") from None
@@ -121,7 +123,7 @@ def read_lines(path: Path) -> list[str]:
         raise DataError(
             f"{path}: line {line} has a zero byte, so this is no UTF-8 text; give a file with a sentence per line"
         )
-    lines = decode_utf8(bytes(data), path).split("\n")
+    lines = decode_utf8(data, path).split("\n")
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 

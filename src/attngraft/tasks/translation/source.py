@@ -149,7 +149,7 @@ def _tables(
 ) -> tuple[dict[str, Callable[[], LabelTable]] | None, DataConfig]:
     """Return functions that read line-aligned files by split, or None for tables, and the settings of the split."""
     data, settings = config.data, config.data.as_table()
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         if path.suffix.lower() not in KINDS:
             raise DataError(f"{path}: not a table; {_GIVE}")
         return None, settings

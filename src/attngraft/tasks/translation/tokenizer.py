@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from attngraft.downloads import without_hub
 from attngraft.errors import ConfigError, DataError
+from attngraft.files import refuse_links
+from attngraft.opening import check_folder, read_mapping, read_text
 from attngraft.suggest import did_you_mean, shortened
 from attngraft.tasks.text.tokenizer import FILE
 from attngraft.tasks.translation.config import SMALLEST, TranslationConfig
@@ -57,6 +60,7 @@ class HostTokenizer(PairTokenizer):
         return json.dumps(sorted(self._vocabulary.items()))
 
     def _save(self, folder: Path) -> None:
+        refuse_links(folder)
         self._inner.save_pretrained(str(folder))
 
 
@@ -104,10 +108,10 @@ def read_tokenizer(folder: Path) -> PairTokenizer:
         DataError: a file is missing or damaged.
     """
     try:
-        ids = TokenIds(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+        ids = TokenIds(**read_mapping(folder / SETTINGS))
         if ids.kind == "host":
             return HostTokenizer(_from_pretrained(folder, ids.source, ids.target), ids)
-        return TrainedTokenizer((folder / FILE).read_text(encoding="utf-8"), ids)
+        return TrainedTokenizer(read_text(folder / FILE), ids)
     except ConfigError:
         raise
     except Exception as error:  # the packages raise plain exceptions
@@ -183,10 +187,10 @@ def _require_language(language: str | None, known: Mapping[str, int], *, side: s
 def _prefix(folder: Path, config: TranslationConfig) -> str:
     """Return the text that a T5 model expects before each source of these languages, from its configuration."""
     try:
-        parameters = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("task_specific_params") or {}
-    except (OSError, ValueError):
+        parameters = read_mapping(folder / "config.json").get("task_specific_params") or {}
+        return str(parameters.get(f"translation_{config.source}_to_{config.target}", {}).get("prefix", ""))
+    except (OSError, ValueError, AttributeError):  # values of another type belong to another model
         return ""
-    return str(parameters.get(f"translation_{config.source}_to_{config.target}", {}).get("prefix", ""))
 
 
 def _from_pretrained(folder: Path, source: str | None, target: str | None) -> Any:
@@ -195,7 +199,9 @@ def _from_pretrained(folder: Path, source: str | None, target: str | None) -> An
     except ImportError:
         raise ConfigError("task.tokens=host: requires transformers; run pip install 'attngraft[hf]'") from None
     languages = {} if source is None or target is None else {"src_lang": source, "tgt_lang": target}
-    found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    check_folder(folder)
+    with without_hub():
+        found = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if languages and hasattr(found, "src_lang"):
         found.src_lang, found.tgt_lang = source, target
     return found

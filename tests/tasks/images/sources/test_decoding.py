@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attngraft.tasks.images.sources import in_mode
-from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode
+from attngraft import image_files
+from attngraft.tasks.images.sources import decoding, in_mode
+from attngraft.tasks.images.sources.decoding import HUGE, UnreadableImage, decode, read_size
 from tests.tasks.images.datasets import load, make_folder, picture
 
 RED, BLUE = (220, 30, 40), (30, 40, 220)
@@ -22,7 +23,10 @@ RED, BLUE = (220, 30, 40), (30, 40, 220)
 def seen(path: Path, mode: str = "RGB") -> np.ndarray:
     """What a model gets of the file at `path`."""
     with path.open("rb") as stream:
-        return np.asarray(in_mode(decode(stream, where=str(path)), mode))
+        pixels = np.asarray(in_mode(decode(stream, where=str(path)), mode))
+    with path.open("rb") as stream:
+        assert read_size(stream, where=str(path)) == pixels.shape[1::-1], "the header has the same size"
+    return pixels
 
 
 def two_colors(size: tuple[int, int] = (32, 16), mode: str = "RGB") -> Image.Image:
@@ -159,13 +163,21 @@ def test_a_huge_jpeg_is_reduced_while_it_is_decoded(tmp_path: Path) -> None:
         assert np.array_equal(seen(tmp_path / "small.jpg"), np.asarray(plain)), "others are what Pillow makes of them"
 
 
-def test_a_jpeg_beyond_pillows_limit_is_read_and_a_png_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+def test_a_jpeg_beyond_the_limit_is_read_and_a_png_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_files, "PIXELS", 1000)
     two_colors((64, 64)).save(tmp_path / "x.jpg")
     assert seen(tmp_path / "x.jpg").shape == (64, 64, 3)
     two_colors((64, 64)).save(tmp_path / "x.png")
-    with pytest.raises(UnreadableImage, match=r"x\.png: .*more than 2,000 pixels; make it smaller"):
+    with pytest.raises(UnreadableImage, match=r"x\.png: .*more than 1,000; make it smaller"):
         seen(tmp_path / "x.png")
+
+
+def test_large_transparent_images_are_blended_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 20, 4), dtype=np.uint8)
+    whole = in_mode(Image.fromarray(pixels), "RGB")
+    monkeypatch.setattr(decoding, "_STRIP", 100)
+    assert len(list(decoding.strips(whole))) == 8
+    assert np.array_equal(in_mode(Image.fromarray(pixels), "RGB"), whole)
 
 
 def _truncated(kind: str) -> bytes:

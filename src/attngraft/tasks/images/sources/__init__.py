@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attngraft.errors import DataError
 from attngraft.files import printable
+from attngraft.opening import check_regular
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import SOURCES, DataConfig
 from attngraft.tasks.images.sources import (
@@ -100,7 +101,7 @@ def _open(config: DataConfig, source: str) -> ImageSource:
     path = Path(source.removeprefix("hf:")).expanduser()
     if path.is_dir():
         return _open_folder(path, config, saved=source.startswith("hf:"))
-    if path.is_file():
+    if path.exists():
         return _open_file(path, config)
     if source.startswith(timm_dataset.PREFIXES):
         return timm_dataset.open_timm(source, config)
@@ -150,6 +151,10 @@ def _open_folder(path: Path, config: DataConfig, *, saved: bool) -> ImageSource:
 
 def _open_file(path: Path, config: DataConfig) -> ImageSource:
     kind = path.suffix.lower()
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error}; give {SOURCES}") from None
     if kind == ".npz":
         return npz.open_npz(path, config)
     if ".tar" in path.suffixes or kind == ".tgz":

@@ -5,7 +5,6 @@ The source is a .json file with `images`, `annotations` and `categories`, or a f
 `train/_annotations.coco.json` with the images in the same folder. Boxes and masks are ignored.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.opening import JSON_LIMIT, read_json
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -55,7 +55,7 @@ def open_coco(path: Path, config: DataConfig) -> ImageSource:
             category that is not listed.
     """
     root = configured_root(config)
-    if path.is_file():
+    if not path.is_dir():
         folder = path.parent.parent if path.parent.name == "annotations" else path.parent
         return _build(path, root or folder, _read(path), None, origin=f"the images of {path.name}")
     available = _splits_in(path)
@@ -93,7 +93,7 @@ def _splits_in(folder: Path) -> dict[str, Path]:
 
 def _read(path: Path) -> _Annotations:
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path, limit=JSON_LIMIT)
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as JSON ({error}); save or download it again") from None
     images, annotations, categories = (_entries(path, content, key) for key in ("images", "annotations", "categories"))

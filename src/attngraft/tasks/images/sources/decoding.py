@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO
 
 import numpy as np
 from PIL import Image, ImageOps, JpegImagePlugin
 
 from attngraft.errors import DataAccessError, DataError
+from attngraft.image_files import open_image
 
 RULES = 1  #: version of the decoding rules in this file; part of the cache key of scanned images
 
 HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
+_QUARTER_TURNS = (5, 6, 7, 8)
+_STRIP = 2**24  # pixels that are converted at once
 
 _UNSUPPORTED = {
     "F": "floating-point pixels of unknown range; save it with 8 or 16 bits",
@@ -39,24 +44,37 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     """Decode the first frame of an open file and apply its EXIF orientation.
 
     A JPEG of more than 2^25 pixels is decoded at 1/2, 1/4 or 1/8 of its size (Pillow's `draft`), the largest size below
-    the limit, to bound memory and time; no host uses that many pixels. Other files that exceed Pillow's limit for
-    decompression bombs raise an error.
+    the limit, to bound memory and time; no host uses that many pixels. See `image_files` for the limits of all images.
 
     Raises:
         UnreadableImage: the file is not an image, damaged or too large, or its pixels are floating-point or CIELAB; the
             message contains `where`.
         DataAccessError: the system cannot read the file.
     """
-    try:
+    with _explained(where):
         image = _opened(stream)
         image.load()
         if image.mode in _UNSUPPORTED:
             raise ValueError(_UNSUPPORTED[image.mode])
         return _upright(image)
-    except Image.DecompressionBombError:
-        raise UnreadableImage(
-            where, f"it has more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; make it smaller"
-        ) from None
+
+
+def read_size(stream: IO[bytes], *, where: str) -> tuple[int, int]:
+    """Return the width and height of the image that `decode` returns, without decoding its pixels.
+
+    Raises:
+        UnreadableImage, DataAccessError: as in `decode`, except for damaged pixels.
+    """
+    with _explained(where):
+        image = _opened(stream)
+        return image.size[::-1] if _orientation(image) in _QUARTER_TURNS else image.size
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Convert the errors of Pillow in the block."""
+    try:
+        yield
     except Exception as error:  # Pillow's plugins raise all kinds of errors for damaged files
         if isinstance(error, OSError) and error.errno is not None:  # of the disk, not of Pillow
             raise DataAccessError(f"{where}: cannot be read ({error.strerror})") from None
@@ -73,37 +91,58 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
     upper 8 bits; Pillow would clip them.
     """
     if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
-        if image.mode in ("La", "RGBa"):
-            image = image.convert(image.mode.upper())
-        foreground = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        white.alpha_composite(foreground)
-        image = white.convert("RGB")
+        image = _blended(image) if image.width * image.height <= _STRIP else _blended_strips(image)
     return image if image.mode == mode else image.convert(mode)
+
+
+def strips(image: Image.Image) -> Iterator[Image.Image]:
+    """Yield the rows of an image in parts of limited memory; those of a usual image at once."""
+    rows = max(1, _STRIP // max(1, image.width))
+    if rows >= image.height:
+        yield image
+        return
+    for top in range(0, image.height, rows):
+        yield image.crop((0, top, image.width, min(top + rows, image.height)))
+
+
+def _blended_strips(image: Image.Image) -> Image.Image:
+    whole, top = Image.new("RGB", image.size), 0
+    for strip in strips(image):
+        whole.paste(_blended(strip), (0, top))
+        top += strip.height
+    return whole
+
+
+def _blended(image: Image.Image) -> Image.Image:
+    if image.mode in ("La", "RGBa"):
+        image = image.convert(image.mode.upper())
+    foreground = image.convert("RGBA")
+    white = Image.new("RGBA", image.size, "white")
+    white.alpha_composite(foreground)
+    return white.convert("RGB")
 
 
 def _opened(stream: IO[bytes]) -> Image.Image:
     """Open the image without decoding its pixels; for a large JPEG, set the reduced size."""
-    head = stream.read(3)
-    if not head:
-        raise ValueError("the file is empty")
-    if head == b"\xff\xd8\xff":  # Image.open would reject large JPEGs before their size can be reduced
-        stream.seek(0)
-        image: Image.Image = JpegImagePlugin.jpeg_factory(stream)
-        width, height = image.size
-        scale = next((s for s in (1, 2, 4) if width * height <= HUGE * s * s), 8)
-        if scale > 1:
-            image.draft(None, (width // scale, height // scale))
-        return image
-    stream.seek(0)
-    return Image.open(stream)
+    image = open_image(stream)
+    width, height = image.size
+    scale = next((s for s in (1, 2, 4) if width * height <= HUGE * s * s), 8)
+    if scale > 1 and isinstance(image, JpegImagePlugin.JpegImageFile):
+        image.draft(None, (width // scale, height // scale))
+    return image
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # EXIF data are often damaged in images with intact pixels
+        return 1
 
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        turned = image.getexif().get(_ORIENTATION, 1) != 1
-        return ImageOps.exif_transpose(image) if turned else image
-    except Exception:  # EXIF data are often damaged in images with intact pixels
+        return ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
+    except Exception:  # as above
         return image

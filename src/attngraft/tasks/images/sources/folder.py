@@ -10,6 +10,7 @@ from typing import IO
 import numpy as np
 
 from attngraft.errors import DataAccessError, DataError
+from attngraft.opening import open_regular
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import TRAIN_NAMES, VAL_NAMES, FileImages, ImageSource, Stamp, file_stamp
 from attngraft.tasks.images.sources.listing import Listing, is_image, is_junk, is_unsupported, split_folders
@@ -30,7 +31,7 @@ class FolderImages(FileImages):
     def raw(self, index: int) -> IO[bytes]:
         path = self.where(index)
         try:
-            return open(path, "rb")
+            return open_regular(path)
         except OSError as error:
             why = "broken link" if os.path.islink(path) and not os.path.exists(path) else error.strerror
             raise DataAccessError(f"{path}: cannot be opened ({why})") from None
@@ -88,7 +89,7 @@ def list_folder(path: Path) -> Listing:
             if _is_folder(entry):
                 folders.append(relative)
                 pending.append((relative, above | {real}))
-            elif is_image(relative) and (entry.is_symlink() or entry.is_file()):  # broken links are reported
+            elif is_image(relative):  # broken links, FIFOs, ... are reported
                 files.append(relative)
             elif is_unsupported(relative):
                 unsupported.append(relative)

@@ -7,7 +7,6 @@ only allow sequential reads, so they are converted once to Arrow files in the ca
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 from attngraft.cache import cache_file
 from attngraft.errors import ConfigError, DataAccessError, DataError, StorageError
 from attngraft.files import atomic_file
+from attngraft.opening import open_regular, parse_json, read_mapping
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
@@ -35,7 +35,7 @@ from attngraft.tasks.images.sources.base import (
     split_name,
 )
 from attngraft.tasks.images.sources.listing import natural
-from attngraft.tasks.images.sources.table import Labels, LabelTable, arrow_errors, read_labels
+from attngraft.tasks.images.sources.table import Labels, LabelTable, arrow_errors, check_parquet, read_labels
 
 if TYPE_CHECKING:  # pyarrow is optional, so it is imported in functions
     import pyarrow
@@ -88,7 +88,7 @@ class ArrowImages(FileImages):
         if not path:
             raise DataError(f"{self.where(index)}: column {self.column!r} contains no image")
         try:
-            return (self.root / path).open("rb")
+            return open_regular(self.root / path)
         except OSError as error:
             where = f"{self.where(index)}: {self.root / path}"
             raise DataAccessError(f"{where}: cannot be opened ({error.strerror})") from None
@@ -148,7 +148,7 @@ def features(schema: pyarrow.Schema) -> dict[str, Any]:
     """Return the column descriptions of the library `datasets`; empty if another library wrote the file."""
     text = (schema.metadata or {}).get(b"huggingface")
     try:
-        found = json.loads(text)["info"]["features"] if text else {}
+        found = parse_json(text)["info"]["features"] if text else {}
     except (ValueError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -192,10 +192,11 @@ def _unpacked(path: Path, pa: Any) -> pyarrow.Table:
     if not cached.exists():
         try:
             with (
-                atomic_file(cached) as file,
                 pa.parquet.ParquetFile(path) as packed,
+                atomic_file(cached) as file,
                 pa.ipc.new_stream(file, packed.schema_arrow) as writer,
             ):
+                check_parquet(path, packed.metadata)
                 for batch in packed.iter_batches(batch_size=_ROWS):
                     writer.write_batch(batch)
         except StorageError:
@@ -207,7 +208,7 @@ def is_saved(folder: Path) -> bool:
     """Return whether `folder` was written by `save_to_disk`, or contains parquet or Arrow files with images."""
     if any((folder / name).is_file() for name in _SAVED):
         return True
-    first = next((path for paths in _splits_in(folder).values() for path in paths), None)
+    first = next((path for paths in splits_in(folder).values() for path in paths), None)
     return first is not None and holds_images(first)
 
 
@@ -229,7 +230,7 @@ def open_huggingface(path: Path, config: DataConfig) -> ImageSource:
         DataError: there are no files, no training split, or no column of images or labels.
         ConfigError: a column is unknown.
     """
-    files = {"train": [path]} if path.is_file() else _splits_in(path)
+    files = {"train": [path]} if path.is_file() else splits_in(path)
     if not files:
         raise DataError(f"{path}: contains no .arrow or .parquet files; use the folder that save_to_disk wrote")
     names = list(files)
@@ -256,7 +257,7 @@ def _build(path: Path, files_of: dict[str, list[Path]], splits: Sequence[str], c
     rows = [len(table) for table in tables]
     places = np.stack([np.repeat(np.arange(len(files)), rows), np.concatenate([np.arange(n) for n in rows])], axis=1)
     split_of = [split for split in splits for _ in files_of[split]]
-    names = _unique([name for table in tables for name in _names(table, column)], split_of, rows)
+    names = image_names(tables, column, split_of)
     labels = _labels(files, tables, column, config)
     count = sum(n for n, split in zip(rows, split_of, strict=True) if split == splits[0])
 
@@ -311,14 +312,15 @@ def _names(table: Any, column: str) -> Iterator[str | None]:
         yield from chunk.field("path").to_pylist()
 
 
-def _unique(names: list[str | None], splits: Sequence[str], rows: Sequence[int]) -> list[str]:
-    """Return the file names if they are unique, otherwise `<split>/<number>`."""
+def image_names(tables: Sequence[pyarrow.Table], column: str, splits: Sequence[str]) -> list[str]:
+    """Return the file names of a column's images if they are unique, otherwise `<split>/<number>`; a split per table."""
+    names = [name for table in tables for name in _names(table, column)]
     given = [name for name in names if name]
     if len(given) == len(names) == len(set(given)):
         return given
     count: dict[str, int] = {}
     numbered = []
-    for split, length in zip(splits, rows, strict=True):
+    for split, length in zip(splits, map(len, tables), strict=True):
         start = count.get(split, 0)
         numbered += [f"{split}/{start + i}" for i in range(length)]
         count[split] = start + length
@@ -381,7 +383,7 @@ def _named(value: Any, names: Sequence[str]) -> Any:
     return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
 
 
-def _splits_in(folder: Path) -> dict[str, list[Path]]:
+def splits_in(folder: Path) -> dict[str, list[Path]]:
     """Return the files of each split.
 
     Splits are folders written by `save_to_disk`, or files named by split in `folder` or in `data/`
@@ -398,7 +400,7 @@ def _splits_in(folder: Path) -> dict[str, list[Path]]:
 def _data_files(folder: Path) -> list[Path]:
     """Return the files of a folder written by `save_to_disk`, in the order of its state.json."""
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        state = read_mapping(folder / "state.json")
         files = [folder / entry["filename"] for entry in state["_data_files"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder / 'state.json'}: cannot be read ({error}); save the data set again") from None

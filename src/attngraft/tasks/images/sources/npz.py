@@ -5,8 +5,6 @@ they are `x` and `y`, or `images` and `labels`. Upper and lower case are the sam
 splits, the file names `f_train`.
 """
 
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.opening import DAMAGE, open_regular
+from attngraft.opening import open_npz as open_npz_file
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_test, find_train, find_val
 from attngraft.tasks.images.sources.listing import is_image, is_junk, natural
@@ -141,9 +141,9 @@ def _names(path: Path) -> list[str]:
     if path.is_dir():
         return [entry.stem for entry in path.iterdir() if entry.suffix == ".npy" and not is_junk(entry.name)]
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open_npz_file(path) as archive:
             return list(archive.files)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except DAMAGE as error:
         raise _unreadable(path, error) from None
 
 
@@ -154,11 +154,12 @@ def _load(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         if path.is_dir():
             for name in names:
                 file = path / f"{name}.npy"
-                arrays[name] = np.asarray(np.load(file, allow_pickle=False))
+                with open_regular(file) as opened:
+                    arrays[name] = np.lib.format.read_array(opened, allow_pickle=False)
             return arrays
-        with np.load(path, allow_pickle=False) as archive:
+        with open_npz_file(path) as archive:
             return {name: archive[name] for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise _unreadable(file, error) from None
 
 

@@ -12,7 +12,8 @@ from typing import Protocol
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.files import write_atomically
+from attngraft.files import csv_cell, write_atomically
+from attngraft.opening import read_data
 from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
@@ -267,7 +268,7 @@ def save_split(path: Path, parts: Mapping[str, Named]) -> Path:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(HEADER)
-    writer.writerows([name, part] for part, examples in parts.items() for name in examples.names)
+    writer.writerows([csv_cell(name), part] for part, examples in parts.items() for name in examples.names)
     return write_atomically(path, text.getvalue().encode("utf-8", "surrogateescape"))
 
 
@@ -288,21 +289,22 @@ def read_split(
         DataError: the file is missing, not in the format of `save_split`, or does not list all examples, or has other parts.
     """
     listed, names = dict(_rows(path, parts)), examples.names
-    unknown = [name for name in names if name not in listed]
+    cells = [cell if (cell := csv_cell(name)) in listed else name for name in names]
+    unknown = [name for name, cell in zip(names, cells, strict=True) if cell not in listed]
     if unknown:
         raise DataError(
             f"{path}: does not list {len(unknown)} of {len(names)} {noun}s of {where} ({shortened(unknown, _SHOWN)}); if "
             f"they were added since, {remedy}"
         )
-    gone = len(listed.keys() - set(names))
+    gone = len(listed.keys() - set(cells))
     what, are = (noun, "is") if gone == 1 else (f"{noun}s", "are")
     notes = [f"{gone} {what} listed in the split file {are} not in the data."] if gone else []
-    return np.array([listed[name] for name in names], dtype=np.str_), notes
+    return np.array([listed[cell] for cell in cells], dtype=np.str_), notes
 
 
 def _rows(path: Path, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape").removeprefix("\ufeff")
+        text = read_data(path).decode("utf-8", "surrogateescape").removeprefix("\ufeff")
     except OSError as error:
         raise DataError(
             f"task.data.split_file: {path} cannot be opened ({error.strerror}); write one with attngraft data check "
@@ -316,5 +318,5 @@ def _rows(path: Path, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
         if not row:
             continue
         if len(row) != 2 or row[1] not in parts:
-            raise DataError(f"{path}: line {rows.line_num}: expected a name and {wanted}, found {','.join(row)[:100]}")
+            raise DataError(f"{path}: line {rows.line_num}: expected a name and {wanted}, found {','.join(row)[:80]}")
         yield row[0], row[1]

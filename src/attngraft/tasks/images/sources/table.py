@@ -5,7 +5,6 @@ The standard library reads .csv, .tsv and .jsonl files, and pyarrow reads .parqu
 
 import csv
 import io
-import json
 import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.listing import natural
@@ -30,6 +30,7 @@ LISTS = ("labels", "classes", "categories", "tags", "targets")  #: usual names o
 NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a single column of numbers
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
+_ENTRY = 8  #: least number of bytes of an entry in memory
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
 
 
@@ -107,12 +108,12 @@ def read_utf8(path: Path) -> str:
         DataError: the file cannot be opened, or is not UTF-8; the message names the line.
     """
     try:
-        return decode_utf8(path.read_bytes(), path)
+        return decode_utf8(read_data(path), path)
     except OSError as error:
         raise DataError(f"{path}: cannot be opened ({error.strerror})") from None
 
 
-def decode_utf8(data: bytes, path: Path) -> str:
+def decode_utf8(data: bytes | bytearray, path: Path) -> str:
     """Return the text of the contents of `path`; see `read_utf8`."""
     try:
         return data.decode("utf-8-sig")
@@ -127,9 +128,10 @@ def _json_lines(path: Path) -> LabelTable:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}: line {number}: not JSON ({error.msg}); write one object per line") from None
+            row = parse_json(line)
+        except ValueError as error:
+            reason = getattr(error, "msg", None) or error
+            raise DataError(f"{path}: line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(row, dict):
             raise DataError(f'{path}: line {number}: not a JSON object; write one per line, such as {{"text": ...}}')
         rows.append(row)
@@ -179,13 +181,26 @@ def arrow_errors(path: Path) -> Iterator[Any]:
     except ImportError:
         raise DataError(f"{path}: requires pyarrow; run pip install 'attngraft[data]'") from None
     try:
+        check_regular(path)
         yield pyarrow
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
+def check_parquet(path: Path, metadata: Any) -> None:
+    """Check the size of a parquet file's table: equal rows take nearly no space in the file.
+
+    Raises:
+        UnsuitableFile: see `opening.check_unpacked`.
+    """
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    unpacked = max(sum(group.total_byte_size for group in groups), _ENTRY * metadata.num_rows * metadata.num_columns)
+    check_unpacked(path, unpacked, path.stat().st_size)
+
+
 def _parquet(path: Path) -> LabelTable:
     with arrow_errors(path) as pa:
+        check_parquet(path, pa.parquet.read_metadata(path))
         table = pa.parquet.read_table(path)
     return LabelTable(
         where=str(path),
@@ -373,11 +388,11 @@ def _json_list(table: LabelTable, row: int, name: str, text: str) -> list[str]:
     if text.lower() in MISSING:
         return []
     try:
-        labels = json.loads(text)
-    except json.JSONDecodeError:
+        labels = parse_json(text)
+    except ValueError:
         try:
-            labels = json.loads(text.replace("'", '"'))  # accept Python's repr of a list
-        except json.JSONDecodeError as error:
+            labels = parse_json(text.replace("'", '"'))  # accept Python's repr of a list
+        except ValueError as error:
             raise DataError(
                 f"{table.line(row)}: column {name!r} does not contain a JSON list of labels ({error}): {text[:60]}"
             ) from None

@@ -15,12 +15,13 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
 from attngraft.errors import DataAccessError, DataError
+from attngraft.opening import DAMAGE, TAR_MEMBERS, open_regular, parse_json
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -91,8 +92,13 @@ def _read_index(path: Path) -> TarIndex:
     ] = {}  #: member -> offset, size; of members with the same name, the last counts, as in tar
     texts: dict[str, dict[str, str]] = {kind: {} for kind in LABELS}
     try:
-        with tarfile.open(path, mode="r:") as tar:
-            for member in tar:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            for count, member in enumerate(tar):
+                if count == TAR_MEMBERS:
+                    raise ValueError(f"it has more than {TAR_MEMBERS:,} members")
+                if member.issparse() or member.size < 0:  # tarfile would read the latter again and again
+                    raise ValueError(f"a member has {'holes' if member.issparse() else 'a negative size'}")
+                tar.members = []  # type: ignore[attr-defined]  # which tarfile keeps, a kilobyte each
                 name = member.name.removeprefix("./")
                 if any(is_junk(piece) for piece in name.split("/")):
                     continue
@@ -107,14 +113,12 @@ def _read_index(path: Path) -> TarIndex:
                     folders.update(dict.fromkeys("/".join(pieces[: i + 1]) for i in range(len(pieces))))
                 elif extension.lower() in texts and member.size <= _LABEL_BYTES:
                     texts[extension.lower()][key] = _text(tar.extractfile(member), f"{path}: {name}")
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+    except (tarfile.TarError, *DAMAGE) as error:
         raise DataError(
             f"{path}: not readable as an uncompressed tar ({error}); unpack it, or pack it again without compression"
         ) from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
     index.folders = list(folders)
     labeled = {key for by_key in texts.values() for key in by_key}
     index.members = [name for name in images if not _is_extra(name, labeled)]
@@ -162,7 +166,7 @@ def _json_fields(text: str | None, where: str) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        content = json.loads(text)
+        content = parse_json(text)
     except ValueError as error:
         raise DataError(f"{where}: the .json file cannot be read ({error})") from None
     if not isinstance(content, dict):
@@ -188,7 +192,7 @@ class TarImages(FileImages):
         self.names = (
             [f"{paths[tar].name}/{member}" for tar, member in zip(tars, members, strict=True)] if prefixed else members
         )
-        self._files: dict[int, BinaryIO] = {}
+        self._files: dict[int, IO[bytes]] = {}
         self._owner = -1
         self._changed: dict[int, Stamp | None] = {}
 
@@ -204,7 +208,7 @@ class TarImages(FileImages):
         try:
             file = self._file(tar)
             file.seek(offset)
-            data = file.read(size)
+            data = file.read(min(size, os.fstat(file.fileno()).st_size))  # which limits the memory
         except OSError as error:
             raise DataAccessError(f"{self.where(index)}: cannot be read ({error.strerror})") from None
         if len(data) < size:
@@ -227,13 +231,13 @@ class TarImages(FileImages):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_files": {}, "_owner": -1, "_changed": {}}
 
-    def _file(self, tar: int) -> BinaryIO:
+    def _file(self, tar: int) -> IO[bytes]:
         if self._owner != os.getpid():
             self._files, self._owner = {}, os.getpid()
         if tar not in self._files:
             while len(self._files) >= _OPEN_FILES:
                 self._files.pop(next(iter(self._files))).close()
-            self._files[tar] = self.paths[tar].open("rb")
+            self._files[tar] = open_regular(self.paths[tar])
         return self._files[tar]
 
 
@@ -262,7 +266,10 @@ def expanded(pattern: str) -> list[str]:
         choices = inside.split(",")
     else:
         raise DataError(f"{pattern}: {{{inside}}} is not a pattern; write {{000..009}} or {{train,val}}")
-    return [f"{before}{choice}{rest}" for choice in choices for rest in expanded(behind)]
+    rests = expanded(behind)
+    if len(choices) * len(rests) > _LIMIT:
+        raise DataError(f"{pattern}: has more than {_LIMIT:,} shards; correct the pattern")
+    return [f"{before}{choice}{rest}" for choice in choices for rest in rests]
 
 
 def grouped(paths: Sequence[Path]) -> dict[str, list[Path]]:
@@ -378,7 +385,7 @@ def open_shards(pattern: str, config: DataConfig) -> ImageSource:
         DataError: a tar is missing; see also `open_tar`.
     """
     paths = [Path(path).expanduser() for path in expanded(pattern)]
-    missing = [path for path in paths if not path.is_file()]
+    missing = [path for path in paths if not path.exists()]
     if missing:
         raise DataError(
             f"{pattern}: {len(missing)} of {len(paths)} shards do not exist (first: {missing[0]}); correct the pattern"

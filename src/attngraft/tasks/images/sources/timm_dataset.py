@@ -12,6 +12,8 @@ from torch.utils.data import IterableDataset
 
 from attngraft.downloads import DownloadRefused, may_download
 from attngraft.errors import DataError
+from attngraft.image_files import open_image
+from attngraft.opening import open_regular
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import Images, ImageSource
 from attngraft.tasks.images.sources.decoding import decode
@@ -37,6 +39,7 @@ class TimmImages(Images):
         number, where = int(self.indices[index]), f"{self.name}: {self.names[index]}"
         reader = getattr(self.dataset, "reader", None)
         try:
+            self._check_file(reader, number)
             item = (self.dataset if reader is None else reader)[number][0]
         except Exception as error:
             raise DataError(f"{where}: cannot be read ({error})") from error
@@ -44,6 +47,14 @@ class TimmImages(Images):
             return item
         with item:
             return decode(item, where=where)
+
+    def _check_file(self, reader: Any, number: int) -> None:
+        """Check the image's file, if timm or torchvision would open it by its path, in any of Pillow's formats."""
+        samples = getattr(self.dataset if reader is None else reader, "samples", None)
+        path = Path(samples[number][0]) if samples and isinstance(samples[number][0], str) else None
+        if path is not None and path.exists():
+            with open_regular(path) as file, open_image(file):
+                pass
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> TimmImages:
         names = [self.names[i] for i in indices]

@@ -18,6 +18,7 @@ from scipy import ndimage
 from torch import Tensor
 
 from attngraft.errors import UsageError
+from attngraft.image_files import open_image
 from attngraft.suggest import did_you_mean
 
 SEVERITIES = 5
@@ -126,7 +127,7 @@ def _pixelate(image: Tensor, level: float, generator: torch.Generator) -> Tensor
 def _jpeg(image: Tensor, level: float, generator: torch.Generator) -> Tensor:
     file = io.BytesIO()
     _to_pil(image).save(file, "JPEG", quality=int(level))
-    with Image.open(file) as opened:
+    with open_image(file) as opened:
         return _from_pil(opened, image)
 
 

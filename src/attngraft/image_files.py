@@ -1,0 +1,66 @@
+"""Open image files: of known formats, and with a limited number of pixels."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from PIL import Image, JpegImagePlugin
+
+#: Formats of the extensions in `tasks.images.sources.listing`. Others may be slow or start programs (PostScript).
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+
+PIXELS = 100_000_000  #: Pillow takes up to 4 bytes for each, and libjpeg 8 for a progressive JPEG
+SEQUENTIAL = 4 * PIXELS  #: largest number of pixels of a JPEG that is decoded row by row, at a reduced size
+SCANS = 20  #: largest number of scans of a progressive JPEG of `PIXELS` pixels; each goes over all pixels
+
+
+def open_image(file: IO[bytes]) -> Image.Image:
+    """Open the image in a file, which remains open, without decoding its pixels.
+
+    Raises:
+        ValueError: the image has too many pixels, or the file is empty.
+        OSError: the system cannot read the file, or it is not an image of a format in `FORMATS`.
+        SyntaxError, ...: the file is damaged; see `opening.DAMAGE`.
+    """
+    file.seek(0)
+    start = file.read(3)
+    if not start:
+        raise ValueError("the file is empty")
+    file.seek(0)
+    if start != b"\xff\xd8\xff":
+        try:
+            image = Image.open(file, formats=FORMATS)
+        except Image.DecompressionBombError:  # Pillow's own limit
+            raise ValueError(f"it has more than {PIXELS:,} pixels; make it smaller") from None
+        _check_pixels(image, PIXELS)
+        return image
+    jpeg = JpegImagePlugin.jpeg_factory(file)  # Image.open would refuse large JPEGs, whose size can be reduced
+    if jpeg.width * jpeg.height > PIXELS:
+        _check_pixels(jpeg, SEQUENTIAL if _is_sequential(jpeg, file) else PIXELS)
+    if jpeg.info.get("progressive"):
+        _check_scans(jpeg, file)
+    return jpeg
+
+
+def _check_pixels(image: Image.Image, limit: int) -> None:
+    pixels = image.width * image.height
+    if pixels > limit:
+        raise ValueError(f"it has {pixels:,} pixels, more than {limit:,}; make it smaller")
+
+
+def _check_scans(jpeg: JpegImagePlugin.JpegImageFile, file: IO[bytes]) -> None:
+    position = file.tell()
+    file.seek(0)
+    scans, pixels = file.read().count(b"\xff\xda"), jpeg.width * jpeg.height
+    file.seek(position)
+    if scans * pixels > SCANS * PIXELS:
+        raise ValueError(f"it has {scans} scans of {pixels:,} pixels, which take too long; save it again")
+
+
+def _is_sequential(jpeg: JpegImagePlugin.JpegImageFile, file: IO[bytes]) -> bool:
+    """Return whether a JPEG has a single scan; `file` is positioned behind its header. Others are decoded as a whole."""
+    position, header = file.tell(), 6 + 2 * jpeg.layers
+    file.seek(max(0, position - header - 2))
+    single = file.read(4) == b"\xff\xda" + header.to_bytes(2, "big")
+    file.seek(position)
+    return single and not jpeg.info.get("progressive")

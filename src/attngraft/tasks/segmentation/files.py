@@ -1,0 +1,89 @@
+"""Files and cells of tables that contain images or masks, opened with the rules of all images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from PIL import Image
+
+from attngraft.errors import DataError
+from attngraft.opening import open_regular
+from attngraft.tasks.images.sources.decoding import UnreadableImage, decode, in_mode, read_size
+from attngraft.tasks.images.sources.huggingface import ArrowImages
+
+_JPEG = b"\xff\xd8\xff"  #: first bytes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An image in a row of a Hugging Face data set; `str` gives its location, for messages."""
+
+    images: ArrowImages
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.images.where(self.index)}, column {self.images.column!r}"
+
+
+Stored = Path | Cell  #: an image or a mask
+
+
+def stored_bytes(stored: Stored) -> int:
+    """Return the size of an encoded image in bytes."""
+    if isinstance(stored, Path):
+        return stored.stat().st_size
+    stamp = stored.images.stamp(stored.index)
+    return 0 if stamp is None else stamp[0]
+
+
+def read_image(stored: Stored) -> Image.Image:
+    """Return an image in mode RGB, upright.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with _opened(stored, "an image") as stream:
+        return in_mode(decode(stream, where=str(stored)), "RGB")
+
+
+def image_size(stored: Stored) -> tuple[int, int]:
+    """Return the width and height of `read_image`, from the header.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    with _opened(stored, "an image") as stream:
+        return read_size(stream, where=str(stored))
+
+
+def read_mask(stored: Stored) -> Image.Image:
+    """Return a mask in the mode in which it is stored, upright.
+
+    Raises:
+        DataError: it cannot be read, or is a JPEG.
+    """
+    with _opened(stored, "a mask") as stream:
+        if stream.read(len(_JPEG)) == _JPEG:
+            raise lossy(stored)
+        stream.seek(0)
+        return decode(stream, where=str(stored))
+
+
+def lossy(stored: Stored) -> DataError:
+    """Return the error for a mask that is a JPEG."""
+    return DataError(f"{stored}: a JPEG cannot hold labels, because it changes values; save masks as PNG")
+
+
+@contextmanager
+def _opened(stored: Stored, what: str) -> Iterator[IO[bytes]]:
+    try:
+        with open_regular(stored) if isinstance(stored, Path) else stored.images.raw(stored.index) as stream:
+            yield stream
+    except UnreadableImage as error:
+        raise DataError(f"{stored}: cannot be read as {what} ({error.reason}); replace or remove it") from None
+    except OSError as error:
+        raise DataError(f"{stored}: cannot be read ({error.strerror}); replace or remove it") from None

@@ -1,0 +1,127 @@
+"""Damaged files of a finished run are found when they are read, and made again where the checkpoint has their content."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from attngraft.errors import TrainingError
+from attngraft.study.predictions import open_predictions, read_statistics
+from attngraft.training.build import build_task
+from attngraft.training.evaluate import evaluate_run
+from attngraft.training.loop import train
+from attngraft.training.progress import Silent
+from attngraft.training.recipe import Recipe, load_recipe
+from attngraft.training.run_folder import RunFolder, read_run
+from tests.training.toys import assert_same_outcome, with_new_checksums
+
+
+def recipe() -> Recipe:
+    size = "{img_size: 8, patch_size: 4, depth: 1, embed_dim: 12, num_heads: 2, in_chans: 1}"
+    host = ["host.name=vit_tiny_patch16_224", f"host.args={size}", "task.augment.crop=center"]
+    return load_recipe("cpu-small", [*host, "task.data.source=digits", "schedule.epochs=1", "train.batch_size=512"])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    train(recipe(), folder, progress=Silent())
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def other_metric(folder: Path) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_text(re.sub(r'"val/top1": 0\.\d', '"val/top1": 0.9', path.read_text()))
+
+
+def all_right(folder: Path) -> None:
+    with np.load(folder / "predictions.npz") as file:
+        columns = dict(file)
+    columns["score"] = np.ones_like(columns["score"])
+    np.savez_compressed(folder / "predictions.npz", **columns)
+
+
+def flipped(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "name"),
+    [(other_metric, "metrics.jsonl"), (all_right, "predictions.npz"), (flipped("finished.json"), "finished.json")],
+)
+def test_what_the_checkpoint_contains_is_made_again(
+    damage: Callable[[Path], None], name: str, run: Path, finished: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(run)
+    message = rf"{name}: damaged .*rerun the command that made it"
+    with pytest.raises(TrainingError, match=message), open_predictions(read_run(run)):
+        pass
+    with caplog.at_level("WARNING"):
+        train(recipe(), run, progress=Silent())
+    assert f"{name}: damaged since the run finished; making it again from the checkpoint" in caplog.text
+    assert_same_outcome(run, finished)
+    assert (run / "metrics.jsonl").read_bytes() == (finished / "metrics.jsonl").read_bytes()
+    assert read_run(run).checksums.damaged() == {}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "data.json", "split.csv"])
+def test_other_damage_is_named_with_the_remedy(name: str, run: Path) -> None:
+    (run / name).write_text((run / name).read_text() + "\n")
+    for work in (lambda: read_run(run), lambda: train(recipe(), run, progress=Silent())):
+        with pytest.raises(TrainingError, match=rf"{name}: damaged .*restore a good copy, or delete .*run, and rerun"):
+            work()
+    assert (run / "finished.json").is_file()
+
+
+@pytest.mark.parametrize(("weights", "name"), [("last", "last.pt"), ("best", "best.safetensors")])
+def test_weights_are_checked_when_they_are_loaded(weights: str, name: str, run: Path) -> None:
+    flipped(f"checkpoints/{name}")(run)
+    record = read_run(run)  # does not read them
+    with pytest.raises(TrainingError, match=rf"{name}: damaged since the run finished"):
+        evaluate_run(record.folder, weights=weights)  # type: ignore[arg-type]
+
+
+def test_without_a_checkpoint_nothing_is_made_again(run: Path) -> None:
+    other_metric(run)
+    (run / "checkpoints" / "last.pt").unlink()
+    with pytest.raises(TrainingError, match=r"metrics\.jsonl: damaged, and .*last\.pt is missing; restore a good copy"):
+        train(recipe(), run, progress=Silent())
+    assert (run / "finished.json").is_file()
+
+
+def test_weights_that_are_not_finite_are_not_evaluated(run: Path) -> None:
+    path = run / "checkpoints" / "best.safetensors"
+    weights = safetensors.torch.load_file(path)
+    weights["head.bias"][0] = torch.nan
+    safetensors.torch.save_file(weights, path)
+    with_new_checksums(run)
+    with pytest.raises(TrainingError, match=r"best\.safetensors: weights are not finite \(head\.bias\)"):
+        evaluate_run(run, weights="best")
+
+
+def test_metrics_of_earlier_versions_are_compared_with_predictions(run: Path) -> None:
+    facts = json.loads((run / "finished.json").read_text())
+    del facts["files"], facts["sha256"]
+    (run / "finished.json").write_text(json.dumps(facts))
+    read_statistics(read_run(run), build_task(recipe()))
+    other_metric(run)
+    with pytest.raises(TrainingError, match=r"its recorded top1 is 0\.9\d*, but its predictions give 0\."):
+        read_statistics(read_run(run), build_task(recipe()))
+    RunFolder(run).mend()  # without checksums nothing is known to be damaged
+    assert (run / "finished.json").is_file()
