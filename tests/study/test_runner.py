@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from attngraft.downloads import Permitted, downloads_of
 from attngraft.errors import ConfigError, GraftSpecError, TrainingError, UsageError
 from attngraft.results.study import Cost, StudyResult
 from attngraft.study import compare, incomplete, load_result, prepare, read_study_file, report_only, study_from_dict
@@ -229,3 +230,18 @@ def test_an_unknown_metric_is_refused_first(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ConfigError):
         compare(study(tmp_path / "new", set=["task.metrics.primary=top2"]))
     assert not (tmp_path / "new").exists()
+
+
+def test_runs_inherit_the_permission_to_download(tmp_path: Path) -> None:
+    """They may be trained in other processes."""
+    trainer, given = FakeTrainer(), []
+
+    def train(*args: Any, downloads: Permitted = None, **known: Any) -> RunRecord:
+        given.append(downloads)
+        return trainer(*args, **known)
+
+    used = dataclasses.replace(tools(trainer), train=train)
+    compare(study(tmp_path / "own"), tools=used)
+    with downloads_of(["hf:a/b"]):
+        compare(study(tmp_path / "received"), tools=used)
+    assert given == [None] * 6 + [("hf:a/b",)] * 6
