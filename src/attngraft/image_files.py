@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import IO
 
 from PIL import Image, JpegImagePlugin
@@ -12,6 +13,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 PIXELS = 100_000_000  #: Pillow takes up to 4 bytes for each, and libjpeg 8 for a progressive JPEG
 SEQUENTIAL = 4 * PIXELS  #: largest number of pixels of a JPEG that is decoded row by row, at a reduced size
 SCANS = 20  #: largest number of scans of a progressive JPEG of `PIXELS` pixels; each goes over all pixels
+_SCAN = 10  #: least number of bytes of a scan
 
 
 def open_image(file: IO[bytes]) -> Image.Image:
@@ -49,12 +51,14 @@ def _check_pixels(image: Image.Image, limit: int) -> None:
 
 
 def _check_scans(jpeg: JpegImagePlugin.JpegImageFile, file: IO[bytes]) -> None:
-    position = file.tell()
-    file.seek(0)
-    scans, pixels = file.read().count(b"\xff\xda"), jpeg.width * jpeg.height
+    position, pixels = file.tell(), jpeg.width * jpeg.height
+    limit = SCANS * PIXELS // max(1, pixels)
+    if file.seek(0, os.SEEK_END) > _SCAN * limit:
+        file.seek(0)
+        scans = file.read().count(b"\xff\xda")
+        if scans > limit:
+            raise ValueError(f"it has {scans} scans of {pixels:,} pixels, which take too long; save it again")
     file.seek(position)
-    if scans * pixels > SCANS * PIXELS:
-        raise ValueError(f"it has {scans} scans of {pixels:,} pixels, which take too long; save it again")
 
 
 def _is_sequential(jpeg: JpegImagePlugin.JpegImageFile, file: IO[bytes]) -> bool:

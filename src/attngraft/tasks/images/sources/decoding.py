@@ -18,7 +18,7 @@ HUGE = 2**25  #: JPEGs with more pixels are decoded at a reduced size
 
 _ORIENTATION = 0x0112  # EXIF
 _QUARTER_TURNS = (5, 6, 7, 8)
-_STRIP = 2**24  # pixels that are converted at once
+_STRIP = 2**22  # pixels that are converted at once
 
 _UNSUPPORTED = {
     "F": "floating-point pixels of unknown range; save it with 8 or 16 bits",
