@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from attngraft.errors import AttngraftError, DataAccessError
 from attngraft.files import shown_size
-from attngraft.suggest import quoted
+from attngraft.suggest import cut, quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -199,6 +200,19 @@ def read_data(path: Path | str) -> bytearray:
             raise UnsuitableFile(path, "contains a zero byte, so it is not UTF-8 text; save it as UTF-8")
         data += block
     return data
+
+
+@contextmanager
+def access_errors() -> Iterator[None]:
+    """Convert errors of the system, such as a missing permission or a name that is too long, to `DataAccessError`."""
+    try:
+        yield
+    except AttngraftError:
+        raise
+    except OSError as error:
+        name = "the data" if error.filename is None else cut(str(error.filename))
+        reason = error.strerror or error
+        raise DataAccessError(f"{name}: cannot be read ({reason}); check this path and its permissions") from None
 
 
 def read_text(path: Path | str, *, limit: int = TEXT_LIMIT) -> str:

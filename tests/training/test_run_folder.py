@@ -39,6 +39,35 @@ def test_damaged_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         read_run(tmp_path)
 
 
+_OTHER = ["[]", "null", "3", '"x"', "[" * 5000, "1" * 5000, "\ufeff", "{} {}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, text) for name in ("data", "environment", "start", "teacher", "finished") for text in _OTHER),
+        ("data", '{"model_args": 1}'),
+        ("data", '{"model_args": {}, "facts": []}'),
+        ("finished", '{"judged": [1]}'),
+        ("finished", '{"judged": {"weights": "last", "epoch": 1, "split": "val", "metrics": {"a": NaN}}}'),
+    ],
+)
+def test_files_of_another_form_are_named(name: str, text: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_recipe(toy_recipe())
+    (tmp_path / f"{name}.json").write_text(text)
+    with pytest.raises(TrainingError, match=rf"{name}\.json: .*restore"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["3", "[1]", "{}", '{"epoch": "1"}', "[" * 5000])
+def test_rows_of_another_form_are_named(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    run.metrics.write_text('{"epoch": 1}\n' + line + "\n")
+    read_run(tmp_path)
+    assert f"{run.metrics}: cannot be read" in caplog.text
+
+
 def test_only_what_has_saved_something_keeps_its_recipe(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_recipe(toy_recipe(train={"auto_batch": True, "accumulate": 4}))

@@ -18,6 +18,7 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.base import no_labels
 from attngraft.tasks.images.sources.listing import natural
 
 KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -237,7 +238,7 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
         columns = zero_one_columns(table, exclude=exclude)
         note = "" if columns is None else f"Labels are read from the 0/1 columns {', '.join(columns)}."
     if columns is not None:
-        values = np.zeros((len(table), len(columns)), dtype=np.uint8)
+        values = no_labels(len(table), len(columns), where=table.where)
         for column, name in enumerate(columns):
             for row, entry in enumerate(table.column(name, field="label_columns")):
                 text = _word(entry).lower()
@@ -256,7 +257,7 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
     rows, note = lists
     classes = tuple(sorted({label for labels in rows for label in labels}, key=natural))
     number = {label: i for i, label in enumerate(classes)}
-    values = np.zeros((len(rows), len(classes)), dtype=np.uint8)
+    values = no_labels(len(rows), len(classes), where=table.where)
     for row, labels in enumerate(rows):
         for label in labels:
             values[row, number[label]] = 1
