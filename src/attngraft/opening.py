@@ -243,6 +243,10 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # of `int`
+        raise ValueError("an integer has thousands of digits") from None
     if text.count("[") + text.count("{") > DEPTH_LIMIT:
         _check_depth(value)
     return value

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,17 @@ def test_damaged_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         read_run(tmp_path)
 
 
+def test_metrics_of_classes_without_examples_are_not_finite(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    metrics = '{"val/miou": 1, "val/boundary_miou": NaN}'
+    run.finished.write_text(f'{{"judged": {{"weights": "last", "epoch": 1, "split": "val", "metrics": {metrics}}}}}')
+    judged = read_run(tmp_path).judged
+    assert judged is not None
+    assert judged.metrics["val/miou"] == 1
+    assert math.isnan(judged.metrics["val/boundary_miou"])
+
+
 _OTHER = ["[]", "null", "3", '"x"', "[" * 5000, "1" * 5000, "\ufeff", "{} {}"]
 
 
@@ -49,7 +61,8 @@ _OTHER = ["[]", "null", "3", '"x"', "[" * 5000, "1" * 5000, "\ufeff", "{} {}"]
         ("data", '{"model_args": 1}'),
         ("data", '{"model_args": {}, "facts": []}'),
         ("finished", '{"judged": [1]}'),
-        ("finished", '{"judged": {"weights": "last", "epoch": 1, "split": "val", "metrics": {"a": NaN}}}'),
+        ("finished", '{"judged": {"weights": "last", "epoch": 1, "split": "val", "metrics": {"a": "1"}}}'),
+        ("finished", '{"judged": {"weights": "last", "epoch": "1", "split": "val", "metrics": {"a": 1}}}'),
     ],
 )
 def test_files_of_another_form_are_named(name: str, text: str, tmp_path: Path) -> None:

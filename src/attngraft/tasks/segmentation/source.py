@@ -154,4 +154,8 @@ def count_labels(images: MaskedImages) -> Counted:
         more = [f"and {len(mistakes) - _LISTED} more masks"] if len(mistakes) > _LISTED else []
         raise DataError("\n".join(mistakes[:_LISTED] + more))
     found = [each for each in results if not isinstance(each, str)]
-    return np.sum([counts for counts, _ in found], axis=0), [size for _, size in found]
+    counts = np.sum([counts for counts, _ in found], axis=0)
+    if not counts[:-1].any():
+        what = f"{images.masks[0]} and {len(found) - 1} more masks"
+        raise DataError(f"{what}: all pixels are ignored; correct the masks, or task.data.ignore")
+    return counts, [size for _, size in found]

@@ -5,7 +5,9 @@ The standard library reads .csv, .tsv and .jsonl files, and pyarrow reads .parqu
 
 import csv
 import io
+import json
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,7 @@ NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a singl
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
 _ENTRY = 8  #: least number of bytes of an entry in memory
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  #: half of a pair of surrogates in JSON
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
 
 
@@ -135,11 +138,23 @@ def _json_lines(path: Path) -> LabelTable:
             raise DataError(f"{path}: line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(row, dict):
             raise DataError(f'{path}: line {number}: not a JSON object; write one per line, such as {{"text": ...}}')
+        if _ESCAPED.search(line) and not _is_unicode(row):
+            raise DataError(
+                f"{path}: line {number}: contains half of a character, such as \\ud83d; save its text as UTF-8"
+            )
         rows.append(row)
         numbers.append(f"line {number}")
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     return LabelTable(where=str(path), columns=columns, numbers=numbers)
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(path: Path) -> LabelTable:
