@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _OURS = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")  #: names of unfinished files
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")  #: also with quotes, so that no two texts give the same cell
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
 _NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 
 
@@ -249,7 +250,10 @@ def printable(value: T) -> T:
     """
     result: object = value
     if isinstance(value, str):
-        result = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        try:
+            result = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        except UnicodeEncodeError:  # other surrogates, of JSON
+            result = _SURROGATES.sub("\ufffd", value)
     elif isinstance(value, Mapping):
         result = {printable(key): printable(entry) for key, entry in value.items()}
     elif isinstance(value, list | tuple):

@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from attngraft.errors import AttngraftError, DataAccessError
 from attngraft.files import shown_size
-from attngraft.suggest import quoted
+from attngraft.suggest import cut, quoted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -201,6 +202,19 @@ def read_data(path: Path | str) -> bytearray:
     return data
 
 
+@contextmanager
+def access_errors() -> Iterator[None]:
+    """Convert errors of the system, such as a missing permission or a name that is too long, to `DataAccessError`."""
+    try:
+        yield
+    except AttngraftError:
+        raise
+    except OSError as error:
+        name = "the data" if error.filename is None else cut(str(error.filename))
+        reason = error.strerror or error
+        raise DataAccessError(f"{name}: cannot be read ({reason}); check this path and its permissions") from None
+
+
 def read_text(path: Path | str, *, limit: int = TEXT_LIMIT) -> str:
     """Return the content of a text file in UTF-8.
 
@@ -229,6 +243,10 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:  # of `int`
+        raise ValueError("an integer has thousands of digits") from None
     if text.count("[") + text.count("{") > DEPTH_LIMIT:
         _check_depth(value)
     return value

@@ -196,3 +196,24 @@ def test_help_has_examples(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "attngraft data check ./flowers" in shown
     assert "--save-split" in shown
+
+
+@pytest.mark.parametrize("name", ["ca\rt", "ca\nt", "\x1b[31mcat", "dog ", "x" * 200 + "\t"])
+def test_classes_that_results_cannot_name_are_not_ready(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_folder(tmp_path / "data", {part: {name: 4, "dog": 4} for part in ("train", "val")})
+    assert check(tmp_path / "data") == 2
+    out, error = capsys.readouterr()
+    assert "Ready" not in out
+    assert "rename" in error
+    assert error.count("\n") <= 2  # the error, and perhaps that PyTorch is being loaded
+    assert not {"\r", "\x1b", "\t"} & {*out, *error}
+
+
+def test_images_without_pixels_are_not_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros((20, 0, 0, 3), np.uint8), y=np.arange(20) % 2)
+    assert check(tmp_path / "a.npz") == 2
+    out, error = capsys.readouterr()
+    assert "Ready" not in out
+    assert "images without pixels, (20, 0, 0, 3)" in error

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,47 @@ def test_damaged_files_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     run.recipe.write_text("sead: 1")
     with pytest.raises(ConfigError, match=r"recipe\.yaml: sead: unknown field \(did you mean seed"):
         read_run(tmp_path)
+
+
+def test_metrics_of_classes_without_examples_are_not_finite(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    metrics = '{"val/miou": 1, "val/boundary_miou": NaN}'
+    run.finished.write_text(f'{{"judged": {{"weights": "last", "epoch": 1, "split": "val", "metrics": {metrics}}}}}')
+    judged = read_run(tmp_path).judged
+    assert judged is not None
+    assert judged.metrics["val/miou"] == 1
+    assert math.isnan(judged.metrics["val/boundary_miou"])
+
+
+_OTHER = ["[]", "null", "3", '"x"', "[" * 5000, "1" * 5000, "\ufeff", "{} {}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *((name, text) for name in ("data", "environment", "start", "teacher", "finished") for text in _OTHER),
+        ("data", '{"model_args": 1}'),
+        ("data", '{"model_args": {}, "facts": []}'),
+        ("finished", '{"judged": [1]}'),
+        ("finished", '{"judged": {"weights": "last", "epoch": 1, "split": "val", "metrics": {"a": "1"}}}'),
+        ("finished", '{"judged": {"weights": "last", "epoch": "1", "split": "val", "metrics": {"a": 1}}}'),
+    ],
+)
+def test_files_of_another_form_are_named(name: str, text: str, tmp_path: Path) -> None:
+    RunFolder(tmp_path).write_recipe(toy_recipe())
+    (tmp_path / f"{name}.json").write_text(text)
+    with pytest.raises(TrainingError, match=rf"{name}\.json: .*restore"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["3", "[1]", "{}", '{"epoch": "1"}', "[" * 5000])
+def test_rows_of_another_form_are_named(line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = RunFolder(tmp_path)
+    run.write_recipe(toy_recipe())
+    run.metrics.write_text('{"epoch": 1}\n' + line + "\n")
+    read_run(tmp_path)
+    assert f"{run.metrics}: cannot be read" in caplog.text
 
 
 def test_only_what_has_saved_something_keeps_its_recipe(tmp_path: Path) -> None:

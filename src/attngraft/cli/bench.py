@@ -258,6 +258,6 @@ def _numbers(text: str, *, option: str) -> tuple[int, ...]:
         UsageError: `text` is not a list of positive integers.
     """
     words = [word.strip().replace("_", "") for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
+    if not all(word.isdecimal() and len(word) < 10 and int(word) > 0 for word in words):
         raise UsageError(f"{option} takes positive integers separated by commas, such as 196,784; got {text!r}")
     return tuple(map(int, words))

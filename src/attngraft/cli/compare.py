@@ -38,6 +38,7 @@ from attngraft.cli.values import (
     limit_downloads_of_file,
 )
 from attngraft.forking import worker_context
+from attngraft.suggest import cut
 
 if TYPE_CHECKING:
     from attngraft.results.study import StudyResult
@@ -428,8 +429,8 @@ def _executor(
         return Ray(address=ray, cpus=cpus, gpus=gpus, **more)
     if jobs in (None, "auto"):
         return Automatic(**more)
-    if not jobs.isdecimal():
-        raise UsageError(f"--jobs {jobs}: expected a number of concurrent runs, or auto")
+    if not jobs.isdecimal() or len(jobs) > 9:
+        raise UsageError(f"--jobs {cut(jobs)}: expected a number of concurrent runs, or auto")
     return Processes(jobs=int(jobs), **more)
 
 

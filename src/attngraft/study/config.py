@@ -38,6 +38,7 @@ from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.results.sequential import MOST_SEEDS
 from attngraft.strict import read
 from attngraft.study.variants import ENTRY, StudyHost, Variant, read_variants
+from attngraft.suggest import quoted
 from attngraft.training.recipe import Recipe, load_recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import STUDY_FILE as STUDY_FILE
 from attngraft.yaml_config import apply_overrides, merge, read_yaml
@@ -45,6 +46,8 @@ from attngraft.yaml_config import apply_overrides, merge, read_yaml
 #: recipe fields set by the study -> the option to use instead
 _RESERVED = {"seed": "--seeds", "graft": "--graft"}
 
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_MAX_SEEDS = 10_000
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m(?:in)?)?(?:(\d+(?:\.\d+)?)s)?")
 
 
@@ -374,16 +377,16 @@ def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
     Raises:
         UsageError: no seed, a repeated seed, or a value that is not a non-negative integer.
     """
-    refusal = UsageError(f"seeds: expected a number of seeds (3) or comma-separated seeds (5,7), found {value!r}")
+    refusal = UsageError(f"seeds: expected a number of seeds (3) or comma-separated seeds (5,7), found {quoted(value)}")
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")]
         if len(parts) > 1 and parts[-1] == "":
             parts.pop()
-        if not all(part.isdecimal() for part in parts):
+        if not all(map(_NUMBER.fullmatch, parts)):
             raise refusal
-        seeds = tuple(map(int, parts)) if "," in value else tuple(range(int(parts[0])))
+        seeds = tuple(map(int, parts)) if "," in value else tuple(range(min(int(parts[0]), _MAX_SEEDS + 1)))
     elif isinstance(value, int) and not isinstance(value, bool):
-        seeds = tuple(range(value))
+        seeds = tuple(range(min(value, _MAX_SEEDS + 1)))
     elif isinstance(value, list | tuple) and all(
         isinstance(each, int) and not isinstance(each, bool) for each in value
     ):
@@ -392,8 +395,10 @@ def parse_seeds(value: str | int | Sequence[int]) -> tuple[int, ...]:
         raise refusal
     if not seeds or min(seeds) < 0:
         raise refusal
+    if len(seeds) > _MAX_SEEDS:
+        raise UsageError(f"seeds: at most {_MAX_SEEDS:,} are supported; give fewer")
     if len(set(seeds)) < len(seeds):
-        raise UsageError(f"seeds: repeated seed in {value!r}; remove it")
+        raise UsageError(f"seeds: repeated seed in {quoted(value)}; remove it")
     return seeds
 
 
@@ -406,10 +411,10 @@ def parse_halving(value: str | int) -> Halving | None:
     if value == "off":
         return None
     parts = [part.strip() for part in str(value).split(",")]
-    if len(parts) > 2 or not all(part.isdecimal() for part in parts) or int(parts[0]) < 2 or "0" in parts[1:]:
+    if len(parts) > 2 or not all(map(_NUMBER.fullmatch, parts)) or int(parts[0]) < 2 or "0" in parts[1:]:
         raise UsageError(
             "halving: expected a factor of at least 2 (3: the best third continues), optionally with the first rung's epoch "
-            f"(3,2), or off; got {value!r}"
+            f"(3,2), or off; got {quoted(value)}"
         )
     return Halving(int(parts[0]), int(parts[1]) if parts[1:] else None)
 
@@ -423,6 +428,6 @@ def parse_duration(value: str) -> float:
     found = _DURATION.fullmatch(value.strip().replace(" ", ""))
     hours, minutes, seconds = (float(part or 0) for part in found.groups()) if found else (0.0, 0.0, 0.0)
     total = 3600 * hours + 60 * minutes + seconds
-    if total <= 0:
-        raise UsageError(f"time budget: expected a duration with its unit (90s, 10m, 1h30m), found {value!r}")
+    if not 0 < total < 1e9:
+        raise UsageError(f"time budget: expected a duration with its unit (90s, 10m, 1h30m), found {quoted(value)}")
     return total

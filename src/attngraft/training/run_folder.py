@@ -365,7 +365,7 @@ def read_run(folder: Path | str) -> RunRecord:
     data = _sections(run)
     judged = facts.get("judged")
     try:
-        evaluation = None if judged is None else read(Judged, judged, where="judged")
+        evaluation = None if judged is None else _judged(judged)
     except ConfigError as error:
         raise TrainingError(f"{run.finished}: {error}; restore a good copy, or repeat the run") from None
     return RunRecord(
@@ -417,6 +417,18 @@ def refuse_special_files(folder: Path) -> None:
         raise FolderError(f"{folder}: {error}; remove it") from None
     except OSError:  # the folder is missing or cannot be listed
         return
+
+
+def _judged(values: Any) -> Judged:
+    """Read the evaluation in finished.json; metrics of classes without examples are NaN, which `read` refuses.
+
+    Raises:
+        ConfigError: a field is missing or of another type.
+    """
+    metrics = values.get("metrics") if isinstance(values, dict) else None
+    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
+        raise ConfigError("judged.metrics: expected numbers by name")
+    return replace(read(Judged, {**values, "metrics": {}}, where="judged"), metrics=metrics)
 
 
 def _sections(run: RunFolder) -> dict[str, Any]:

@@ -243,6 +243,14 @@ def spoil(folder: Path, what: str) -> None:
             masks.rename(folder / "other")
         case "classes":
             (folder / "classes.txt").write_text("a\nb\nb\n")
+        case "digits":
+            (folder / "classes.txt").write_text(f"a\n{'1' * 5000} b\nc\n")
+        case "control":
+            (folder / "classes.txt").write_text("a\nb\x1b\nc\n")
+        case "ignored":
+            (folder / "classes.txt").write_text("a\nb\nc\n")
+            for path in masks.iterdir():
+                save(path, np.full(SIZE, 255))
         case "broken":
             (masks / "1.png").write_bytes(b"no image")
 
@@ -261,6 +269,9 @@ def spoil(folder: Path, what: str) -> None:
         ("none", r"no folders images and masks there \(found: images, other\).*--task classification"),
         ("classes", r"classes\.txt, line 3: 'b' repeats a label or a name"),
         ("broken", r"1\.png: cannot be read as a mask"),
+        ("digits", r"the class '1{70,}\.\.\. has 5,002 characters; shorten its name"),
+        ("control", r"the class 'b\\x1b' contains a control character; rename it"),
+        ("ignored", r"\.png and \d more masks: all pixels are ignored; correct the masks"),
     ],
 )
 def test_mistakes_are_named_with_a_remedy(tmp_path: Path, what: str, message: str) -> None:

@@ -128,3 +128,26 @@ def test_data_check_reports_texts(tmp_path: Path, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as stop:
         main(["data", "check", str(source), "--task", "text_classification"])
     assert stop.value.code == 2 and "all texts have the label" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (r'{"text": "half \ud83d", "label": "a"}', "line 3: contains half of a character"),
+        (r'{"text": "x", "label": "\udc00"}', "line 3: contains half of a character"),
+        ('{"text": ' + "[" * 5000, "line 3: not JSON"),
+        ('{"text": "x", "label": ' + "1" * 5000 + "}", "line 3: not JSON .an integer has thousands of digits"),
+        ('{"text": "x", "label": "a\\r b"}', "'a.r b' contains a control character"),
+        ('{"text": "x", "label": "b "}', None),
+        (r'{"text": "whole \ud83d\ude00 and \\ud83d", "label": "a"}', None),
+    ],
+)
+def test_hostile_lines_are_refused(row: str, message: str | None, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"number {i}", "label": "ab"[i % 2]}) for i in range(12)]
+    (tmp_path / "a.jsonl").write_text("\n".join([*lines[:2], row, *lines[2:]]))
+    config = TextDataConfig(source=str(tmp_path / "a.jsonl"), val_fraction=0.3)
+    if message is None:
+        assert open_texts(config).classes == ("a", "b")
+    else:
+        with pytest.raises(DataError, match=message):
+            open_texts(config)

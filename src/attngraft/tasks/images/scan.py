@@ -23,7 +23,7 @@ from attngraft.errors import DataError
 from attngraft.image_files import open_image
 from attngraft.tasks.images.config import Check
 from attngraft.tasks.images.sources.base import FileImages, Images, Stamp
-from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, decode, in_mode, strips
+from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, check_header, decode, in_mode, strips
 
 Depth = Literal["full", "fast", "off"]
 
@@ -150,6 +150,7 @@ def _scan_ends(stream: IO[bytes], where: str) -> _ImageInfo:
     else:
         try:
             image = open_image(stream)
+            check_header(image)
         except Exception:
             stream.seek(0)
             image = decode(stream, where=where)  # huge JPEGs are decoded; others raise an error with the reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from attngraft.counting import counted
 from attngraft.errors import DataError
 from attngraft.opening import read_text
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.segmentation.coco import CocoSplit
 from attngraft.tasks.segmentation.config import MaskDataConfig
@@ -21,6 +22,7 @@ from attngraft.tasks.segmentation.folders import CITYSCAPES_END
 from attngraft.tasks.segmentation.masks import VALUES, Color, Labels
 
 UNLABELED = {"void", "unlabeled", "unlabelled", "ignore", "ignored", "unknown"}  #: names of labels that are no classes
+_NUMBER = re.compile(r"[0-9]{1,6}")
 _ADE20K = "objectInfo150.txt"  #: names of the classes of ADE20K
 
 #: Cityscapes: the 19 evaluated classes by label id, and their colors
@@ -140,7 +142,7 @@ def _ignored(config: MaskDataConfig, listed: Sequence[tuple[int, str, Color | No
     for given in config.ignore:
         if isinstance(given, str) and given not in labels:
             near = did_you_mean(given, labels)
-            raise DataError(f"task.data.ignore: no class {given!r} in {file}{near}")
+            raise DataError(f"task.data.ignore: no class {quoted(given)} in {file}{near}")
         found.add(labels[given] if isinstance(given, str) else given)
     return found
 
@@ -152,7 +154,7 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
         DataError: the file cannot be read, or a line has another form; the message names the line.
     """
     try:
-        lines = read_text(file).splitlines()
+        lines = read_text(file, limit=2**20).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error}); correct task.data.classes_file") from None
     found: list[tuple[int, str, Color | None]] = []
@@ -161,16 +163,18 @@ def _read_classes(file: Path) -> list[tuple[int, str, Color | None]]:
         if not words:
             continue
         label, color = len(found), None
-        if len(words) > 3 and all(word.isdigit() for word in words[-3:]):
+        if len(words) > 3 and all(map(_NUMBER.fullmatch, words[-3:])):
             color = (int(words[-3]), int(words[-2]), int(words[-1]))
             words = words[:-3]
-        if len(words) > 1 and words[0].isdigit():
+        if len(words) > 1 and _NUMBER.fullmatch(words[0]):
             label, words = int(words[0]), words[1:]
         name = " ".join(words)
         if not name or label > 255 or (color and max(color) > 255):
-            raise DataError(f"{file}, line {number}: {line!r} is not `name`, `label name` or `name r g b`; correct it")
+            raise DataError(
+                f"{file}, line {number}: {quoted(line)} is not `name`, `label name` or `name r g b`; correct it"
+            )
         if label in {other for other, _, _ in found} or name in {other for _, other, _ in found}:
-            raise DataError(f"{file}, line {number}: {line!r} repeats a label or a name; correct it")
+            raise DataError(f"{file}, line {number}: {quoted(line)} repeats a label or a name; correct it")
         found.append((label, name, color))
     if not found:
         raise DataError(f"{file}: empty; add a line per class")
@@ -182,7 +186,7 @@ def _ade20k(file: Path) -> list[tuple[int, str, Color | None]]:
     try:
         rows = [line.split("\t") for line in read_text(file).splitlines()[1:] if line.strip()]
         return [(0, "other", None), *((int(row[0]), row[-1].split(",")[0].strip(), None) for row in rows)]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, IndexError) as error:
         raise DataError(f"{file}: is not the table of ADE20K ({error}); replace it, or remove it") from None
 
 

@@ -16,7 +16,9 @@ import numpy as np
 
 from attngraft.counting import counted
 from attngraft.errors import DataError
+from attngraft.opening import access_errors
 from attngraft.tasks.images.boundaries import IGNORED
+from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.sources.decoding import HUGE
 from attngraft.tasks.images.sources.splitting import divide
 from attngraft.tasks.segmentation.classes import coco_classes, mask_classes
@@ -53,6 +55,7 @@ class MaskSource:
         return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
 
+@access_errors()
 def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> MaskSource:
     """Find images and masks, read the class file, and split the images; `saved_split` replaces the random split.
 
@@ -75,6 +78,7 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
         pairs = find_pairs(root, config)
     if labels is None:
         labels = mask_classes(root, config, [mask for found in pairs.values() for _, _, mask in found])
+    check_classes(labels.classes, where=str(root))
     parts = {
         split: MaskedImages(
             names=tuple(name for name, _, _ in found),
@@ -150,4 +154,8 @@ def count_labels(images: MaskedImages) -> Counted:
         more = [f"and {len(mistakes) - _LISTED} more masks"] if len(mistakes) > _LISTED else []
         raise DataError("\n".join(mistakes[:_LISTED] + more))
     found = [each for each in results if not isinstance(each, str)]
-    return np.sum([counts for counts, _ in found], axis=0), [size for _, size in found]
+    counts = np.sum([counts for counts, _ in found], axis=0)
+    if not counts[:-1].any():
+        what = f"{images.masks[0]} and {len(found) - 1} more masks"
+        raise DataError(f"{what}: all pixels are ignored; correct the masks, or task.data.ignore")
+    return counts, [size for _, size in found]

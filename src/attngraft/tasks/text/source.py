@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.opening import read_data
+from attngraft.opening import access_errors, read_data
 from attngraft.tasks.images.checks import copies_refusal
+from attngraft.tasks.images.sources.base import check_classes
 from attngraft.tasks.images.sources.manifest import SPLIT_NAMES, read_splits
 from attngraft.tasks.images.sources.splitting import POOLED, divide
 from attngraft.tasks.images.sources.table import KINDS, LabelTable, find_column, read_groups, read_labels, read_table
@@ -67,6 +68,7 @@ class TextSource:
         return {"train": self.train, "val": self.val} | ({} if self.test is None else {"test": self.test})
 
 
+@access_errors()
 def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> TextSource:
     """Read the tables and split the texts; `saved_split` is a file that replaces the random split.
 
@@ -88,6 +90,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
     labels = read_labels(table, settings, exclude={column, split_column or "", config.group_column or ""})
     texts = _texts(table, column)
     every = Texts(names=text_names(texts), texts=texts, labels=labels.values)
+    check_classes(labels.classes, where=table.where)
     if len(labels.classes) < 2:
         raise DataError(f"{table.where}: all texts have the label {labels.classes[0]!r}; training needs two classes")
     drawn = config.split_file is None and (config.folds is not None or not in_val.any())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.opening import access_errors
 from attngraft.suggest import did_you_mean, shortened
 from attngraft.tasks.images.checks import copies_refusal
 from attngraft.tasks.images.config import DataConfig
@@ -83,6 +84,7 @@ class PairSource:
         return found
 
 
+@access_errors()
 def open_pairs(config: TranslationConfig, *, saved_split: Path | None = None) -> PairSource:
     """Read the files or tables and split the pairs; `saved_split` is a file that replaces the random split.
 

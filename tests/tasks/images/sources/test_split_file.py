@@ -90,3 +90,16 @@ def test_refused(folder: Path, tmp_path: Path) -> None:
         load(folder, data={"split_file": str(tmp_path / "x.csv")})
     with pytest.raises(ConfigError, match=r"split_file: already defines the validation split; remove val_split"):
         load(folder, data={"split_file": "x.csv", "val_fraction": 0.5})
+
+
+@pytest.mark.parametrize("other", ["'=a", "b"])
+def test_names_that_are_formulas_read_back(other: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "data", {"=a": 6, other: 6, "-1": 6})
+    drawn = load(folder)
+    path = saved(drawn, tmp_path / "split.csv")
+    lines = path.read_text().splitlines()
+    assert all(line[:1] not in "=-" for line in lines)
+    assert names(load(folder, data={"split_file": str(path)})) == names(drawn)
+    if other == "b":
+        path.write_text("".join(f"{line.removeprefix(chr(39))}\n" for line in lines))  # as earlier releases wrote it
+        assert names(load(folder, data={"split_file": str(path)})) == names(drawn)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attngraft.errors import DataError
 from attngraft.files import printable
-from attngraft.opening import check_regular
+from attngraft.opening import access_errors, check_regular
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import SOURCES, DataConfig
 from attngraft.tasks.images.sources import (
@@ -25,13 +25,22 @@ from attngraft.tasks.images.sources import (
     tar,
     timm_dataset,
 )
-from attngraft.tasks.images.sources.base import ArrayImages, Images, ImageSource, decoded, restrict, with_classes
+from attngraft.tasks.images.sources.base import (
+    ArrayImages,
+    Images,
+    ImageSource,
+    check_classes,
+    decoded,
+    restrict,
+    with_classes,
+)
 from attngraft.tasks.images.sources.decoding import in_mode
 from attngraft.tasks.images.sources.splitting import with_validation
 
 __all__ = ["ArrayImages", "ImageSource", "Images", "decoded", "in_mode", "open_source", "restrict", "with_validation"]
 
 
+@access_errors()
 def open_source(config: DataConfig) -> ImageSource:
     """Open the images of `config.source`.
 
@@ -61,7 +70,9 @@ def open_source(config: DataConfig) -> ImageSource:
             f"{config.source}: no split {config.val_split!r} (task.data.val_split); these data have no splits, so "
             "remove it"
         )
-    return replace(source, classes=printable(source.classes))
+    classes = printable(source.classes)
+    check_classes(classes, where=source.where)
+    return replace(source, classes=classes)
 
 
 def _with_test(source: ImageSource, config: DataConfig) -> ImageSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,8 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.suggest import did_you_mean, shortened
+from attngraft.files import shown_size
+from attngraft.suggest import cut, did_you_mean, quoted, shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.decoding import decode, in_mode
 
@@ -23,6 +25,11 @@ TRAIN_NAMES = ("train", "training")
 VAL_NAMES = ("val", "valid", "validation", "eval", "dev", "test", "testing")  #: in order of preference
 
 TEST_NAMES = ("test", "testing")
+
+MAX_CLASSES = 1_000_000
+_LONGEST_NAME = 1000  #: characters of a class
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_MAX_CELLS = 2**32  #: images times classes, one byte each, with several labels per image
 
 _DIGEST_SAMPLE = 64  #: number of images to decode for the digest of images without files
 
@@ -161,6 +168,43 @@ class ImageSource:
     groups: Mapping[str, str] | None = None  #: group of each image by name (`task.data.group_column`)
 
 
+def check_classes(classes: Sequence[str], *, where: str) -> None:
+    """Check the names of classes, or of the columns of numbers.
+
+    Raises:
+        DataError: there are too many, two are equal, or one is too long or contains a control character.
+    """
+    if len(classes) > MAX_CLASSES:
+        raise DataError(f"{where}: {len(classes):,} classes, more than {MAX_CLASSES:,}; give the column of the labels")
+    seen: dict[str, str] = {}
+    for name in classes:
+        if _CONTROL.search(name):
+            raise DataError(f"{where}: the class {quoted(name)} contains a control character; rename it")
+        if len(name) > _LONGEST_NAME:
+            raise DataError(f"{where}: the class {quoted(name)} has {len(name):,} characters; shorten its name")
+        plain = unicodedata.normalize("NFC", " ".join(name.split()))
+        if plain in seen:
+            raise DataError(
+                f"{where}: two classes have the same name, {cut(ascii(seen[plain]))} and {cut(ascii(name))}; "
+                "rename or join them"
+            )
+        seen[plain] = name
+
+
+def no_labels(rows: int, classes: int, *, where: str) -> np.ndarray:
+    """Return the labels (N, K) uint8 of images without any, to be filled.
+
+    Raises:
+        DataError: they would not fit into memory.
+    """
+    if rows * classes > _MAX_CELLS:
+        raise DataError(
+            f"{where}: {classes:,} classes for {rows:,} rows of several labels need {shown_size(rows * classes)}; use fewer "
+            "labels, or name a column with one label per row with --set task.data.label_column=NAME"
+        )
+    return np.zeros((rows, classes), dtype=np.uint8)
+
+
 def configured_root(config: DataConfig) -> Path | None:
     """Return the folder `task.data.root`; None if it is not configured.
 
@@ -275,12 +319,15 @@ def restrict(source: ImageSource, classes: tuple[str, ...] | None) -> ImageSourc
     """
     if classes is None:
         return source
+    number = {name: label for label, name in enumerate(source.classes)}
     for name in classes:
-        if name not in source.classes:
+        if name not in number:
             near = did_you_mean(name, source.classes)
             listed = shortened(source.classes, 20)
-            raise ConfigError(f"task.data.classes: {source.where} has no class {name!r}{near}; available: {listed}")
-    columns = [source.classes.index(name) for name in classes]
+            raise ConfigError(
+                f"task.data.classes: {source.where} has no class {quoted(name)}{near}; available: {listed}"
+            )
+    columns = [number[name] for name in classes]
     new_label = np.full(len(source.classes), -1, dtype=np.int64)
     new_label[columns] = np.arange(len(classes))
 
@@ -303,14 +350,15 @@ def with_classes(images: Images, own: Sequence[str], source: ImageSource) -> Ima
     """
     if source.numeric or tuple(own) == source.classes:
         return images
+    number = {name: label for label, name in enumerate(source.classes)}
     several = images.labels.ndim == 2
     present = (np.flatnonzero(images.labels.any(axis=0)) if several else np.unique(images.labels)).tolist()
-    unknown = [own[label] for label in present if own[label] not in source.classes]
+    unknown = [own[label] for label in present if own[label] not in number]
     if unknown:
-        raise DataError(f"it has the class {unknown[0]!r}, which training and validation lack")
+        raise DataError(f"it has the class {quoted(unknown[0])}, which training and validation lack")
     if not several:
-        position = np.array([source.classes.index(name) if name in source.classes else -1 for name in own])
+        position = np.array([number.get(name, -1) for name in own])
         return images.take(np.arange(len(images)), position[images.labels])
     labels = np.zeros((len(images), len(source.classes)), dtype=images.labels.dtype)
-    labels[:, [source.classes.index(own[label]) for label in present]] = images.labels[:, present]
+    labels[:, [number[own[label]] for label in present]] = images.labels[:, present]
     return images.take(np.arange(len(images)), labels)

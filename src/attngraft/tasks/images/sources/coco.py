@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from attngraft.errors import DataError
 from attngraft.opening import JSON_LIMIT, read_json
 from attngraft.tasks.images.config import DataConfig
@@ -23,6 +21,7 @@ from attngraft.tasks.images.sources.base import (
     find_split,
     find_test,
     missing_validation,
+    no_labels,
     usual_val_names,
 )
 from attngraft.tasks.images.sources.folder import FolderImages
@@ -151,7 +150,7 @@ def _build(where: Path, base: Path, train: _Annotations, val: _Annotations | Non
     number = {name: label for label, name in enumerate(classes)}
 
     def images(file: _Annotations) -> FolderImages:
-        labels = np.zeros((len(file.names), len(classes)), dtype=np.uint8)
+        labels = no_labels(len(file.names), len(classes), where=str(file.path))
         for row, names in enumerate(file.labels):
             labels[row, [number[name] for name in names]] = 1
         inside = _prefix(base, file)

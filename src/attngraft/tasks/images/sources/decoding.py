@@ -54,8 +54,7 @@ def decode(stream: IO[bytes], *, where: str) -> Image.Image:
     with _explained(where):
         image = _opened(stream)
         image.load()
-        if image.mode in _UNSUPPORTED:
-            raise ValueError(_UNSUPPORTED[image.mode])
+        check_header(image)
         return _upright(image)
 
 
@@ -82,6 +81,14 @@ def _explained(where: str) -> Iterator[None]:
         if reason.startswith("cannot identify image file"):  # the message contains the repr of a Python object
             reason = "unrecognized image format"
         raise UnreadableImage(where, reason) from None
+
+
+def check_header(image: Image.Image) -> None:
+    """Raise ValueError if an image has no pixels, or pixels that cannot be converted to RGB."""
+    if 0 in image.size:
+        raise ValueError("it has no pixels")
+    if image.mode in _UNSUPPORTED:
+        raise ValueError(_UNSUPPORTED[image.mode])
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:

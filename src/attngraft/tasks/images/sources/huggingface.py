@@ -346,11 +346,12 @@ def _labels(files: Sequence[Path], tables: Sequence[Any], image: str, config: Da
     labels = read_labels(table, config, exclude=set())
     # keep the order of the ClassLabel
     orders = [_class_names(known.get(name)) for name in wanted]
-    order = next((names for names in orders if names and set(labels.classes) <= set(names)), None)
+    number = {name: label for label, name in enumerate(labels.classes)}
+    order = next((names for names in orders if names and number.keys() <= set(names)), None)
     if order is None:
         return labels
-    classes = tuple(name for name in order if name in labels.classes)
-    position = [labels.classes.index(name) for name in classes]
+    classes = tuple(name for name in order if name in number)
+    position = [number[name] for name in classes]
     if labels.multilabel:
         return replace(labels, classes=classes, values=labels.values[:, position])
     return replace(labels, classes=classes, values=np.argsort(position)[labels.values])

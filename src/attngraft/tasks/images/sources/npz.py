@@ -15,7 +15,7 @@ from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, open_regular
 from attngraft.opening import open_npz as open_npz_file
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import ArrayImages, ImageSource, find_test, find_train, find_val
+from attngraft.tasks.images.sources.base import MAX_CLASSES, ArrayImages, ImageSource, find_test, find_train, find_val
 from attngraft.tasks.images.sources.listing import is_image, is_junk, natural
 
 Arrays = Mapping[str, np.ndarray]
@@ -197,6 +197,8 @@ class _Labels:
                 )
         if classes is None:
             highest = max((int(each.max()) for each in labels.values() if len(each)), default=-1)
+            if highest >= MAX_CLASSES:
+                raise DataError(f"{path}: the highest label is {highest:,}; give {MAX_CLASSES:,} classes or fewer")
             classes = tuple(str(label) for label in range(highest + 1))
         for key, each in labels.items():
             if len(each) and not 0 <= each.min() <= each.max() < len(classes):
@@ -270,6 +272,8 @@ def _images(arrays: Arrays, part: _Part, labels: np.ndarray, *, scale: int, path
         )
     if pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[-1] not in (1, 3, 4)):
         raise DataError(f"{path}: {key} must be (N, H, W) or (N, H, W, C) with 1, 3 or 4 channels, got {pixels.shape}")
+    if len(pixels) and not pixels.size:
+        raise DataError(f"{path}: {key} has images without pixels, {pixels.shape}; save them with a height and a width")
     for name, array in ((part.labels, labels), (part.files, files)):
         if array is not None and len(array) != len(pixels):
             raise DataError(f"{path}: {key} has {len(pixels)} images, {name} has {len(array)} entries")

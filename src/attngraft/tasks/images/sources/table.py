@@ -5,7 +5,9 @@ The standard library reads .csv, .tsv and .jsonl files, and pyarrow reads .parqu
 
 import csv
 import io
+import json
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.sources.base import no_labels
 from attngraft.tasks.images.sources.listing import natural
 
 KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -31,6 +34,7 @@ NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a singl
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
 _ENTRY = 8  #: least number of bytes of an entry in memory
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  #: half of a pair of surrogates in JSON
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
 
 
@@ -134,11 +138,23 @@ def _json_lines(path: Path) -> LabelTable:
             raise DataError(f"{path}: line {number}: not JSON ({reason}); write one object per line") from None
         if not isinstance(row, dict):
             raise DataError(f'{path}: line {number}: not a JSON object; write one per line, such as {{"text": ...}}')
+        if _ESCAPED.search(line) and not _is_unicode(row):
+            raise DataError(
+                f"{path}: line {number}: contains half of a character, such as \\ud83d; save its text as UTF-8"
+            )
         rows.append(row)
         numbers.append(f"line {number}")
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names}
     return LabelTable(where=str(path), columns=columns, numbers=numbers)
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _text(path: Path) -> LabelTable:
@@ -237,7 +253,7 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
         columns = zero_one_columns(table, exclude=exclude)
         note = "" if columns is None else f"Labels are read from the 0/1 columns {', '.join(columns)}."
     if columns is not None:
-        values = np.zeros((len(table), len(columns)), dtype=np.uint8)
+        values = no_labels(len(table), len(columns), where=table.where)
         for column, name in enumerate(columns):
             for row, entry in enumerate(table.column(name, field="label_columns")):
                 text = _word(entry).lower()
@@ -256,7 +272,7 @@ def read_labels(table: LabelTable, config: DataConfig, *, exclude: set[str]) -> 
     rows, note = lists
     classes = tuple(sorted({label for labels in rows for label in labels}, key=natural))
     number = {label: i for i, label in enumerate(classes)}
-    values = np.zeros((len(rows), len(classes)), dtype=np.uint8)
+    values = no_labels(len(rows), len(classes), where=table.where)
     for row, labels in enumerate(rows):
         for label in labels:
             values[row, number[label]] = 1
