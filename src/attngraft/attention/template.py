@@ -183,26 +183,34 @@ class AttentionSite(GraftedModule):
         return self.attend_explicitly(projected)
 
     def attend_explicitly(self, projected: Projected) -> Tensor:
-        """Compute the heads from the attention map, which the grafts at `weights` change."""
+        """Compute the heads from the attention map, which the grafts at `weights` change.
+
+        With grafts, a query without visible keys gets zeros, as from fused kernels, and not NaN as in explicit hosts.
+        """
         if not (self.grafts_at("weights") or self.grafts_at("mix")):
             return self.spread(self.run("weights", self.attention_map(projected)), projected)
-        visible = self.visible(projected) if self.grafts_at("weights") or self.may_hide_all else None
-        return self.spread_parts(self.run("weights", self.finite_map(projected, visible), visible), projected)
+        projected, hidden = self.unmask_hidden(projected)
+        visible = self.visible(projected) if self.grafts_at("weights") else None
+        heads = self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
+        return heads if hidden is None else heads.masked_fill(hidden, 0)
 
     def record_map(self, projected: Projected) -> None:
         """Record the attention map, which a fused kernel does not return; the kernel's output does not change."""
         if self.is_recording("scores", "weights"):
-            visible = self.visible(projected) if self.may_hide_all else None
-            self.record("weights", self.finite_map(projected, visible))
+            self.record("weights", self.attention_map(self.unmask_hidden(projected)[0]))
 
-    def finite_map(self, projected: Projected, visible: Tensor | None) -> Tensor:
-        """Return `attention_map`, with zeros for queries without visible keys, as in fused kernels, and not NaN."""
-        bias = projected.bias
-        if visible is None or bias is None or projected.causal or not self.may_hide_all:
-            return self.attention_map(projected)
+    def unmask_hidden(self, projected: Projected) -> tuple[Projected, Tensor | None]:
+        """Show all keys to queries without visible keys, whose softmax has no value, and return these queries.
+
+        Returns:
+            The projections, and a boolean mask (B or 1, H or 1, Nq, 1); None if the call masks nothing.
+        """
+        bias, visible = projected.bias, self.visible(projected) if self.may_hide_all else None
+        if visible is None or bias is None or projected.causal:
+            return projected, None
         hidden = ~visible.any(dim=-1, keepdim=True)
-        shown = bias | hidden if bias.dtype == torch.bool else bias.masked_fill(hidden, 0)  # else gradients are NaN too
-        return self.attention_map(projected.replace(bias=shown)).masked_fill(hidden, 0)
+        shown = bias | hidden if bias.dtype == torch.bool else bias.masked_fill(hidden, 0)
+        return projected.replace(bias=shown), hidden
 
     def attention_map(self, projected: Projected) -> Tensor:
         """Record the scores, and return the host's attention map (B, H, Nq, Nk)."""

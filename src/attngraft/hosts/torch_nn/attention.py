@@ -246,7 +246,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         batch, _, number, _ = heads.shape
         rows = heads.permute(2, 0, 1, 3).reshape(number * batch, self.embed_dim)
         rows = F.linear(rows, self.out_proj.weight, self.out_proj.bias)
-        return rows.view(number, batch, -1).transpose(0, 1)
+        return rows.view(number, batch, rows.shape[-1]).transpose(0, 1)
 
     def drop(self, tokens: Tensor) -> Tensor:
         return tokens  # the surrounding block applies the dropout, if any: see `forward`
