@@ -277,7 +277,9 @@ class AttentionSite(GraftedModule):
         bias = projected.bias
         if bias is None or bias.dtype == torch.bool:
             return bias
-        return attended_keys(bias > torch.finfo(bias.dtype).min / 2, bias)  # hosts mask with -inf or the dtype's minimum
+        return attended_keys(
+            bias > torch.finfo(bias.dtype).min / 2, bias
+        )  # hosts mask with -inf or the dtype's minimum
 
 
 class MlpSite(GraftedModule):
