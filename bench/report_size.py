@@ -13,12 +13,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from attngraft.bench.command import finish, options
-from attngraft.bench.result import Measurement, WrongOutputsError, current_setting, measurement
+from attngraft.bench.result import WrongOutputsError, current_setting, measured_once, measurement
 from attngraft.results.storage import load_result
 from attngraft.results.study import Cost, Interval
 from attngraft.study.config import StudyConfig, study_from_dict
@@ -45,12 +46,17 @@ GRAFTS = (
 COMMAND = "from attngraft.cli import main; main()"
 
 
-def invent(out: Path, *, seeds: int, epochs: int, images: int, classes: int) -> StudyConfig:
-    """Generate a finished study in `out`, whose variants differ by up to two points and seeds by half a point."""
+def invent(
+    out: Path, *, seeds: int, epochs: int, images: int, classes: int, grafts: Sequence[str] | None = None
+) -> StudyConfig:
+    """Generate a finished study in `out`, whose variants differ by up to two points and seeds by half a point.
+
+    `grafts` is `GRAFTS` by default.
+    """
     config = study_from_dict(
         {
             "host": {"name": "vit_tiny_patch16_224"},
-            "grafts": list(GRAFTS),
+            "grafts": list(GRAFTS if grafts is None else grafts),
             "data": "./photos",
             "seeds": seeds,
             "epochs": epochs,
@@ -209,16 +215,7 @@ def main() -> int:
         settings=sizes | {"variants": len(config.variants), "samples": arguments.pairs, "megabytes": size * MEGABYTES},
         measurements=(
             measurement(f"report of {runs}", taken, bar=SECONDS),
-            Measurement(
-                name=f"its page and plots, over {MEGABYTES:g} MB",
-                unit="ratio",
-                value=size,
-                low=size,
-                high=size,
-                bar=1.0,
-                passed=size <= 1.0,
-                samples=1,
-            ),
+            measured_once(f"its page and plots, over {MEGABYTES:g} MB", size, bar=1.0),
         ),
     )
     return finish(result, out=arguments.out, as_json=arguments.json)

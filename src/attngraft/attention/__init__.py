@@ -29,7 +29,15 @@ from attngraft.attention.space import (
     sites_with_detached,
     with_originals,
 )
-from attngraft.attention.template import AttentionSite, GraftedModule, MlpEnds, MlpSite, is_graft, plain_class
+from attngraft.attention.template import (
+    AttentionSite,
+    GraftedModule,
+    MlpEnds,
+    MlpSite,
+    attended_keys,
+    is_graft,
+    plain_class,
+)
 
 __all__ = [
     "CIRCUMSTANCES",
@@ -58,6 +66,7 @@ __all__ = [
     "SpaceSite",
     "Unused",
     "all_modules",
+    "attended_keys",
     "detached_state",
     "is_graft",
     "load_detached_state",

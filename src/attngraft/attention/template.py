@@ -8,7 +8,7 @@ they add is `self.grafts`, which the installer sets.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +68,14 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     )
 
 
+def attended_keys(visible: Tensor, bias: Tensor) -> Tensor:
+    """Return `visible`, with all keys that have a finite bias for queries without visible keys.
+
+    The softmax of a query whose keys are all masked by one finite number is uniform; by -inf, fused kernels return zeros.
+    """
+    return visible | (bias > float("-inf")) & ~visible.any(dim=-1, keepdim=True)
+
+
 #: hook points after the output projection, in the order of the forward pass
 _AFTER_PROJECTION: tuple[HookPoint, ...] = ("tokens", "attn.window", "attn.end")
 
@@ -82,6 +90,8 @@ class AttentionSite(GraftedModule):
     #: hook points at the end of this module: ("attn.window",) if the block merges windows afterwards; both names for a
     #: class used in blocks with and without windows, whose sites each list only one of them in `targets`
     ends: tuple[HookPoint, ...] = ("attn.end",)
+    #: whether a call may mask all keys of a query; False if the bias is only positions or separates windows
+    may_hide_all: ClassVar[bool] = True
     scale: float
     fused_attn: bool
     attn_drop: nn.Dropout
@@ -170,13 +180,37 @@ class AttentionSite(GraftedModule):
         if self.fused_attn and not self.grafts_at("weights"):
             self.record_map(projected)
             return self.kernel(projected)
+        return self.attend_explicitly(projected)
+
+    def attend_explicitly(self, projected: Projected) -> Tensor:
+        """Compute the heads from the attention map, which the grafts at `weights` change.
+
+        With grafts, a query without visible keys gets zeros, as from fused kernels, and not NaN as in explicit hosts.
+        """
+        if not (self.grafts_at("weights") or self.grafts_at("mix")):
+            return self.spread(self.run("weights", self.attention_map(projected)), projected)
+        projected, hidden = self.unmask_hidden(projected)
         visible = self.visible(projected) if self.grafts_at("weights") else None
-        return self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
+        heads = self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
+        return heads if hidden is None else heads.masked_fill(hidden, 0)
 
     def record_map(self, projected: Projected) -> None:
         """Record the attention map, which a fused kernel does not return; the kernel's output does not change."""
         if self.is_recording("scores", "weights"):
-            self.record("weights", self.attention_map(projected))
+            self.record("weights", self.attention_map(self.unmask_hidden(projected)[0]))
+
+    def unmask_hidden(self, projected: Projected) -> tuple[Projected, Tensor | None]:
+        """Show all keys to queries without visible keys, whose softmax has no value, and return these queries.
+
+        Returns:
+            The projections, and a boolean mask (B or 1, H or 1, Nq, 1); None if the call masks nothing.
+        """
+        bias, visible = projected.bias, self.visible(projected) if self.may_hide_all else None
+        if visible is None or bias is None or projected.causal:
+            return projected, None
+        hidden = ~visible.any(dim=-1, keepdim=True)
+        shown = bias | hidden if bias.dtype == torch.bool else bias.masked_fill(hidden, 0)
+        return projected.replace(bias=shown), hidden
 
     def attention_map(self, projected: Projected) -> Tensor:
         """Record the scores, and return the host's attention map (B, H, Nq, Nk)."""
@@ -240,9 +274,12 @@ class AttentionSite(GraftedModule):
         if projected.causal:
             ones = projected.q.new_ones(projected.q.shape[-2], projected.k.shape[-2], dtype=torch.bool)
             return ones.tril()
-        if projected.bias is None or projected.bias.dtype == torch.bool:
-            return projected.bias
-        return projected.bias > torch.finfo(projected.bias.dtype).min  # hosts mask with -inf or the dtype's minimum
+        bias = projected.bias
+        if bias is None or bias.dtype == torch.bool:
+            return bias
+        return attended_keys(
+            bias > torch.finfo(bias.dtype).min / 2, bias
+        )  # hosts mask with -inf or the dtype's minimum
 
 
 class MlpSite(GraftedModule):

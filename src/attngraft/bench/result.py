@@ -41,12 +41,15 @@ def check_outputs(candidate: Any, reference: Any, *, what: str, rtol: float = 1e
         ) from None
 
 
+Unit = Literal["ratio", "seconds", "points"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
     """One line of a result: a ratio, a duration or percentage points, with a 95% interval and a bar (upper limit)."""
 
     name: str
-    unit: Literal["ratio", "seconds", "points"]
+    unit: Unit
     value: float  #: median
     low: float
     high: float
@@ -114,11 +117,11 @@ class Setting:
         )
 
 
-def measured_once(name: str, value: float, *, bar: float | None) -> Measurement:
-    """Return a line of the result for a deterministic ratio, measured once."""
+def measured_once(name: str, value: float, *, bar: float | None, unit: Unit = "ratio") -> Measurement:
+    """Return a line of the result for a value measured once, such as a deterministic ratio."""
     return Measurement(
         name=name,
-        unit="ratio",
+        unit=unit,
         value=value,
         low=value,
         high=value,

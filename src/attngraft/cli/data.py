@@ -101,7 +101,7 @@ def check(
     from attngraft.tasks.capabilities import require
     from attngraft.tasks.fitting import fitting_task
     from attngraft.tasks.images.inspection import inspect_images
-    from attngraft.tasks.images.opening import data_config
+    from attngraft.tasks.images.opening import data_config, survey_known
     from attngraft.tasks.task import load_task
 
     if task is not None:
@@ -134,7 +134,8 @@ def check(
     with counts_displayed():
         result = inspect_images(config, task=task)
         if not result.refusals:
-            result = _loaded(result, settings)
+            with survey_known(config, result.survey):
+                result = _loaded(result, settings)
     if as_json:
         print_json(result.as_dict())
     else:

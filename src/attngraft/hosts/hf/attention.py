@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
-from attngraft.attention import AttentionGeometry, AttentionSite, HookPoint, LinearLayer, Projected
+from attngraft.attention import AttentionGeometry, AttentionSite, HookPoint, LinearLayer, Projected, attended_keys
 from attngraft.dispatch.autograd import is_exporting
 from attngraft.errors import HostError
 from attngraft.hosts.adapter import Site, check_known
@@ -219,7 +219,7 @@ class ProjectedSite(AttentionSite):
         if projected.bias is None:
             return None
         visible = visible_in(projected.bias)
-        return visible | ~visible.any(dim=-1, keepdim=True)  # as in `scores`
+        return visible if projected.bias.dtype == torch.bool else attended_keys(visible, projected.bias)
 
     def output_layer(self) -> LinearLayer | None:
         return as_linear(getattr(self, cast(str, self.out)))

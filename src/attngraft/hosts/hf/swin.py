@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ class GraftedSwinAttention(ScalingSite, swin.SwinAttention):
     """`transformers.models.swin.modeling_swin.SwinAttention`; its batch is (images * windows)."""
 
     ends = ("attn.window",)
+    may_hide_all: ClassVar[bool] = False
 
     def check_mask(self, mask: Tensor | None) -> None:
         """Accept any mask: it separates shifted windows and hides no token from all queries."""

@@ -1,7 +1,7 @@
 """Tensor layouts and attention templates of timm's hosts, and timm's shared `Attention`."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from timm.layers import Attention
@@ -109,6 +109,7 @@ class NoDropout(SelfAttention):
 class HeadwiseQkv(NoDropout):
     """Attention with a fused projection, interleaved by head (q, k, v of head 0, ...), and one bias per distance."""
 
+    may_hide_all: ClassVar[bool] = False
     key_dim: int
     val_dim: int
     attention_biases: Tensor

@@ -22,6 +22,7 @@ class GraftedWindowAttentionGlobal(SelfAttention, gcvit.WindowAttentionGlobal):
     """`timm.models.gcvit.WindowAttentionGlobal`: local queries, or unprojected global tokens of the image as queries."""
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
+    may_hide_all: ClassVar[bool] = False
     fused_attn = False
 
     def project(self, x: Tensor, q_global: Tensor | None = None) -> Projected:

@@ -23,6 +23,7 @@ class RelativeAttention(SelfAttention):
     """Attention with its own or shared relative positions, in blocks with and without windows."""
 
     ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
+    may_hide_all: ClassVar[bool] = False
     rel_pos: Any
 
     def bias(self, shared: Tensor | None) -> Tensor | None:

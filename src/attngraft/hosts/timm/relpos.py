@@ -15,6 +15,8 @@ from attngraft.hosts.timm.family import CHILDREN, TimmFamily, checked_site, pref
 class GraftedRelPosAttention(SelfAttention, relpos.RelPosAttention):
     """`timm.models.vision_transformer_relpos.RelPosAttention`: a block's own bias replaces the shared bias."""
 
+    may_hide_all: ClassVar[bool] = False
+
     def project(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Projected:
         q, k, v = split_qkv(self.qkv(x), self.num_heads)
         bias = shared_rel_pos if self.rel_pos is None else self.rel_pos.get_bias()

@@ -1,7 +1,7 @@
 """Attention of timm's EVA family: rotary positions, separate q and v biases, or three projections."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +73,8 @@ class RotarySite(SelfAttention):
 
 class GraftedBeitAttention(SelfAttention, BeitAttention):
     """`timm.models.beit.Attention`: a table of relative positions, per block or for the whole model."""
+
+    may_hide_all: ClassVar[bool] = False
 
     def project(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Projected:
         q, k, v = split_qkv(fused_qkv(self, x), self.num_heads)

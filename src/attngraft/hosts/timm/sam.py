@@ -19,6 +19,7 @@ class GraftedAttention(SelfAttention, sam.Attention):
     """`timm.models.vision_transformer_sam.Attention`: maps or windows (B, rows, columns, C)."""
 
     ends: tuple[HookPoint, ...] = ("attn.window", "attn.end")
+    may_hide_all: ClassVar[bool] = False
 
     def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
         grid = (x.shape[1], x.shape[2])

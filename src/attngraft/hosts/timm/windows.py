@@ -53,6 +53,7 @@ class WindowSite(PlainMerge):
     """
 
     ends: tuple[HookPoint, ...] = ("attn.window",)
+    may_hide_all: ClassVar[bool] = False
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return q, k, v, (B, H, N, d) each."""

@@ -216,14 +216,12 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
 
     def attend(self, projected: Projected) -> Tensor:
         """Use the fused kernel unless the weights are requested or `weights` has a graft."""
-        changed = bool(self.grafts_at("weights"))
-        if not changed and not projected.rest.weights:
+        if not self.grafts_at("weights") and not projected.rest.weights:
             self.record_map(projected)
             return F.scaled_dot_product_attention(
                 projected.q, projected.k, projected.v, projected.bias, self.dropped(), projected.causal
             )
-        visible = self.visible(projected) if changed else None
-        return self.spread_parts(self.run("weights", self.attention_map(projected), visible), projected)
+        return self.attend_explicitly(projected)
 
     def dropped(self) -> float:
         return self.dropout if self.training else 0.0
@@ -248,7 +246,7 @@ class GraftedMultiheadAttention(AttentionSite, nn.MultiheadAttention):
         batch, _, number, _ = heads.shape
         rows = heads.permute(2, 0, 1, 3).reshape(number * batch, self.embed_dim)
         rows = F.linear(rows, self.out_proj.weight, self.out_proj.bias)
-        return rows.view(number, batch, -1).transpose(0, 1)
+        return rows.view(number, batch, rows.shape[-1]).transpose(0, 1)
 
     def drop(self, tokens: Tensor) -> Tensor:
         return tokens  # the surrounding block applies the dropout, if any: see `forward`

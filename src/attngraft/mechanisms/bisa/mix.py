@@ -254,7 +254,7 @@ def _masks(context: MixContext, *, shared: bool = False) -> dict[str, Any]:
     bias, present = context.bias(), context.projected.present
     if present is not None:
         seen = present[:, None, :, None]
-        bias = _hide(bias, seen if shared else seen & present[:, None, None])
+        bias = _hide_queries(bias, seen) if shared else _hide(bias, seen & present[:, None, None])
     if bias is None or bias.dtype != torch.bool:
         return {"bias": bias, "visible": None}
     batch, heads, queries, _ = context.projected.q.shape
@@ -268,10 +268,27 @@ def _hide(bias: Tensor | None, seen: Tensor) -> Tensor:
     """Return a bias or mask that hides everything but `seen` (b, 1, Nq, Nk or 1)."""
     if bias is None:
         return seen
-    if bias.shape[0] != seen.shape[0]:  # both are repeated over the batch
-        turns = math.lcm(bias.shape[0], seen.shape[0])
-        bias, seen = (each.repeat(turns // each.shape[0], 1, 1, 1) for each in (bias, seen))
+    bias, seen = _as_often(bias, seen)
     return bias & seen if bias.dtype == torch.bool else torch.where(seen, bias, float("-inf"))
+
+
+def _hide_queries(bias: Tensor | None, seen: Tensor) -> Tensor:
+    """Return a bias or mask that hides all queries but `seen` (b, 1, Nq, 1) from the softmax over queries.
+
+    A bias stays finite where it is, so a query whose keys are all masked by the dtype's minimum attends to all of them.
+    """
+    if bias is None or bias.dtype == torch.bool:
+        return _hide(bias, seen)
+    bias, seen = _as_often(bias, seen)
+    return torch.where(seen, bias, bias.clamp_max(torch.finfo(bias.dtype).min / 2))
+
+
+def _as_often(bias: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Repeat a bias and a mask (b, ...) to a common b; both are repeated over the batch."""
+    if bias.shape[0] == seen.shape[0]:
+        return bias, seen
+    turns = math.lcm(bias.shape[0], seen.shape[0])
+    return bias.repeat(turns // bias.shape[0], 1, 1, 1), seen.repeat(turns // seen.shape[0], 1, 1, 1)
 
 
 def _present_tokens(present: Tensor, values: Tensor) -> Tensor:
@@ -298,6 +315,6 @@ def _over_tokens(heads: Tensor, present: Tensor | None) -> Tensor:
         normalized = F.layer_norm(heads.transpose(2, 3), heads.shape[2:3], eps=NORM_EPS)
         return normalized.transpose(2, 3)
     counted = _present_tokens(present, heads).to(heads.dtype)
-    number = counted.sum(2, keepdim=True)
+    number = counted.sum(2, keepdim=True).clamp_min(1)
     centred = (heads - (heads * counted).sum(2, keepdim=True) / number) * counted
     return centred * (centred.square().sum(2, keepdim=True) / number + NORM_EPS).rsqrt()

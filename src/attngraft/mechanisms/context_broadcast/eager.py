@@ -14,9 +14,10 @@ from attngraft.mechanisms.context_broadcast.reference import Context, context_of
 
 
 def _mean(x: Tensor) -> Tensor:
-    """Return the mean token with the token axes kept at size 1, in float32 at least."""
+    """Return the mean token with the token axes kept at size 1, in float32 at least; zeros if there are no tokens."""
     dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
-    return x.mean(tuple(range(1, x.ndim - 1)), keepdim=True, dtype=dtype)
+    average = x.mean if x.shape[1:-1].numel() else x.sum
+    return average(tuple(range(1, x.ndim - 1)), keepdim=True, dtype=dtype)
 
 
 def _halfway(x: Tensor) -> Tensor:

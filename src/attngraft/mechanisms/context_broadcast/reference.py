@@ -19,6 +19,8 @@ def context_of(x: Tensor, *, context: Context = "mean", prefix: int = 0) -> Tens
     if context == "class":
         return x[:, :1]
     others = x[:, prefix:]
+    if not others.shape[1:-1].numel():  # no tokens have no mean, and their maximum raises an error
+        return others.sum(axes, keepdim=True)
     return others.mean(axes, keepdim=True) if context == "mean" else others.amax(axes, keepdim=True)
 
 

@@ -6,7 +6,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.attention import AttentionGeometry, AttentionSite, LinearLayer, MlpGeometry, Projected, Projection
+from attngraft.attention import (
+    AttentionGeometry,
+    AttentionSite,
+    LinearLayer,
+    MlpGeometry,
+    Projected,
+    Projection,
+    attended_keys,
+)
 from attngraft.errors import UsageError
 from attngraft.hosts.adapter import HostAdapter, Site
 from attngraft.hosts.patched import MaskedParts, check_call
@@ -63,7 +71,8 @@ class GraftedAttention(AttentionSite, Attention):
         return Projected(q, k, v, x, bias=bias, causal=causal, keys=memory, present=present)
 
     def visible(self, projected: Projected) -> Tensor | None:
-        return super().visible(projected) if projected.bias is None else projected.bias == 0
+        bias = projected.bias
+        return super().visible(projected) if bias is None else attended_keys(bias == 0, bias)
 
     def merge(self, heads: Tensor, projected: Projected) -> Tensor:
         return cast(Tensor, self.proj(heads.transpose(1, 2).flatten(2)))

@@ -290,6 +290,8 @@ def copies_refusal(copies: int, total: int, part: str, *, where: str, drawn: boo
 def find_issues(parts: Mapping[str, Images], scan: ScanResult, *, classes: Sequence[str]) -> DataIssues:
     """Return the issues in `scan`, which covers the images of all splits in their order: train, val, test."""
 
+    known: dict[tuple[str, str, str], Duplicate] = {}  # each once, as many rows of a table may name the same file
+
     def located(position: int) -> tuple[str, Images, int]:
         for part, images in parts.items():
             if position < len(images):
@@ -297,16 +299,18 @@ def find_issues(parts: Mapping[str, Images], scan: ScanResult, *, classes: Seque
             position -= len(images)
         raise IndexError(position)
 
-    def duplicate(position: int) -> Duplicate:
-        part, images, index = located(position)
+    def label_of(images: Images, index: int) -> str:
         label = images.labels[index]
         if images.labels.dtype.kind == "f":
-            return Duplicate(part, images.names[index], ", ".join(f"{number:g}" for number in label))
-        if np.ndim(label) == 0:
-            return Duplicate(part, images.names[index], classes[int(label)])
-        return Duplicate(
-            part, images.names[index], ", ".join(classes[int(i)] for i in np.flatnonzero(label)) or "no class"
-        )
+            return ", ".join(f"{number:g}" for number in label)
+        if images.labels.ndim == 1:
+            return classes[int(label)]
+        return ", ".join(classes[int(i)] for i in np.flatnonzero(label)) or "no class"
+
+    def duplicate(position: int) -> Duplicate:
+        part, images, index = located(position)
+        key = part, images.names[index], label_of(images, index)
+        return known.get(key) or known.setdefault(key, Duplicate(*key))
 
     unreadable = []
     for position, reason in scan.problems.items():
@@ -334,15 +338,16 @@ def corrupt_limit(max_corrupt: float, images: int) -> int:
 
 def _identical(scan: ScanResult) -> list[list[int]]:
     """Return groups of positions of identical images, ordered by each group's first position."""
-    readable = np.array([index for index in range(len(scan)) if index not in scan.problems], dtype=np.int64)
-    if scan.depth == "off" or not len(readable):
+    if scan.depth == "off":
         return []
-    _, inverse, counts = np.unique(scan.digests[readable], axis=0, return_inverse=True, return_counts=True)
-    inverse = inverse.reshape(-1)
-    groups: dict[int, list[int]] = {}
-    for position in np.flatnonzero(counts[inverse] > 1):
-        groups.setdefault(int(inverse[position]), []).append(int(readable[position]))
-    return sorted(groups.values())
+    readable = np.setdiff1d(np.arange(len(scan)), list(scan.problems), assume_unique=True)
+    halves = np.ascontiguousarray(scan.digests[readable]).view(np.uint64)
+    order = np.lexsort(halves.T)  # stable, so equal digests remain in the order of the images
+    ends = np.append(np.flatnonzero((np.diff(halves[order], axis=0) != 0).any(axis=1)) + 1, len(order))
+    starts = np.append(0, ends[:-1])
+    several = ends - starts > 1
+    groups = zip(starts[several].tolist(), ends[several].tolist(), strict=True)
+    return sorted(readable[order[start:end]].tolist() for start, end in groups)
 
 
 def _is_same(train: Images, val: Images, scan: ScanResult) -> bool:

@@ -101,13 +101,13 @@ class Inspection:
             rows = range(first, first := first + len(images) + unreadable[part])
             if part == name:
                 break
-        rows_read = [row for row in rows if row not in scan.problems]
+        rows_read = np.setdiff1d(np.arange(rows.start, rows.stop), list(scan.problems), assume_unique=True)
         sizes = scan.sizes[rows_read]
         if not sizes.any():
             return {"sizes": None, "modes": {}}
         by_area = sizes[np.argsort(sizes.prod(axis=1, dtype=np.int64), kind="stable")]
         smallest, median, largest = (by_area[row].tolist() for row in (0, len(by_area) // 2, -1))
-        modes = Counter(scan.modes[row] for row in rows_read)
+        modes = Counter(scan.modes[rows_read].tolist())
         return {
             "sizes": {"smallest": smallest, "median": median, "largest": largest},
             "modes": dict(modes.most_common()),

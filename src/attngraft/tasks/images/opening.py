@@ -1,7 +1,9 @@
 """Training, validation and test images from the recipe's `task.data`, checked and ready for training."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,19 @@ class Survey:
     leak: str = ""  #: reason why new runs would reject the data, see `OpenedImages`
 
 
+_known: ContextVar[tuple[DataConfig, Survey] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def survey_known(config: DataConfig, survey: Survey) -> Iterator[None]:
+    """Context manager in which `open_images` uses this survey of the data of `config`, and makes no other."""
+    before = _known.set((config, survey))
+    try:
+        yield
+    finally:
+        _known.reset(before)
+
+
 def data_config(task: str | None) -> type[DataConfig]:
     """Return the config class of `task.data` for an image task; None is treated as a task with classes."""
     return NumbersConfig if task is not None and getattr(load_task(task), "numeric", False) else DataConfig
@@ -74,7 +89,11 @@ def open_images(config: DataConfig, *, saved_split: Path | None = None) -> Opene
         ConfigError: a class is unknown.
         DataError: the data cannot be used; the message names the file or folder and the remedy.
     """
-    survey = survey_images(config, saved_split=saved_split)
+    known = _known.get()
+    if known is not None and known[0] == config and saved_split is None:
+        survey = known[1]
+    else:
+        survey = survey_images(config, saved_split=saved_split)
     if survey.refusals or survey.val is None:
         raise DataError(survey.refusals[0])
     source, issues = survey.source, survey.issues

@@ -6,8 +6,10 @@ bit-identical for any number of workers and on resume, and evaluation never coun
 (path, size, modification time), so a second scan only reads each file's metadata.
 """
 
+import bisect
 import copy
 import hashlib
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +24,9 @@ from attngraft.counting import counted
 from attngraft.errors import DataError
 from attngraft.image_files import open_image
 from attngraft.tasks.images.config import Check
-from attngraft.tasks.images.sources.base import FileImages, Images, Stamp
+from attngraft.tasks.images.sources.base import FileImages, Images
 from attngraft.tasks.images.sources.decoding import RULES, UnreadableImage, check_header, decode, in_mode, strips
+from attngraft.tasks.images.sources.folder import FolderImages
 
 Depth = Literal["full", "fast", "off"]
 
@@ -32,6 +35,7 @@ FULL_BYTES = 2**32  #: ... and this total size of the files
 
 _END = 2**16  #: number of bytes that `fast` reads at each end of a file
 _CACHE_FACTOR = 4  #: old entries are dropped when they exceed this multiple of the new ones
+_MODE = "U8"  #: type of Pillow's modes in arrays
 _CHUNK = 64  #: number of images that a thread scans at a time
 
 
@@ -45,7 +49,7 @@ class ScanResult:
 
     depth: Depth
     sizes: np.ndarray  #: (N, 2) int32 width, height; 0 for unreadable images
-    modes: list[str]  #: Pillow's modes; empty for unreadable images
+    modes: np.ndarray  #: (N,) Pillow's modes; empty for unreadable images
     digests: np.ndarray  #: (N, 16) uint8
     problems: dict[int, str]  #: index of each unreadable image -> reason
 
@@ -68,51 +72,118 @@ def scan(images: Sequence[Images], check: Check, *, where: str) -> ScanResult:
             of files; beyond that `fast` for files and `off` for other images (timm's back ends).
         where: name of the source, part of the cache key.
     """
-    located = [(images_of, index) for images_of in images for index in range(len(images_of))]
-    stamps = [each.stamp(index) for each, index in located] if check != "off" else [None] * len(located)
+    files = _Files(images)
+    stamps = files.stamps() if check != "off" else np.zeros((0, 2))
     depth: Depth = check if check != "auto" else "full"
-    if check == "auto" and (len(located) > FULL_IMAGES or sum(stamp[0] for stamp in stamps if stamp) > FULL_BYTES):
+    if check == "auto" and (len(files.number) > FULL_IMAGES or stamps[files.number, 0].clip(min=0).sum() > FULL_BYTES):
         depth = "fast" if all(isinstance(each, FileImages) for each in images) else "off"
-    results: list[_ImageInfo | str | None] = [None] * len(located)
+    found, problems = _Found.of(len(files)), dict[int, str]()
     if depth != "off":
         cache = _ScanCache(where, depth)
-        keys = [cache.key(each.where(index), stamp) for (each, index), stamp in zip(located, stamps, strict=True)]
-        results = [cache.get(key) for key in keys]
-        pending = [position for position, result in enumerate(results) if result is None]
-        work = [(position, *located[position]) for position in pending]
-        for position, scanned in counted(_scan_all(work, depth), "images scanned (once)", total=len(work)):
-            results[position] = scanned
-        if pending:
-            cache.save(keys, results)
-    sizes, digests = np.zeros((len(results), 2), dtype=np.int32), np.zeros((len(results), 16), dtype=np.uint8)
-    for position, result in enumerate(results):
-        if isinstance(result, _ImageInfo):
-            sizes[position], digests[position] = result.size, np.frombuffer(result.digest, dtype=np.uint8)
+        keys = cache.keys(files, stamps)
+        pending = np.flatnonzero(~cache.fill(keys, found))
+        for file, result in counted(_scan_all(files, pending, depth), "images scanned (once)", total=len(pending)):
+            if isinstance(result, str):
+                problems[file] = result
+            else:
+                found.sizes[file], found.modes[file] = result.size, result.mode
+                found.digests[file] = np.frombuffer(result.digest, dtype=np.uint8)
+        if len(pending):
+            lasting = stamps[:, 0] >= 0
+            lasting[list(problems)] = False  # their cause may be temporary (disk, permissions)
+            cache.save(keys[lasting], found.take(lasting))
+    by_image = found.take(files.number)
+    unreadable = np.flatnonzero(np.isin(files.number, list(problems)))
     return ScanResult(
         depth=depth,
-        sizes=sizes,
-        modes=[result.mode if isinstance(result, _ImageInfo) else "" for result in results],
-        digests=digests,
-        problems={position: result for position, result in enumerate(results) if isinstance(result, str)},
+        sizes=by_image.sizes,
+        modes=by_image.modes,
+        digests=by_image.digests,
+        problems={row: problems[int(files.number[row])] for row in unreadable.tolist()},
     )
 
 
-def _scan_all(work: Sequence[tuple[int, Images, int]], depth: Depth) -> Iterator[tuple[int, _ImageInfo | str]]:
-    """Yield the result of each (position, images, index); files are scanned in threads."""
-    for position, images, index in work:
-        if not isinstance(images, FileImages):
-            yield position, _scan_image(images, index, depth)
-    files = [job for job in work if isinstance(job[1], FileImages)]
+class _Files:
+    """The files of all images, each once, as rows of a table may share files; other images count as files of their own.
 
-    def scan_chunk(chunk: list[tuple[int, Images, int]]) -> list[tuple[int, _ImageInfo | str]]:
-        copies = {id(images): copy.copy(images) for _, images, _ in chunk}  # each copy opens its own files
-        return [(position, _scan_image(copies[id(images)], index, depth)) for position, images, index in chunk]
+    `number` (N,) is the file of each image.
+    """
+
+    def __init__(self, images: Sequence[Images]) -> None:
+        self._images = images
+        self._ends = list(itertools.accumulate(map(len, images)))
+        self.number = self._first = np.arange(sum(map(len, images)))  # `_first`: the first image of each file
+        roots = {each.root if isinstance(each, FolderImages) else None for each in images}
+        if len(roots) == 1 and None not in roots:
+            files: dict[str, int] = {}
+            names = (files.setdefault(name, len(files)) for each in images for name in each.names)
+            number = np.fromiter(names, dtype=np.int64, count=len(self.number))
+            if len(files) < len(number):
+                self.number, self._first = number, np.unique(number, return_index=True)[1]
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def locate(self, file: int) -> tuple[Images, int]:
+        """Return the set with the first image of a file, and the index of the image."""
+        position = int(self._first[file])
+        part = bisect.bisect_right(self._ends, position)
+        return self._images[part], position - (self._ends[part - 1] if part else 0)
+
+    def stamps(self) -> np.ndarray:
+        """Return the stamps of all files, (files, 2); -1 without a stamp."""
+        stamps = np.full((len(self), 2), -1, dtype=np.int64)
+        for file in range(len(self)):
+            images, index = self.locate(file)
+            stamp = images.stamp(index)
+            if stamp is not None:
+                stamps[file] = stamp
+        return stamps
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Properties of files, as in `ScanResult`."""
+
+    sizes: np.ndarray
+    modes: np.ndarray
+    digests: np.ndarray
+
+    @classmethod
+    def of(cls, files: int) -> "_Found":
+        """Return properties to be filled."""
+        return cls(np.zeros((files, 2), np.int32), np.zeros(files, _MODE), np.zeros((files, 16), np.uint8))
+
+    def take(self, chosen: np.ndarray) -> "_Found":
+        """Return the properties of some files."""
+        return _Found(self.sizes[chosen], self.modes[chosen], self.digests[chosen])
+
+
+def _scan_all(files: _Files, pending: np.ndarray, depth: Depth) -> Iterator[tuple[int, _ImageInfo | str]]:
+    """Yield (file, result) for each file in `pending`, scanned in threads; first those of images without files."""
+    stored = []
+    for file in pending.tolist():
+        images, index = files.locate(file)
+        if isinstance(images, FileImages):
+            stored.append(file)
+        else:
+            yield file, _scan_image(images, index, depth)
+
+    def scan_chunk(chunk: list[int]) -> list[tuple[int, _ImageInfo | str]]:
+        copies: dict[int, Images] = {}
+        results = []
+        for file in chunk:
+            images, index = files.locate(file)
+            if id(images) not in copies:
+                copies[id(images)] = copy.copy(images)  # each copy opens its own files
+            results.append((file, _scan_image(copies[id(images)], index, depth)))
+        return results
 
     # decoding and hashing release the GIL
     threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     pool = ThreadPoolExecutor(threads)
     try:
-        for results in pool.map(scan_chunk, [files[i : i + _CHUNK] for i in range(0, len(files), _CHUNK)]):
+        for results in pool.map(scan_chunk, [stored[i : i + _CHUNK] for i in range(0, len(stored), _CHUNK)]):
             yield from results
     finally:
         pool.shutdown(cancel_futures=True)
@@ -176,35 +247,46 @@ class _ScanCache:
     def __init__(self, where: str, depth: Depth) -> None:
         self.path = cache_file("images", os.path.realpath(where), depth, str(RULES), PIL.__version__)
         stored = load_arrays(self.path)
-        self.entries: dict[bytes, _ImageInfo] = {}
+        self._keys, self._found = _as_keys(np.zeros((0, 16), np.uint8)), _Found.of(0)
         if set(stored) == {"keys", "sizes", "modes", "digests"}:
-            rows = zip(
-                stored["keys"], stored["sizes"].tolist(), stored["modes"].tolist(), stored["digests"], strict=True
-            )
-            self.entries = {
-                key.tobytes(): _ImageInfo((size[0], size[1]), mode, digest.tobytes())
-                for key, size, mode, digest in rows
-            }
+            self._keys = _as_keys(stored["keys"])
+            self._found = _Found(stored["sizes"], stored["modes"], stored["digests"])
 
-    def key(self, name: str, stamp: Stamp | None) -> bytes | None:
-        if stamp is None:
-            return None
-        text = f"{name}\0{stamp[0]}\0{stamp[1]}".encode("utf-8", "surrogateescape")
-        return hashlib.blake2b(text, digest_size=16).digest()
+    def keys(self, files: _Files, stamps: np.ndarray) -> np.ndarray:
+        """Return the keys of files; those of files without a stamp are zero."""
+        keys = np.zeros((len(files), 16), dtype=np.uint8)
+        for file, (size, time) in enumerate(stamps.tolist()):
+            if size >= 0:
+                images, index = files.locate(file)
+                text = f"{images.where(index)}\0{size}\0{time}".encode("utf-8", "surrogateescape")
+                keys[file] = np.frombuffer(hashlib.blake2b(text, digest_size=16).digest(), dtype=np.uint8)
+        return _as_keys(keys)
 
-    def get(self, key: bytes | None) -> _ImageInfo | None:
-        return None if key is None else self.entries.get(key)
+    def fill(self, keys: np.ndarray, found: _Found) -> np.ndarray:
+        """Write the stored properties of files to `found`, and return which files have some, (files,)."""
+        if not len(self._keys):
+            return np.zeros(len(keys), dtype=bool)
+        order = np.argsort(self._keys)
+        entries = order[np.searchsorted(self._keys, keys, sorter=order).clip(max=len(order) - 1)]
+        known = self._keys[entries] == keys
+        stored = self._found.take(entries[known])
+        found.sizes[known], found.modes[known], found.digests[known] = stored.sizes, stored.modes, stored.digests
+        return known
 
-    def save(self, keys: Sequence[bytes | None], results: Sequence[_ImageInfo | str | None]) -> None:
-        """Store results, except failures: their cause may be temporary (disk, permissions)."""
-        new = {k: r for k, r in zip(keys, results, strict=True) if k is not None and isinstance(r, _ImageInfo)}
-        if not new:
+    def save(self, keys: np.ndarray, found: _Found) -> None:
+        """Store the properties of files."""
+        if not len(keys):
             return
-        entries = list((self.entries | new if len(self.entries) <= _CACHE_FACTOR * len(new) else new).items())
-        arrays: dict[str, np.ndarray] = {
-            "keys": np.frombuffer(b"".join(key for key, _ in entries), dtype=np.uint8).reshape(-1, 16),
-            "sizes": np.array([info.size for _, info in entries], dtype=np.int32),
-            "modes": np.array([info.mode for _, info in entries]),
-            "digests": np.frombuffer(b"".join(info.digest for _, info in entries), dtype=np.uint8).reshape(-1, 16),
-        }
-        keep_arrays(self.path, arrays)
+        if len(self._keys) <= _CACHE_FACTOR * len(keys):
+            others = ~np.isin(self._keys, keys)
+            old = self._found.take(others)
+            keys = np.concatenate([self._keys[others], keys])
+            pairs = ((old.sizes, found.sizes), (old.modes, found.modes), (old.digests, found.digests))
+            found = _Found(*(np.concatenate(pair) for pair in pairs))
+        columns = {"sizes": found.sizes, "modes": found.modes, "digests": found.digests}
+        keep_arrays(self.path, {"keys": keys.view(np.uint8).reshape(-1, 16), **columns})
+
+
+def _as_keys(rows: np.ndarray) -> np.ndarray:
+    """View keys (N, 16) uint8 as (N,) strings of bytes, which can be sorted and compared."""
+    return np.ascontiguousarray(rows).view("S16").reshape(-1)

@@ -40,7 +40,7 @@ class FolderImages(FileImages):
         return file_stamp(self.where(index))
 
     def take(self, indices: np.ndarray, labels: np.ndarray) -> FolderImages:
-        return FolderImages(self.root, names=[self.names[i] for i in indices], labels=labels)
+        return FolderImages(self.root, names=[self.names[i] for i in indices.tolist()], labels=labels)
 
 
 def open_folder(path: Path, config: DataConfig) -> ImageSource:

@@ -202,7 +202,7 @@ def _build(found: SplitTable, folder: Path, config: DataConfig) -> ImageSource:
 
     def images(which: int) -> FolderImages:
         rows = np.flatnonzero(found.side == which)
-        return FolderImages(root, names=[paths[row] for row in rows], labels=labels.values[rows])
+        return FolderImages(root, names=[paths[row] for row in rows.tolist()], labels=labels.values[rows])
 
     groups = None
     if config.group_column is not None:

@@ -5,9 +5,11 @@ The standard library reads .csv, .tsv and .jsonl files, and pyarrow reads .parqu
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
+from array import array
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +37,8 @@ SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in o
 
 _ENTRY = 8  #: least number of bytes of an entry in memory
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  #: half of a pair of surrogates in JSON
+_ROWS = 2**14  #: number of rows to read at a time, and of different strings in a column to keep once
+
 _YES, _NO = frozenset({"1", "1.0", "true", "yes"}), frozenset({"0", "0.0", "-1", "-1.0", "false", "no"})
 
 
@@ -48,15 +52,18 @@ class LabelTable:
     where: str
     columns: dict[str, list[Any]]
     #: row numbers (.csv: from 2, after the header; .parquet: from 0), or where the rows are (`line 3`)
-    numbers: list[int | str]
+    numbers: Sequence[int | str]
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), []))
 
     def take(self, rows: np.ndarray) -> "LabelTable":
-        """Return the table of these rows."""
-        columns = {name: [entries[row] for row in rows] for name, entries in self.columns.items()}
-        return LabelTable(where=self.where, columns=columns, numbers=[self.numbers[row] for row in rows])
+        """Return the table of these rows, in ascending order."""
+        if len(rows) == len(self):
+            return self
+        chosen = rows.tolist()
+        columns = {name: [entries[row] for row in chosen] for name, entries in self.columns.items()}
+        return LabelTable(where=self.where, columns=columns, numbers=[self.numbers[row] for row in chosen])
 
     def column(self, name: str, *, field: str) -> list[Any]:
         """Return the column that is configured in `task.data.<field>`.
@@ -162,29 +169,48 @@ def _text(path: Path) -> LabelTable:
     first_line = text.partition("\n")[0]
     separator = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=first_line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    del text  # the stream has a copy
     try:
-        rows = list(reader)
+        names = next(reader, None)
+        if names is None:
+            raise DataError(f"{path}: is empty; the first line must name the columns (path,label)")
+        header = [name.strip() for name in names]
+        if len(set(header)) != len(header) or not all(header):
+            raise DataError(f"{path}: the first line must name every column once; found: {separator.join(names)[:100]}")
+        columns, numbers = [_Column() for _ in header], array("q")
+        first = 2
+        while rows := list(itertools.islice(reader, _ROWS)):
+            for number, row in enumerate(rows, start=first):
+                if row and len(row) != len(header):
+                    raise DataError(
+                        f"{path}: row {number} has {len(row)} entries, the header {len(header)}; put entries that contain "
+                        f"{separator!r} in double quotes"
+                    )
+            numbers.extend(number for number, row in enumerate(rows, start=first) if row)  # others are empty lines
+            first += len(rows)
+            for column, entries in zip(columns, zip(*filter(None, rows), strict=True), strict=False):
+                column.add(entries)
     except csv.Error as error:
         raise DataError(f"{path}: line {reader.line_num}: cannot be read as a table ({error})") from None
-    if not rows:
-        raise DataError(f"{path}: is empty; the first line must name the columns (path,label)")
-    header = [name.strip() for name in rows[0]]
-    if len(set(header)) != len(header) or not all(header):
-        raise DataError(f"{path}: the first line must name every column once; found: {separator.join(rows[0])[:100]}")
-    columns: dict[str, list[Any]] = {name: [] for name in header}
-    numbers: list[int | str] = []
-    for number, row in enumerate(rows[1:], start=2):
-        if not row:  # an empty line
-            continue
-        if len(row) != len(header):
-            raise DataError(
-                f"{path}: row {number} has {len(row)} entries, the header {len(header)}; put entries that contain "
-                f"{separator!r} in double quotes"
-            )
-        numbers.append(number)
-        for name, entry in zip(header, row, strict=True):
-            columns[name].append(entry.strip())
-    return LabelTable(where=str(path), columns=columns, numbers=numbers)
+    contents = {name: column.entries for name, column in zip(header, columns, strict=True)}
+    return LabelTable(where=str(path), columns=contents, numbers=numbers)
+
+
+class _Column:
+    """Entries of a column, where equal strings are one object if few differ, as in labels."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self._known: dict[str, str] | None = {}
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Append entries, without surrounding spaces."""
+        stripped = list(map(str.strip, texts))
+        if self._known is not None:
+            stripped = list(map(self._known.setdefault, stripped, stripped))
+            if len(self._known) > _ROWS:
+                self._known = None
+        self.entries += stripped
 
 
 @contextmanager
@@ -312,16 +338,13 @@ def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) ->
         names = (column or rest[0],)
     values = np.zeros((len(table), len(names)))
     for position, name in enumerate(names):
-        for row, entry in enumerate(table.column(name, field=field)):
-            try:
-                values[row, position] = math.nan if entry is None else float(entry)
-            except (TypeError, ValueError):
-                values[row, position] = math.nan
-            if not math.isfinite(values[row, position]):
-                raise DataError(
-                    f"{table.line(row)}: column {name!r} contains {_word(entry)!r}, not a number; correct it, or "
-                    "remove the row"
-                )
+        entries = table.column(name, field=field)
+        values[:, position] = list(map(_number, entries))
+        for row in np.flatnonzero(~np.isfinite(values[:, position]))[:1].tolist():
+            raise DataError(
+                f"{table.line(row)}: column {name!r} contains {_word(entries[row])!r}, not a number; correct it, or "
+                "remove the row"
+            )
     return Labels(classes=names, values=values, multilabel=False)
 
 
@@ -347,16 +370,23 @@ def label_column(table: LabelTable, exclude: set[str]) -> str:
 
 
 def _single(table: LabelTable, name: str, entries: Sequence[Any], *, note: str) -> Labels:
-    labels = []
-    for row, entry in enumerate(entries):
-        text = _word(entry)
-        if text.lower() in MISSING:
-            raise DataError(f"{table.line(row)}: column {name!r} contains no label; add one or remove the row")
-        labels.append(text)
-    classes = tuple(sorted(set(labels), key=natural))
+    labels = _words(entries)
+    different = set(labels)
+    if missing := {text for text in different if text.lower() in MISSING}:
+        row = next(row for row, text in enumerate(labels) if text in missing)
+        raise DataError(f"{table.line(row)}: column {name!r} contains no label; add one or remove the row")
+    classes = tuple(sorted(different, key=natural))
     number = {label: i for i, label in enumerate(classes)}
-    values = np.array([number[label] for label in labels], dtype=np.int64)
+    values = np.fromiter(map(number.__getitem__, labels), dtype=np.int64, count=len(labels))
     return Labels(classes=classes, values=values, multilabel=False, note=note)
+
+
+def _number(entry: Any) -> float:
+    """Return an entry as a number; NaN if it is none."""
+    try:
+        return math.nan if entry is None else float(entry)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _word(entry: Any) -> str:
@@ -367,6 +397,13 @@ def _word(entry: Any) -> str:
     return str(entry).strip()
 
 
+def _words(entries: Sequence[Any]) -> list[str]:
+    """Return `_word` of each entry."""
+    if set(map(type, entries)) == {str}:
+        return list(map(str.strip, entries))
+    return list(map(_word, entries))
+
+
 def as_lists(
     table: LabelTable, name: str, entries: Sequence[Any], config: DataConfig
 ) -> tuple[list[list[str]], str] | None:
@@ -375,22 +412,24 @@ def as_lists(
         return None
     if any(isinstance(entry, list) for entry in entries):
         return [[_word(label) for label in entry or []] for entry in entries], f"Column {name!r} has lists of labels."
-    texts = [_word(entry) for entry in entries]
+    texts = _words(entries)
+    different = set(texts)
     if config.label_separator is not None:
         separator: str | None = SEPARATORS[config.label_separator]
     else:
-        brackets = [text.startswith("[") and text.endswith("]") for text in texts if text.lower() not in MISSING]
+        brackets = [text.startswith("[") and text.endswith("]") for text in different if text.lower() not in MISSING]
         if brackets and all(brackets):
             rows = [_json_list(table, row, name, text) for row, text in enumerate(texts)]
             return rows, f"Column {name!r} has JSON lists of labels."
         marks = SEPARATORS.values() if name.lower() in LISTS else ()
-        separator = next((mark for mark in marks if any(mark in text for text in texts)), None)
+        separator = next((mark for mark in marks if any(mark in text for text in different)), None)
     if separator is None:
         return None
-    rows = [
-        [label.strip() for label in text.split(separator) if label.strip()] if text.lower() not in MISSING else []
-        for text in texts
-    ]
+    labels = {
+        text: [label.strip() for label in text.split(separator) if label.strip()] if text.lower() not in MISSING else []
+        for text in different
+    }
+    rows = [labels[text] for text in texts]
     note = f"Labels in column {name!r} are separated by {separator!r}"
     return (
         rows,
