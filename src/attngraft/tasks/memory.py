@@ -14,7 +14,7 @@ from attngraft.timing.memory import LiveStorages
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceMemory:
-    """Peak memory of inference on the largest example of the data."""
+    """Peak memory of inference on the largest example of the data: weights and tensors, without the kernels' scratch."""
 
     what: str  #: "evaluating the largest image, 4000 x 3000,"
     bytes: int
