@@ -127,11 +127,10 @@ def test_values_and_gradients_are_finite(spec: str, case: str, dtype: torch.dtyp
             for name, parameter in model.named_parameters():
                 if name.endswith("qkv.weight"):
                     parameter[: 2 * parameter.shape[1]] *= 300
-    model, x = grafted(model, spec).to(dtype), x.to(dtype)
-    if case == "huge logits" and spec not in SWIN:
         with attngraft.record(model, ["scores"]) as recording, torch.no_grad():
             model(x)
-        assert all(place["scores"].abs().max() > 1e3 for place in recording.values())
+        assert any(place["scores"].abs().max() > 1e3 for place in recording.values())
+    model, x = grafted(model, spec).to(dtype), x.to(dtype)
     if case != "masked rows":
         output, gradients = run(model, plainly, x)
     elif spec.startswith(REFUSING):
