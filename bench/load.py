@@ -30,7 +30,15 @@ TABLE_SECONDS, TABLE_BYTES = 20.0, 0.6e9
 STUDY_SECONDS, STUDY_BYTES = 60.0, 1e9
 CLASSES = 10
 TRAINING_SHARE = 0.8
-COMMAND = "import sys; from attngraft.cli import main; main(sys.argv[1:])"
+#: prints the peak memory of the process itself; `wait4` would count the memory of its parent before exec as well
+COMMAND = """
+import atexit, sys
+from attngraft.cli import main
+from attngraft.timing.memory import peak_memory
+
+atexit.register(lambda: print(f"\\n{peak_memory()}", file=sys.stderr))
+main(sys.argv[1:])
+"""
 
 
 def write_table(folder: Path, *, rows: int, images: int) -> Path:
@@ -63,21 +71,18 @@ def run(*words: str, cache: Path) -> tuple[float, int, str]:
     Raises:
         AttngraftError: the command failed.
     """
-    with tempfile.TemporaryFile() as output:
-        start = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *words],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"ATTNGRAFT_CACHE": str(cache)},
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
-        output.seek(0)
-        said = output.read().decode("utf-8")
-    if code := os.waitstatus_to_exitcode(status):
-        raise AttngraftError(f"attngraft {words[0]} failed with exit code {code}:\n{said[-2000:]}")
-    return seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), said
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"ATTNGRAFT_CACHE": str(cache)},
+    )
+    seconds = time.perf_counter() - start
+    if done.returncode:
+        raise AttngraftError(f"attngraft {words[0]} failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
+    return seconds, int(done.stderr.split()[-1]), done.stdout
 
 
 def measurements(name: str, seconds: float, peak: int, *, bars: tuple[float, float]) -> list[Measurement]:
