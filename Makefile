@@ -12,7 +12,7 @@ JOBS ?= 2
 PYTEST_ARGS ?=
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test slow product oldest lint docs pictures notebooks proof clean help
+.PHONY: demo test slow product oldest others audit lint docs pictures notebooks proof clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
@@ -20,6 +20,8 @@ help:
 	@echo "make slow    the long tests"
 	@echo "make product every host with every graft, compiled and exported, and variants of slow tests (hours; ONLY='TestSwin and bisa' selects a part)"
 	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
+	@echo "make others  the contract on Python 3.12 and 3.13 (in $(VENV)-3.12 and $(VENV)-3.13)"
+	@echo "make audit   known vulnerabilities of the installed packages, where https://pypi.org can be reached"
 	@echo "make proof   measure the coverage of the intervals in simulated studies (ten minutes; rerun to resume)"
 	@echo "make docs    the documentation, links checked, in site/"
 	@echo "make pictures  run the demo and make the pictures of its report in docs/images anew (needs Chromium)"
@@ -66,6 +68,22 @@ $(VENV)-oldest/installed: pyproject.toml requirements/oldest.txt
 oldest: $(VENV)-oldest/installed
 	$(ONE_THREAD) $(VENV)-oldest/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "oldest and not slow" \
 		tests/contract tests/export tests/training tests/test_package.py
+
+$(VENV)-%/installed: pyproject.toml
+	python$* -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[data,export,hf,text,test]"
+	@touch $@
+
+others: $(VENV)-3.12/installed $(VENV)-3.13/installed
+	for version in 3.12 3.13; do \
+		$(ONE_THREAD) $(VENV)-$$version/bin/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) \
+			tests/contract tests/test_package.py || exit 1; \
+	done
+
+audit: $(VENV)/installed-dev
+	@if $(BIN)/python -c 'from urllib.request import urlopen; urlopen("https://pypi.org/pypi/pip/23.2/json", timeout=10)' 2>/dev/null; \
+	then $(BIN)/python -m pip_audit --progress-spinner off --skip-editable; \
+	else echo "skipped: the vulnerabilities listed at https://pypi.org cannot be read"; fi
 
 # Without --quiet, which would hide broken links from --strict.
 docs: $(VENV)/installed-dev
