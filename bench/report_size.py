@@ -4,12 +4,14 @@
 
 The study is generated, with all files of a real study: 10 variants x 10 seeds, 30 epochs, and the predictions of 5,000
 validation images of 100 classes with logits. `attngraft compare --report-only` is timed as a separate process, from the
-command line to the last file: reading a hundred run folders, statistics, plots, page. Upper limits: 20 s, and 15 MB for the
-page and its plots together.
+command line to the last file: reading a hundred run folders, statistics, plots, page. It is also timed against the report of
+the same study without checksums, which are not compared then. Upper limits: 20 s, 1.2x, and 15 MB for the page and its plots
+together.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,10 +30,10 @@ from attngraft.study.plan import run_folder
 from attngraft.study.runner import write_study
 from attngraft.tasks.classification.evaluator import balanced_accuracy, macro_f1
 from attngraft.tasks.task import Predictions
-from attngraft.timing import duration
-from attngraft.training.run_folder import RunFolder, write_json
+from attngraft.timing import duration, paired_ratio
+from attngraft.training.run_folder import RunFolder, runs_below, write_json
 
-SECONDS, MEGABYTES = 20.0, 15.0
+SECONDS, CHECKED, MEGABYTES = 20.0, 1.2, 15.0
 GRAFTS = (
     "cb",
     "cb_s",
@@ -80,7 +82,7 @@ def invent(
             write_json(run.environment, {"device_name": "invented", "threads": 1, "packages": {}})
             run.write_metrics(rows(logits, target, epochs=epochs, generator=generator))
             run.write_predictions(predictions(logits.astype(np.float32), target))
-            write_json(run.finished, {})
+            run.write_finished({})
     write_study(config)
     recipe = config.recipe_of(config.baseline, config.seeds[0])
     save_costs(out, recipe, {variant.spec: cost(1 + place / 50) for place, variant in enumerate(config.variants)})
@@ -170,6 +172,15 @@ def report(out: Path) -> None:
     )
 
 
+def without_checksums(out: Path) -> Path:
+    """Return a copy of the study whose runs have no checksums."""
+    copy = out.with_name("older")
+    shutil.copytree(out, copy)
+    for run in runs_below(copy):
+        write_json(RunFolder(run).finished, {})
+    return copy
+
+
 def megabytes(out: Path) -> float:
     """Return the size of the page and its plots."""
     return sum(path.stat().st_size for path in (out / "report.html", *(out / "plots").iterdir())) / 1e6
@@ -208,6 +219,8 @@ def main() -> int:
         report(out)
         check(out, config)
         size = megabytes(out) / MEGABYTES
+        older = without_checksums(out)
+        compared = paired_ratio(lambda: report(older), lambda: report(out), pairs=arguments.pairs, warmup=0)
         taken = duration(lambda: report(out), samples=arguments.pairs, warmup=0)
     runs = f"{len(config.variants) * len(config.seeds)} runs"
     result = setting.result(
@@ -215,6 +228,7 @@ def main() -> int:
         settings=sizes | {"variants": len(config.variants), "samples": arguments.pairs, "megabytes": size * MEGABYTES},
         measurements=(
             measurement(f"report of {runs}", taken, bar=SECONDS),
+            measurement("report of a study with checksums over one without", compared, bar=CHECKED),
             measured_once(f"its page and plots, over {MEGABYTES:g} MB", size, bar=1.0),
         ),
     )
