@@ -13,7 +13,16 @@ from PIL import Image
 from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import LIGHT, THEMES
 from attngraft.report.differences import difference_range
-from attngraft.report.figures import FILES, band, curve_bands, difference_bands, plot_files, study_figures
+from attngraft.report.figures import (
+    FILES,
+    band,
+    curve_bands,
+    difference_bands,
+    drawn_text,
+    drawn_variants,
+    plot_files,
+    study_figures,
+)
 from attngraft.results import wording
 from attngraft.results.study import Interval
 from attngraft.results.wording import minus
@@ -83,6 +92,24 @@ def test_twenty_variants_have_room_for_their_names():
     heights = sorted(float(each.get("y")) for each in texts if (each.text or "").startswith("variant"))
     assert len(heights) == 19
     assert min(b - a for a, b in pairwise(heights)) > 12
+
+
+def test_of_many_variants_the_best_are_drawn():
+    study = studies.usual()
+    metric, template = study.metric, study.variants[1]
+    many = [study.variants[0]]
+    for i in range(30):
+        mean = replace(template.last[metric], mean=0.01 * i)
+        many.append(replace(template, name=f"variant {i}", last={**template.last, metric: mean}))
+    study = replace(study, variants=many)
+    assert drawn_variants(study) == [0, *range(12, 31)]
+    assert drawn_text(study) == "Drawn are the baseline and the 19 best of 30 other variants."
+    curves, *_ = study_figures(study)["curves"]
+    assert "variant 11" in curves.alt and "variant 10" not in curves.alt
+    assert "variant 10" in study_figures(study)["differences"][0].alt
+    lower = replace(study, higher_is_better=False)
+    assert drawn_variants(lower) == list(range(20))
+    assert drawn_text(studies.usual()) == ""
 
 
 def test_descriptions_hold_the_numbers():

@@ -25,6 +25,7 @@ from attngraft.results import wording
 from attngraft.results.study import Cost, Interval, RunSummary, StudyResult
 from attngraft.results.wording import metric_format, shorten, shown
 
+MOST = 20  #: variants in the figures of curves and costs; more would hide each other
 FIGURES = ("differences", "curves", "epochs", "cost", "cost-more")
 #: names of all files that `plot_files` may return
 FILES = frozenset(f"{name}{theme}.{kind}" for name in FIGURES for theme in ("", "-dark") for kind in ("png", "svg"))
@@ -32,15 +33,34 @@ FILES = frozenset(f"{name}{theme}.{kind}" for name in FIGURES for theme in ("", 
 
 def study_figures(result: StudyResult) -> dict[str, list[Drawing]]:
     """Return the panels of each of the `FIGURES` for which the study has data."""
+    few = replace(result, variants=[result.variants[index] for index in drawn_variants(result)])
     drawings = (
         [difference_drawing(result)],
-        [] if wording.is_untrained(result) else _curve_drawings(result),
+        [] if wording.is_untrained(result) else _curve_drawings(few, of=len(result.variants)),
         [epochs_drawing(result)],
-        [_cost_drawing(result, name) for name in ("parameters", "macs", "train_time")],
-        [_cost_drawing(result, name) for name in ("inference_time", "memory")],
+        [_cost_drawing(few, name) for name in ("parameters", "macs", "train_time")],
+        [_cost_drawing(few, name) for name in ("inference_time", "memory")],
     )
     present = [[panel for panel in panels if panel is not None] for panels in drawings]
     return {name: panels for name, panels in zip(FIGURES, present, strict=True) if panels}
+
+
+def drawn_variants(result: StudyResult) -> list[int]:
+    """Return the indices of the variants in the figures of curves and costs: the baseline, and up to `MOST` - 1 best."""
+
+    def rank(index: int) -> tuple[bool, float]:
+        variant = result.variants[index]
+        value = variant.last[result.metric].mean if result.metric in variant.last else math.nan
+        worse = -value if result.higher_is_better else value
+        return not variant.is_baseline, math.inf if math.isnan(worse) else worse
+
+    return sorted(sorted(range(len(result.variants)), key=rank)[:MOST])
+
+
+def drawn_text(result: StudyResult) -> str:
+    """Return a sentence if not all variants are drawn, else an empty string."""
+    number = len(result.variants)
+    return f"Drawn are the baseline and the {MOST - 1} best of {number - 1} other variants." if number > MOST else ""
 
 
 def plot_files(result: StudyResult) -> dict[str, bytes]:
@@ -102,12 +122,15 @@ def _by_epoch(run: RunSummary, key: str) -> dict[float, float]:
     return dict(zip(run.curve.get("step", run.curve.get("epoch", [])), run.curve.get(key, []), strict=False))
 
 
-def _curve_drawings(result: StudyResult) -> list[Drawing]:
+def _curve_drawings(result: StudyResult, *, of: int) -> list[Drawing]:
+    """Return the panels of learning curves; `of` is the number of variants of the study."""
     style, key = metric_format(result), f"val/{result.metric}"
     light = " (light inference)" if result.light_curves else ""
+    number = len(result.variants)
+    best = f", the best {number} of {of} variants" if number < of else ""
     gap = f"difference to the baseline ({style.points})" if style.points else "difference to the baseline"
     parts = [
-        ("metric", f"{style.title}, validation{light}", curve_bands(result, key), style.scale, False),
+        ("metric", f"{style.title}, validation{light}{best}", curve_bands(result, key), style.scale, False),
         ("difference", gap, difference_bands(result, key), style.scale, True),
         ("train-loss", "training loss", curve_bands(result, "train/loss"), 1.0, False),
     ]

@@ -15,7 +15,7 @@ from attngraft.report.analyses import analysis_views
 from attngraft.report.curves import curve_figures
 from attngraft.report.differences import IntervalBar, interval_bar
 from attngraft.report.examples import example_view
-from attngraft.report.figures import curve_unit, study_figures
+from attngraft.report.figures import curve_unit, drawn_text, study_figures
 from attngraft.report.metrics import NOT_CORRECTED as METRICS_NOT_CORRECTED
 from attngraft.report.metrics import metric_views
 from attngraft.report.rounds import margin_text, round_views
@@ -66,6 +66,7 @@ def report_html(
             for name, panels in study_figures(result).items()
             if name != "curves"  # drawn as small multiples
         },
+        drawn=drawn_text(result),
         curves=curve_figures(result),
         curve_unit=curve_unit(result),
         results_csv="\n".join(shown(line) for line in csv_text(result).splitlines()) + "\n",

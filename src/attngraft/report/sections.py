@@ -15,6 +15,7 @@ from attngraft.drawing.reliability import matrix_drawing, reliability_drawing
 from attngraft.drawing.sheet import inline_svg
 from attngraft.drawing.theme import VariantStyle, variant_styles
 from attngraft.report import texts
+from attngraft.report.figures import drawn_variants
 from attngraft.results.analysis import Curves, Line
 from attngraft.results.sections import Cell, Column, Matrix, Section, Table
 from attngraft.results.study import Interval, StudyResult, VariantResult
@@ -97,7 +98,7 @@ class SectionView:
 
 def section_views(result: StudyResult) -> list[SectionView]:
     """Return the sections of all variants, grouped by name, in the task's order."""
-    styles = variant_styles(result)
+    styles, drawn = variant_styles(result), drawn_variants(result)
     views = []
     for name in dict.fromkeys(section.name for variant in result.variants for section in variant.sections):
         sections = {
@@ -112,7 +113,7 @@ def section_views(result: StudyResult) -> list[SectionView]:
         for index, section in sections.items():
             base = None if baseline is None or index == baseline else sections[baseline]
             anchor, diagram = f"task-{name}-{index}", None
-            if section.reliability is not None:
+            if section.reliability is not None and index in drawn:
                 bins, other = section.reliability, base.reliability if base else None
                 diagram = inline_svg(
                     reliability_drawing(bins, other, role=styles[index].role, name=f"{anchor}-reliability")
