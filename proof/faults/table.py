@@ -43,9 +43,10 @@ clock that runs backwards, and a file system without locks.
 _FOOT = """
 ## Damaged files
 
-finished.json has the size and SHA-256 of each file of the run, and checksums.json those of the files of a study or of an
-exported model. A file is compared when it is read. `attngraft doctor --verify FOLDER` compares all files of a run, a study
-or an exported model, and metrics with predictions. Folders of earlier versions have no checksums, which `--verify` says.
+finished.json has the size and SHA-256 of each file of the run, and checksums.json those of the files of a study, of a suite's
+results or of an exported model. A file is compared when it is read. `attngraft doctor --verify FOLDER` compares all files of
+a run with its suites, a study or an exported model, and metrics with predictions. Folders of earlier versions have no
+checksums, which `--verify` says.
 Locks, logs, TensorBoard events, caches, spare checkpoints, plots, reports and model cards have none.
 
 - metrics.jsonl, predictions.npz or finished.json of a finished run: reports and evaluations fail. Rerun `attngraft compare`
@@ -57,6 +58,7 @@ Locks, logs, TensorBoard events, caches, spare checkpoints, plots, reports and m
 - Metrics that differ from those of the predictions, also in folders without checksums: the report fails and prints both.
 - results.json of a study: reading it fails. `attngraft compare --report-only` writes it again.
 - cost.json of a study: costs are measured again.
+- Results or predictions of a suite: reading them fails. `attngraft eval` or `compare` with the suite makes them again.
 - A file of an exported model: loading fails. Restore a copy, or export again.
 
 The tests are in `tests/training/test_damage.py`, `tests/training/test_run_folder.py` and `tests/study/test_verify.py`.

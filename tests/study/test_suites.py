@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from attngraft.errors import DataError, UsageError
-from attngraft.evaluation.suites.cache import read_columns
+from attngraft.evaluation.suites.cache import read_columns, write_suite_checksums
 from attngraft.report.page import report_html
 from attngraft.report.suites import suite_comparison, suite_views
 from attngraft.results.measured import MeanScore
@@ -317,6 +317,7 @@ def test_results_on_other_examples_are_left_out(copied: Path) -> None:
     found = json.loads(path.read_text())
     assert found["digest"]
     path.write_text(json.dumps(found | {"digest": "0" * 64}))
+    write_suite_checksums(path.parent, path.name)
     result = of_copy(copied, "fgsm")
     assert "baseline seed 0 is left out: it was evaluated on different examples from most runs" in " ".join(
         result.notes
@@ -329,6 +330,8 @@ def test_results_whose_predictions_are_gone_or_of_something_else_are_left_out(co
     (folder / "cb/seed0/evaluation/last/fgsm/fgsm-2.parquet").unlink()
     other = folder / "baseline/seed0/evaluation/last/fgsm/fgsm-2.parquet"
     shutil.copy(other, folder / "baseline/seed1/evaluation/last/fgsm/fgsm-2.parquet")
+    for run in ("cb/seed0", "baseline/seed1"):
+        (folder / run / "evaluation/last/fgsm/checksums.json").unlink()
     notes = " ".join(of_copy(copied, "fgsm").notes)
     for name in ("cb seed 0", "baseline seed 1"):
         assert f"{name} is left out: its prediction files do not belong" in notes
@@ -342,6 +345,7 @@ def test_results_that_do_not_tell_their_examples_and_runs_without_weights_are_ta
         found = json.loads(path.read_text())
         del found["digest"]
         path.write_text(json.dumps(found))
+        write_suite_checksums(path.parent, path.name)
     weights_file(copied / "study/runs/cb/seed1", "last").unlink()
     assert of_copy(copied, "fgsm") == before
 

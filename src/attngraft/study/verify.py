@@ -6,13 +6,16 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.checksums import Checksums
 from attngraft.counting import counted
 from attngraft.errors import AttngraftError, FolderError
+from attngraft.evaluation.suites.cache import suite_checksums
 from attngraft.results.storage import RESULT_FILE, read_study, study_checksums
 from attngraft.saved.manifest import MANIFEST, checksums_of
 from attngraft.study.predictions import read_statistics
 from attngraft.training.build import build_task
+from attngraft.training.evaluate import EVALUATIONS
 from attngraft.training.run_folder import STUDY_FILE, RunFolder, read_run, runs_below
 
 T = TypeVar("T")
@@ -34,7 +37,7 @@ class Verification:
 def verify(folder: Path) -> Verification:
     """Check all files with checksums of a run, a study with its runs, or an exported model.
 
-    The metrics of runs are also compared with those that their predictions give.
+    The metrics of runs are also compared with those that their predictions give; evaluations of runs are included.
 
     Raises:
         FolderError: the folder is none of these.
@@ -55,6 +58,8 @@ def verify(folder: Path) -> Verification:
             found.notes.append(f"{path}: not finished, so it has no checksums yet")
         elif _check(found, path, lambda folder: RunFolder(folder).read_finished()[1], _AGAIN):
             _attempt(found, partial(_compare_metrics, path))
+        for checksums in sorted((path / EVALUATIONS).rglob(CHECKSUMS_FILE)):
+            _check(found, checksums.parent, suite_checksums, "rerun attngraft eval with the suite")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,8 @@ from attngraft.errors import AttngraftError, ConfigError, DataError, TrainingErr
 from attngraft.evaluation.suites import SuiteRun, SuitesFailed, evaluate_suites, parse_suites
 from attngraft.evaluation.suites.cache import read_columns
 from attngraft.evaluation.suites.progress import SuiteProgress
+from attngraft.evaluation.suites.result import read_suite_run
+from attngraft.study.verify import verify
 from attngraft.tasks.images.suites.changes import noise_generator
 from attngraft.tasks.images.suites.corruptions import corruption
 from attngraft.training.evaluate import evaluate_run, open_split, run_target, trained_model
@@ -73,6 +76,29 @@ def test_clean_is_what_eval_says(done: Path) -> None:
         np.testing.assert_array_equal(kept[name], plain.predictions.arrays[name])
     found = json.loads((done / "evaluation" / "last" / "clean" / "results.json").read_text())
     assert {name: each["mean"] for name, each in found["groups"][0]["metrics"].items()} == dict(plain.metrics)
+
+
+def test_damaged_files_are_found_and_made_again(done: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(done, run)
+    folder = run / "evaluation" / "last" / "clean"
+    under(run, "clean")  # the results contain the folder's name
+    for name in ("clean.parquet", "results.json", "checksums.json"):
+        path, before = folder / name, contents(folder)
+        whole = before[name]
+        middle = len(whole) // 2
+        path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+        with pytest.raises(AttngraftError, match=rf"{name}: damaged"):
+            read_suite_run(folder)
+        assert any(f"{name}: damaged" in problem for problem in verify(run).problems)
+        if name != "results.json":
+            with pytest.raises(AttngraftError, match=rf"{name}: damaged"):
+                read_columns(folder / "clean.parquet")
+        caplog.clear()
+        under(run, "clean")
+        assert f"{name}: damaged" in caplog.text
+        assert contents(folder) == before
+        assert not any("/evaluation/" in problem for problem in verify(run).problems)
 
 
 def test_noise_and_fgsm_by_a_plain_loop(done: Path) -> None:

@@ -1,11 +1,12 @@
 """Cached predictions under one condition: a .parquet file with one row per example.
 
 Its metadata contains a fingerprint. The file is written atomically, so a file with the expected fingerprint means that the
-condition is finished.
+condition is finished. When a suite is finished, `checksums.json` in its folder has the size and SHA-256 of each file.
 """
 
 import dataclasses
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.errors import TrainingError, UsageError
+from attngraft.checksums import FILE as CHECKSUMS_FILE
+from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
+from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.files import atomic_file
 from attngraft.opening import parse_json
 from attngraft.tasks.task import Evaluation
 
 # pyarrow is an optional dependency, imported in the functions that need it
 
+log = logging.getLogger(__name__)
+
 KEY = b"attngraft"  #: attngraft's key in the file's metadata
+
+_REMEDY = "rerun attngraft eval or compare with the suite, which makes it again"
 
 Fingerprint = Mapping[str, Any]  #: everything that determines the predictions, as JSON values
 
@@ -126,10 +133,13 @@ def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.
     """Read the columns of a file written by `cache_predictions`; with `only`, skip all others.
 
     Raises:
-        TrainingError: the file cannot be read.
+        ConfigError: the checksums are damaged.
+        TrainingError: the file is damaged or cannot be read.
     """
     from pyarrow import ArrowException, parquet
 
+    if damage := suite_checksums(path.parent).damage(path):
+        raise TrainingError(f"{path}: damaged since it was written ({damage}); {_REMEDY}")
     try:
         names = parquet.read_schema(path).names
         table = parquet.read_table(path, columns=[name for name in names if only is None or name in only])
@@ -141,3 +151,37 @@ def read_columns(path: Path, only: Sequence[str] | None = None) -> dict[str, np.
         listed = kind == "string" or kind.startswith("list")
         columns[name] = np.array(table[name].to_pylist() if listed else table[name].to_numpy())
     return columns
+
+
+def suite_checksums(folder: Path) -> Checksums:
+    """Return the checksums of the files in a suite's folder; empty if it is not finished or from an earlier version.
+
+    Raises:
+        ConfigError: checksums.json is damaged.
+    """
+    path = folder / CHECKSUMS_FILE
+    try:
+        return read_with_checksums(path)[1] if path.exists() else Checksums(folder=folder)
+    except (OSError, WrongChecksumError) as error:
+        raise ConfigError(f"{path}: damaged ({error}); {_REMEDY}") from None
+
+
+def write_suite_checksums(folder: Path, results: str) -> None:
+    """Write the checksums of a suite's predictions and of its file of results.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    files = [*folder.glob("*.parquet"), folder / results]
+    write_checksums(folder / CHECKSUMS_FILE, [path for path in files if path.is_file()])
+
+
+def remove_damaged(folder: Path) -> None:
+    """Remove damaged predictions from a suite's folder, and all of them if the checksums are damaged."""
+    try:
+        damaged = suite_checksums(folder).damaged()
+    except ConfigError as error:
+        damaged = dict.fromkeys([folder / CHECKSUMS_FILE, *folder.glob("*.parquet")], str(error))
+    for path, damage in damaged.items():
+        log.warning("%s: damaged (%s); it is made again", path, damage)
+        path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Evaluation of a model under suites, reusing the predictions of finished conditions.
 
     RUN/evaluation/<weights>/<suite>/<condition>.parquet  predictions, one file per condition and noise seed
-                                     results.json, results.csv
+                                     results.json, results.csv, checksums.json
                                      reliability.svg, reliability.png    (calibration)
 
 For a model that is not a run, the suite's folder is OUT/<suite>. For any data other than the run's full validation split,
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraft._version import __version__
+from attngraft.checksums import FILE as CHECKSUMS_FILE
 from attngraft.counting import counts_shown
 from attngraft.environment import environment
 from attngraft.errors import started
@@ -23,7 +24,9 @@ from attngraft.evaluation.suites.cache import (
     Fingerprint,
     cache_predictions,
     read_cached,
+    remove_damaged,
     require_pyarrow,
+    write_suite_checksums,
 )
 from attngraft.evaluation.suites.catalog import SuiteChoice, require_suites
 from attngraft.evaluation.suites.conditions import ConditionEvaluator, TargetModel
@@ -31,6 +34,7 @@ from attngraft.evaluation.suites.context import EvaluationContext, open_context
 from attngraft.evaluation.suites.progress import SuiteLog, SuiteProgress
 from attngraft.evaluation.suites.result import (
     FAILURES,
+    RESULT_FILE,
     GroupResult,
     SuiteRun,
     SuitesFailed,
@@ -189,7 +193,9 @@ class _TargetEvaluator:
             digest=context.digest,
         )
         if accelerator.is_main_process:
-            save_suite_run(result, self._folder(suite.name, context))
+            folder = self._folder(suite.name, context)
+            save_suite_run(result, folder)
+            write_suite_checksums(folder, RESULT_FILE)
         return result
 
     def _folder(self, name: str, context: EvaluationContext) -> Path:
@@ -201,9 +207,14 @@ class _TargetEvaluator:
         """Return the predictions for each condition, and the reason for each group without predictions."""
         suite, progress, accelerator = choice.suite, self.progress, self.model.accelerator
         fingerprints = {each.name: self._fingerprint(each, context) for each in suite.conditions}
+        if accelerator.is_main_process:
+            remove_damaged(folder)
+        accelerator.wait_for_everyone()
         read = {name: read_cached(folder / f"{name}.parquet", fingerprint=each) for name, each in fingerprints.items()}
         cached = {name: each for name, each in read.items() if each is not None}
         accelerator.wait_for_everyone()  # every process must read the files before the main process rewrites them
+        if accelerator.is_main_process and len(cached) < len(fingerprints):
+            (folder / CHECKSUMS_FILE).unlink(missing_ok=True)  # they are of the files before
         progress.on_suite(suite.title, conditions=len(fingerprints), done=len(cached), examples=len(context.split))
         refused: dict[str, str] = {}
         evaluate = ConditionEvaluator(self.model, context, suite.conditions, progress=progress)
@@ -237,6 +248,8 @@ class _TargetEvaluator:
                 progress.on_outcome(condition.label + seed, f"{metric} {value:.4g}")
         finally:
             evaluate.close()
+        if accelerator.is_main_process:
+            write_suite_checksums(folder, RESULT_FILE)
         return cached, refused
 
     def _fingerprint(self, condition: Condition, context: EvaluationContext) -> Fingerprint:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError
-from attngraft.evaluation.suites.cache import CachedPredictions, read_columns
+from attngraft.evaluation.suites.cache import CachedPredictions, read_columns, suite_checksums
 from attngraft.evaluation.suites.catalog import SuiteChoice
 from attngraft.files import write_atomically
 from attngraft.opening import read_json
@@ -238,11 +238,13 @@ def read_suite_run(folder: Path) -> SuiteRun | None:
     """Return the results in a suite's folder; None if missing or computed with `--limit`.
 
     Raises:
-        ConfigError: the results cannot be read.
+        ConfigError: the results are damaged or cannot be read.
     """
     path = folder / RESULT_FILE
     if _LIMITED.search(folder.name) or not path.is_file():
         return None
+    for file, damage in suite_checksums(folder).damaged().items():
+        raise ConfigError(f"{file}: damaged since it was written ({damage}); delete the folder and rerun the suite")
     try:
         content = read_json(path)
     except (OSError, ValueError) as error:
