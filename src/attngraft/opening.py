@@ -164,6 +164,10 @@ def open_npz(path: Path | str) -> Iterator["np.lib.npyio.NpzFile"]:
         if not isinstance(found, np.lib.npyio.NpzFile):
             raise ValueError("it is not a zip of arrays")
         with found:
+            for member in found.zip.infolist():  # type: ignore[union-attr]
+                with found.zip.open(member) as start:  # type: ignore[union-attr]
+                    if start.read(6) != b"\x93NUMPY":  # `open` has compared the name with that in the list of members
+                        raise ValueError(f"{member.filename} is not an array")
             yield found
 
 
