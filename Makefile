@@ -12,12 +12,13 @@ JOBS ?= 2
 PYTEST_ARGS ?=
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test slow product oldest lint docs pictures notebooks proof clean help
+.PHONY: demo test slow fuzz product oldest lint docs pictures notebooks proof clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
+	@echo "make fuzz    odd and damaged files of every format, others each time, for an hour"
 	@echo "make product every host with every graft, compiled and exported, and variants of slow tests (hours; ONLY='TestSwin and bisa' selects a part)"
 	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
 	@echo "make proof   measure the coverage of the intervals in simulated studies (ten minutes; rerun to resume)"
@@ -50,6 +51,11 @@ test: lint
 
 slow: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "slow and not product"
+
+# An hour for 17 formats, divided among the processes.
+fuzz: $(VENV)/installed-dev
+	ATTNGRAFT_FUZZ_SECONDS=$$((3600 * $(JOBS) / 17)) $(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) \
+		-m slow tests/fuzzing
 
 product: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m product -k "$(ONLY)"

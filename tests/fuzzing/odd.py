@@ -466,3 +466,10 @@ def parquet(*, invalid: str = "", duration: str = "", **columns: list[Any]) -> b
     stream = io.BytesIO()
     files.write_table(table, stream)
     return stream.getvalue()
+
+
+def hiding(archive: bytes, last: bytes) -> bytes:
+    """Return a zip in whose list the length of the comment of the member `last` includes the members behind it."""
+    entry = archive.rindex(b"PK\x01\x02", 0, archive.rindex(last))
+    hidden = archive.rindex(b"PK\x05\x06") - archive.rindex(last) - len(last)
+    return archive[: entry + 32] + hidden.to_bytes(2, "little") + archive[entry + 34 :]

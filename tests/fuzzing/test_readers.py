@@ -29,7 +29,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from attngraft.errors import AttngraftError
-from tests.fuzzing.odd import Files, npy, parquet, zipped
+from tests.fuzzing.odd import Files, hiding, npy, parquet, zipped
 from tests.fuzzing.readers import READERS, Reader, bits, contents, put
 
 GIVEN = os.environ.get("ATTNGRAFT_FUZZ_SECONDS")
@@ -47,6 +47,7 @@ STUDY = b"out: out\ngrafts: [cb]\n"
 #: contents that were read wrongly, or raised another error or one without the file
 FINDINGS: list[tuple[str, Files]] = [
     ("predictions", {"predictions.npz": zipped({"name": npy(np.array(["a"])), "binary": npy(np.zeros((0, 2)))})}),
+    ("npz", {"x.npz": hiding(NAMED, b"y.npy")}),
     ("npz", {"x.npz": b"classe_.npy".join(NAMED.rsplit(b"classes.npy", 1))}),
     ("npz", {"x.npz": zipped({**PIXELS, "y": b""})}),
     (
@@ -57,6 +58,7 @@ FINDINGS: list[tuple[str, Files]] = [
             )
         },
     ),
+    ("jsonl", {"x.jsonl": b'{"path": "a/0.png", "label": ["a"]}\n{"path": "b/0.png", "label": true}\n'}),
     ("parquet", {"x.parquet": parquet(path=[b"\xe1"] * 4, label=list("abab"), invalid="path")}),
     ("parquet", {"x.parquet": parquet(path=list("1234"), label=[10**14] * 4, duration="label")}),
     ("coco", {"x.json": COCO % b'{"image_id": [], "category_id": 0}'}),

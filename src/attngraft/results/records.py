@@ -227,7 +227,11 @@ def open_records(path: Path) -> Iterator[RecordTable]:
             outputs = frozenset(map(str, file[OUTPUTS])) if OUTPUTS in file.files else frozenset()
             score, binary = (file[name] if name in file.files else None for name in EXTRA)
             names = file[NAME]
-            if names.ndim != 1 or (score is not None and score.shape != names.shape) or np.ndim(binary):
+            if (
+                names.ndim != 1
+                or (score is not None and score.shape != names.shape)
+                or (binary is not None and binary.ndim)
+            ):
                 raise ValueError(f"{NAME}, {' and '.join(EXTRA)} do not have the shapes that were written")
         columns = _FileColumns(path, file, len(names))
         yield RecordTable(names=names, columns=columns, outputs=outputs, score=score, binary=bool(binary))
@@ -251,7 +255,7 @@ class _FileColumns(Mapping[str, Column]):
                 offsets, shapes = self._file[name + _OFFSETS], self._file[name + _SHAPES]
                 rows = zip(offsets[:-1], offsets[1:], shapes, strict=True)
                 found = [values[start:stop].reshape(shape) for start, stop, shape in rows]
-            if len(found) != self._rows:
+            if len(found) not in (0, self._rows):
                 raise ValueError(f"{name} has {len(found)} rows for {self._rows} examples")
             return found
 

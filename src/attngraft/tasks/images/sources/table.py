@@ -20,7 +20,7 @@ import numpy as np
 
 from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import no_labels
 from attngraft.tasks.images.sources.listing import natural
@@ -410,7 +410,13 @@ def as_lists(
     if config.label_separator == "none":
         return None
     if any(isinstance(entry, list) for entry in entries):
-        return [[_word(label) for label in entry or []] for entry in entries], f"Column {name!r} has lists of labels."
+        for row, entry in enumerate(entries):
+            if not isinstance(entry, list) and _word(entry).lower() not in MISSING:
+                raise DataError(
+                    f"{table.line(row)}: column {name!r} contains {quoted(entry)}, but lists in other rows; make it a list"
+                )
+        rows = [[_word(label) for label in entry] if isinstance(entry, list) else [] for entry in entries]
+        return rows, f"Column {name!r} has lists of labels."
     texts = _words(entries)
     different = set(texts)
     if config.label_separator is not None:
