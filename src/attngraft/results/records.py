@@ -242,7 +242,7 @@ class _FileColumns(Mapping[str, Column]):
 
     def __init__(self, path: Path, file: np.lib.npyio.NpzFile, rows: int) -> None:
         self._path, self._file, self._rows = path, file, rows
-        hidden = (NAME, OUTPUTS, *EXTRA)
+        hidden = (NAME, OUTPUTS, *EXTRA, "allow_pickle")  # `savez` of NumPy before 2.1 stored its argument
         self._names = [name for name in file.files if name not in hidden and not name.endswith((_OFFSETS, _SHAPES))]
 
     def __getitem__(self, name: str) -> Column:
