@@ -33,7 +33,8 @@ def models(
         int, typer.Option("--tokens", min=1, metavar="N", help="Tokens per text, limited to the model's maximum.")
     ] = 128,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: torch's default.")
+        int | None,
+        typer.Option("--threads", min=1, max=1024, metavar="N", help="CPU threads. Default: torch's default."),
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
@@ -121,7 +122,7 @@ def bixt(
         bool, typer.Option("--cpu-time", help="Measure CPU time instead of wall time, for a machine with other load.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's default.")
+        int | None, typer.Option(min=1, max=1024, metavar="N", help="CPU threads. Default: torch's default.")
     ] = None,
     time_limit: Annotated[
         float,

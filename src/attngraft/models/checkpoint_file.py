@@ -201,4 +201,6 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
 
 
 def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of an error's text, with the second if the first ends with a colon."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])

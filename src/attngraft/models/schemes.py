@@ -26,7 +26,7 @@ import torch
 from timm.models import is_model, list_models, model_entrypoint
 from torch import nn
 
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.models.transformers_folder import transformers_folder
 from attngraft.models.weights import Fitted, WeightsFile
 from attngraft.suggest import did_you_mean
@@ -103,7 +103,9 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
     """Turn errors of a host's factory into a HostError that names its arguments, and similar ones for unknown ones."""
     try:
         yield
-    except (TypeError, ValueError, AssertionError, RuntimeError, OSError, KeyError, AttributeError) as error:
+    except AttngraftError:
+        raise
+    except Exception as error:  # factories of other packages raise errors of any class
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
         reason = repr(error) if isinstance(error, KeyError) else f"{error}{_similar_argument(error)}"
         raise HostError(f"{maker} cannot create {name} with {given}: {reason}") from error
