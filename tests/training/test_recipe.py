@@ -150,7 +150,7 @@ names = st.text(st.characters(categories=["L", "N"], codec="utf-8"), min_size=1,
     st.fixed_dictionaries(
         {},
         optional={
-            "seed": st.integers(),
+            "seed": st.integers(-(2**64) + 1, 2**64 - 1),
             "graft": st.none() | names,
             "host": st.fixed_dictionaries({"args": st.dictionaries(names, st.integers() | names | st.booleans())}),
             "optimizer": st.fixed_dictionaries({"lr": shares, "betas": st.tuples(shares, shares)}),

@@ -10,6 +10,7 @@ import typer
 
 from attngraft.cli.output import echo, is_first_process
 from attngraft.errors import DataError, UsageError
+from attngraft.suggest import quoted
 
 HOST = (
     "A timm model; or attngraft:NAME, torchvision:NAME, hf:FOLDER, hf:USER/NAME (transformers), "
@@ -117,7 +118,12 @@ def choose_recipe(
         recipe = None if task == DEFAULT else recipe_for_task(task, None)
     if task is None or recipe is not None:
         section = {"task": dict(load_recipe(recipe or "default").task)}
-        task = apply_overrides(section, set_)["task"]["name"]
+        chosen = apply_overrides(section, set_)["task"]
+        if not isinstance(chosen, Mapping):
+            raise UsageError(
+                f"--set task: expected a section of fields, found {quoted(chosen)}; for a name, use --task NAME"
+            )
+        task = chosen.get("name")
     if is_first_process():
         echo(f"Task: {task}{f' ({reason}; --task NAME for another)' if reason else ''}", err=True)
     return recipe
