@@ -29,7 +29,7 @@ from torch import nn
 from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.models.transformers_folder import transformers_folder
 from attngraft.models.weights import Fitted, WeightsFile
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import MOST, did_you_mean, quoted
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
@@ -133,6 +133,8 @@ def unknown_host(name: str) -> UsageError:
 
     path = Path(name).expanduser()
     start = f"there is no model {name!r} in timm {timm.__version__}"
+    if not os.path.lexists(path) and len(name) > MOST:  # such a name may be too long for a path
+        return UsageError(f"there is no model {quoted(name)} in timm {timm.__version__}, and no such folder")
     if (path / "attngraft.json").is_file() or (path / "recipe.yaml").is_file():
         return UsageError(
             f"{name} is the folder of a run or an exported model, not a host; pass it as --weights {name}"
