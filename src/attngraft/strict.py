@@ -62,7 +62,7 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
             raise ConfigError(f"{where}.{name}: missing; set a value")
-    hints = type_hints(cls)
+    hints = type_hints(cls)  # type: ignore[arg-type]
     given = {name: convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
     try:
         return cls(**given)

@@ -173,6 +173,10 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
     if unknown:
         raise GraftSpecError(f"include: unknown part {unknown[0]!r}; parts: {', '.join(parts)}")
     tensors.update({_HOST + host.adapter.canonical(name): state[name] for part in chosen for name in parts[part]})
+    if empty := next((name for name, tensor in tensors.items() if tensor.is_meta), None):
+        raise GraftSpecError(
+            f"{empty} is on the meta device, without values; load weights or move the model to a device"
+        )
     manifest = GraftManifest(
         format=FORMAT,
         version=__version__,
