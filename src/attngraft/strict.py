@@ -1,6 +1,7 @@
 """Dataclasses from plain mappings (YAML, JSON): strict keys and types, errors that name the field."""
 
 import dataclasses
+import functools
 import re
 import sys
 import types
@@ -61,7 +62,7 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and name not in values:
             raise ConfigError(f"{where}.{name}: missing; set a value")
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)  # type: ignore[arg-type]
     given = {name: convert(value, hints[name], f"{where}.{name}") for name, value in values.items()}
     try:
         return cls(**given)
@@ -71,6 +72,12 @@ def read(cls: type[T], values: Any, *, where: str) -> T:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{where}: {_without_long_texts(str(error), given)}") from None
+
+
+@functools.cache
+def type_hints(cls: type) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass; a study reads thousands of recipes."""
+    return typing.get_type_hints(cls)
 
 
 def convert(value: Any, hint: Any, where: str) -> Any:

@@ -98,7 +98,7 @@ def parse_yaml(text: str, *, source: str) -> Any:
         reason = getattr(error, "problem", None) or (
             str(error) if isinstance(error, yaml.YAMLError) else f"a value does not fit its tag ({error})"
         )
-        raise ConfigError(f"{source}{where}: not valid YAML: {cut(reason, 200)}") from None
+        raise ConfigError(f"{source}{where}: not valid YAML: {cut(' '.join(reason.split()), 200)}") from None
 
 
 def _check_size(events: Iterable[Any]) -> None:

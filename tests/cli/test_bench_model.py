@@ -92,6 +92,8 @@ def test_models_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (["vit_tiny_patch16_224", "--out", "x.csv"], "--out must end in .json"),
         (["vit_tiny_patch16_224", "resnet18", "--host-weights", "x.pth"], "is for one host"),
         (["vit_tiny_patch16_224", "--batch-size", "0"], "--batch-size"),
+        (["vit_tiny_patch16_224", "--batch-size", "99999999999"], "does not fit into memory"),
+        (["vit_tiny_patch16_224", "--threads", "9999"], "--threads"),
     ],
 )
 def test_what_cannot_be_timed(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,6 +164,8 @@ def test_a_task_brings_its_recipe(tables: Path, capsys: pytest.CaptureFixture[st
     assert (
         "--task multilabel: the recipe imbalanced is for the task classification; use --recipe multilabel, or" in said
     )
+    assert _compare(tables, "several.csv", "--set", "task=5", "--dry-run") == 2
+    assert "--set task: expected a section of fields, found 5; for a name, use --task" in capsys.readouterr().err
     assert _compare(tables, "several.csv", "--task", "multilable", "--dry-run") == 2
     assert "did you mean multilabel" in capsys.readouterr().err
     assert not (tables / "study").exists() or not list((tables / "study").iterdir())

@@ -156,3 +156,10 @@ def test_an_interrupted_conversion_leaves_the_old_file(tmp_path: Path, monkeypat
     assert run(["convert", checkpoint(tmp_path / "b.pth.tar", tiny(1)), out, *HOST, "--overwrite"]) != 0
     assert out.read_bytes() == before
     assert [each.name for each in out.parent.iterdir()] == [out.name]
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"mask": torch.tensor([-torch.inf]), "scale": torch.tensor([torch.nan])}, tmp_path / "a.pth")
+    assert run(["convert", tmp_path / "a.pth", tmp_path / "out.safetensors"]) == 2
+    assert "a.pth: scale contains values that are not numbers" in capsys.readouterr().err
+    assert not (tmp_path / "out.safetensors").exists()

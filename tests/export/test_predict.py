@@ -14,7 +14,7 @@ from PIL import Image
 
 from attngraft.cli.values import find_images
 from attngraft.errors import ExportError, UsageError
-from attngraft.export.predict import WRITERS, Prediction, open_model
+from attngraft.export.predict import WRITERS, Prediction, _activated, open_model
 from attngraft.export.run import Target, export_run
 from attngraft.tasks.task import Serving
 from attngraft.training.loop import train
@@ -127,6 +127,11 @@ def test_finding_images(tmp_path: Path) -> None:
             find_images([argument])
     with pytest.raises(UsageError, match="standard input is empty"):
         find_images(["-"], stdin=io.BytesIO(b"\n"))
+    with pytest.raises(UsageError, match="zero byte"):
+        find_images(["-"], stdin=io.BytesIO(b"a.jpg\0b.jpg\0"))
+    with pytest.raises(UsageError, match="an input is empty"):
+        find_images([""])
+    assert find_images([9000 * "x"]) == [9000 * "x"]  # cannot be read, which is reported as for other files
 
 
 def written(form: str, *, threshold: float | None = None, top: int | None = None) -> str:
@@ -158,3 +163,10 @@ def test_json() -> None:
     assert whole["threshold"] == 0.6
     assert whole["images"][0] == {"image": 'a, "b".jpg', "labels": ["bee"], "probabilities": {"bee": 0.7}}
     assert json.loads(written("json", top=9))["images"][0]["top"][2] == {"label": "ant", "probability": 0.2}
+
+
+def test_outputs_that_are_no_numbers_are_an_error() -> None:
+    serving = Serving(kind="images", input={}, activation="softmax", classes=("a", "b"))
+    with pytest.raises(ExportError, match="outputs are not numbers"):
+        _activated(torch.tensor([[float("nan"), 1.0]]), serving)
+    assert _activated(torch.tensor([[float("-inf"), 1.0]]), serving).tolist() == [[0, 1]]

@@ -293,6 +293,10 @@ def test_head_and_norms_travel_along(tmp_path: Path) -> None:
 
 def test_saving_names_what_is_missing(tmp_path: Path) -> None:
     model = tiny_vit()
+    with torch.device("meta"):
+        attngraft.graft(empty := tiny_vit(), "cb_s")
+    with pytest.raises(attngraft.GraftSpecError, match="is on the meta device, without values"):
+        attngraft.save_grafts(empty, tmp_path / "empty.safetensors")
     with pytest.raises(attngraft.GraftSpecError, match="has no grafts"):
         attngraft.save_grafts(model, tmp_path / "g.safetensors")
     attngraft.graft(model, "cb")

@@ -151,6 +151,9 @@ def test_a_shift_that_differs_by_axis_is_refused() -> None:
     ("spec", "reason"),
     [
         ("elsa(kernel=4)", "kernel must be odd, not 4"),
+        ("elsa(kernel=999999999)", "kernel must be at most 255"),
+        ("elsa(group_width=1000000000)", "group_width must be 1 to 1024"),
+        ("lsa(size=1000000000)", "size must be at most 255"),
         ("elsa(mul=-1)", "mul 0 or more"),
         ("elsa(heads=0)", "heads must be 1 or more, not 0"),
         ("lsa(area=neighborhood, size=4)", "size of a neighborhood must be odd"),

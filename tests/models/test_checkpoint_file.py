@@ -234,9 +234,11 @@ def test_files_that_are_not_checkpoints(tmp_path: Path, name: str, content: byte
 def test_only_plain_tensors_under_names_are_weights(tmp_path: Path) -> None:
     state = {**STATE, 7: torch.ones(1), "_extra_state": {"a": 1}}
     assert_is(read_checkpoint(saved(whole(state_dict=state), tmp_path / "a.pth")))
-    sparse = {**STATE, "mask": torch.eye(3).to_sparse()}
-    with pytest.raises(HostError, match=r"b\.pth: mask is sparse or quantized.*save it as a dense tensor"):
-        read_checkpoint(saved(whole(state_dict=sparse), tmp_path / "b.pth"))
+    for wrong in (torch.eye(3).to_sparse(), torch.eye(3, device="meta")):
+        with pytest.raises(HostError, match=r"b\.pth: mask is sparse, quantized or without.*save it as a dense tensor"):
+            read_checkpoint(saved(whole(state_dict={**STATE, "mask": wrong}), tmp_path / "b.pth"))
+    with pytest.raises(HostError, match=r"b\.pth: the name '.ud800' of a tensor has invalid characters"):
+        read_checkpoint(saved(whole(state_dict={**STATE, "\ud800": torch.ones(1)}), tmp_path / "b.pth"))
 
 
 @pytest.mark.parametrize("cut", [10, 200, -30])

@@ -92,3 +92,24 @@ def test_a_wrong_host_ends_with_one_sentence(tmp_path: Path, capsys: pytest.Capt
         error = capsys.readouterr().err.strip().splitlines()[-1]
         assert error.endswith("unknown scheme 'tovision'; did you mean torchvision:vit_b_16?")
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctor", "--host", 9000 * "x"], "there is no model 'xxx"),
+        (["plan", "vit_tiny_patch16_224", "cb", "--host-arg", "num_heads=0"], "cannot create vit_tiny_patch16_224"),
+        (["plan", "vit_tiny_patch16_224", "cb", "--host-arg", "pretrained=true"], "use --pretrained instead"),
+        (
+            ["plan", "vit_tiny_patch16_224", "cb", "--measure", "--host-arg", "depth=1", "--host-arg", "img_size=15"],
+            "the model fails without any graft on inputs of shape (2, 3, 15, 15)",
+        ),
+    ],
+)
+def test_odd_hosts_and_arguments_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err

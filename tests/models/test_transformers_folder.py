@@ -220,6 +220,10 @@ def test_what_is_missing_is_named_with_a_remedy(tmp_path: Path, monkeypatch: pyt
     (whole / "config.json").write_text('{"model_type": "vitt"}')
     with pytest.raises(attngraft.AttngraftError, match=r"config.json: transformers .* cannot read it"):
         recipe(whole)
+    for field in ('"hidden_size": "16"', '"dtype": "os.system"'):
+        (whole / "config.json").write_text(f'{{"model_type": "vit", {field}}}')
+        with pytest.raises(attngraft.AttngraftError, match=r"config.json: transformers .* cannot read it"):
+            recipe(whole)
     (whole / "config.json").unlink()
     with pytest.raises(attngraft.AttngraftError, match=r"whole/config.json: no such file.*copy it"):
         check_start(recipe(whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import attngraft
 from attngraft.errors import ConfigError, UsageError
 from attngraft.results import study as module
-from attngraft.results.storage import csv_text, save_result
+from attngraft.results.storage import csv_text, result_to_dict, save_result
 from tests.report import studies
 
 
@@ -64,4 +65,20 @@ def test_every_result_has_a_table(make) -> None:
 
 def test_no_study(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a valid study result"):
+        attngraft.read_study(tmp_path)
+
+
+def test_seeds_that_are_no_numbers(tmp_path: Path) -> None:
+    content = result_to_dict(studies.usual())
+    reached = {
+        "target": 0.5,
+        "of_mean_curve": 3,
+        "baseline_epoch": 3,
+        "ratio": 1.0,
+        "speed_up": None,
+        "by_seed": {"x": 3},
+    }
+    content["variants"][1]["epochs_to_baseline"] = reached
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"results\.json.*by_seed: expected seeds as keys"):
         attngraft.read_study(tmp_path)

@@ -45,7 +45,14 @@ class FakeTrainer:
         self.shuffled = False
 
     def __call__(
-        self, recipe: Recipe, folder: Path, *, resume: bool, progress: Any, stop_after_epoch: int | None = None
+        self,
+        recipe: Recipe,
+        folder: Path,
+        *,
+        resume: bool,
+        progress: Any,
+        stop_after_epoch: int | None = None,
+        downloads: Any = None,
     ) -> RunRecord:
         spec = str(recipe.graft or "none")
         self.calls.append((spec, recipe.seed))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import pickle
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,16 @@ def test_a_host_that_changed_under_its_name_is_no_run_of_the_study(tmp_path: Pat
         report_only(study(tmp_path, grafts=[{"name": "other", "spec": "cb_s"}]), tools=tools(trainer))
     assert len(trainer.calls) == begun
     assert report_only(against(1), tools=tools(trainer)).variants[1].host == DEIT
+
+
+def test_a_run_of_another_seed_is_not_counted_twice(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    compare(study(tmp_path, seeds=[0, 1]), tools=tools(trainer))
+    folder = next(tmp_path.rglob("seed1"))
+    shutil.rmtree(folder.with_name("seed0"))
+    shutil.copytree(folder, folder.with_name("seed0"))
+    with pytest.raises(TrainingError, match=r"seed0: this run has seed 1, .*move it"):
+        report_only(study(tmp_path, seeds=[0, 1]), tools=tools(trainer))
 
 
 def test_a_report_needs_no_recipe(tmp_path: Path) -> None:

@@ -251,6 +251,12 @@ def test_mistakes_are_found_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_learning_rate_that_overflows_is_named(tmp_path: Path) -> None:
+    schedule = {"epochs": 2, "warmup_epochs": 1, "warmup_lr": 1e300}
+    with pytest.raises(ConfigError, match=r"learning rate of epoch 1, update 1 is 1e\+300, above 1e\+30; lower"):
+        train(toy_recipe(schedule=schedule), tmp_path, progress=Silent())
+
+
 @pytest.mark.parametrize(
     "changes", [{"amp": "bf16"}, {"channels_last": True}, {"threads": 1}, {"ema_warmup": True, "ema": 0.9}]
 )

@@ -81,6 +81,8 @@ def test_optimizers_of_timm_learn(name: str) -> None:
         ({"name": "adamww"}, r"no optimizer 'adamww' \(did you mean adamw\?\)"),
         ({"args": {"wings": 2}}, "optimizer adamw with .*wings"),
         ({"betas": [0.9, 1.5]}, "optimizer adamw with .*beta"),
+        ({"betas": []}, "optimizer adamw with .*betas"),
+        ({"name": "lookahead_adahessian"}, "lookahead_adahessian needs second derivatives"),
     ],
 )
 def test_wrong_optimizers_are_named(optimizer: dict[str, Any], message: str) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from attngraft.errors import TrainingError
-from attngraft.training.paths import real_paths
+from attngraft.errors import FolderError, TrainingError
+from attngraft.training.paths import real_paths, refuse_data_folder
 from attngraft.training.recipe import Recipe, recipe_from_dict, recipe_to_dict
 from attngraft.training.run_folder import RunFolder, read_run
 
@@ -51,3 +51,14 @@ def test_only_paths_that_exist_are_resolved(places: Path) -> None:
     assert found == {"task.data.source": str(places / "x-{0..1}.tar"), "task.data.split_file": str(places / "leaves")}
     assert real_paths(recipe_to_dict(recipe("digits"))) == {}
     assert real_paths(recipe_to_dict(recipe("hf:flowers"))) == {"task.data.source": str(places / "flowers")}
+
+
+def test_a_run_is_not_written_into_its_data(tmp_path: Path) -> None:
+    data, link = tmp_path / "data", tmp_path / "link"
+    data.mkdir()
+    link.symlink_to(data, target_is_directory=True)
+    for source in (str(data), {"source": str(link)}):
+        with pytest.raises(FolderError, match="data: contains the data, .* choose another --out"):
+            refuse_data_folder(data, source)
+    for source in (None, {}, "digits", str(tmp_path), str(tmp_path / "none")):
+        refuse_data_folder(data, source)

@@ -150,7 +150,7 @@ names = st.text(st.characters(categories=["L", "N"], codec="utf-8"), min_size=1,
     st.fixed_dictionaries(
         {},
         optional={
-            "seed": st.integers(),
+            "seed": st.integers(-(2**64) + 1, 2**64 - 1),
             "graft": st.none() | names,
             "host": st.fixed_dictionaries({"args": st.dictionaries(names, st.integers() | names | st.booleans())}),
             "optimizer": st.fixed_dictionaries({"lr": shares, "betas": st.tuples(shares, shares)}),
@@ -171,6 +171,8 @@ def test_round_trip_through_dictionary_and_yaml(sections: dict[str, Any]) -> Non
         ("optimizer.lrr=1", r"optimizer\.lrr: unknown field.*did you mean lr\?.*allowed: name, lr"),
         ("optimiser.lr=1", r"optimiser: unknown field.*did you mean optimizer\?"),
         ("train.batch_size=many", r"train\.batch_size: expected a whole number, found 'many'"),
+        ("train.workers=513", r"train\.workers: must lie between 0 and 512; got 513"),
+        ("train.threads=1025", r"train\.threads: must be at most 1024; null uses torch's default; got 1025"),
         ("train.batch_size=0", r"train\.batch_size: must be at least 1; got 0"),
         ("train.accumulate=3", r"train\.accumulate: must divide train\.batch_size \(128\); got 3"),
         ("train.amp=bf61", r"train\.amp: 'bf61' is not a choice.*did you mean bf16\?"),

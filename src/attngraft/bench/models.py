@@ -18,6 +18,7 @@ from attngraft.models.trust import from_folder, trusting
 from attngraft.results.study import Interval
 from attngraft.saved.folder import load, open_codec
 from attngraft.saved.manifest import read_manifest
+from attngraft.suggest import one_line
 from attngraft.targets.judged import HostOptions, create_target, kind_of
 from attngraft.targets.run import open_run
 from attngraft.tasks.codec import Codec, Program, Serving
@@ -112,7 +113,12 @@ def measure_models(
         setting = current_setting(str(device))
         for name, (model, codec) in counted(opened.items(), "models measured"):
             model = model.to(device).eval()
-            single, batch = (_programs(model, codec, size, tokens, device) for size in (1, batch_size))
+            try:
+                single, batch = (_programs(model, codec, size, tokens, device) for size in (1, batch_size))
+            except (MemoryError, RuntimeError) as error:
+                raise UsageError(
+                    f"{name}: a batch of {batch_size:,} does not fit into memory ({one_line(error)}); reduce --batch-size"
+                ) from None
             tensors = [each for part in batch for each in tree_leaves((part.args, dict(part.kwargs)))]
             tensors = [each for each in tensors if isinstance(each, Tensor)]
             works[name] = _forward(batch)

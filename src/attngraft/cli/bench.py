@@ -33,7 +33,8 @@ def models(
         int, typer.Option("--tokens", min=1, metavar="N", help="Tokens per text, limited to the model's maximum.")
     ] = 128,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads. Default: torch's default.")
+        int | None,
+        typer.Option("--threads", min=1, max=1024, metavar="N", help="CPU threads. Default: torch's default."),
     ] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Load the pretrained weights of hosts.")] = False,
     host_weights: Annotated[Path | None, typer.Option("--host-weights", metavar="FILE", help=HOST_WEIGHTS)] = None,
@@ -115,25 +116,28 @@ def bixt(
         ),
     ] = "vit,vit-explicit",
     backward: Annotated[bool, typer.Option("--backward", help="Measure forward and backward passes.")] = False,
-    depth: Annotated[int, typer.Option(min=1, metavar="N", help="Number of stacked layers.")] = 1,
+    depth: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Number of stacked layers.")] = 1,
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Minimum number of timed calls per size.")] = 5,
     cpu_time: Annotated[
         bool, typer.Option("--cpu-time", help="Measure CPU time instead of wall time, for a machine with other load.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="CPU threads. Default: torch's default.")
+        int | None, typer.Option(min=1, max=1024, metavar="N", help="CPU threads. Default: torch's default.")
     ] = None,
     time_limit: Annotated[
         float,
         typer.Option(
             min=0.1,
+            max=1e6,
             metavar="SECONDS",
             help="Time limit for all calls of one size; a curve ends at the first size that takes longer.",
         ),
     ] = 120.0,
     memory_limit: Annotated[
         float | None,
-        typer.Option(min=0.01, metavar="GB", help="Address space limit for one size. Default: 4/5 of free memory."),
+        typer.Option(
+            min=0.01, max=1e6, metavar="GB", help="Address space limit for one size. Default: 4/5 of free memory."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

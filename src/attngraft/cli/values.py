@@ -10,6 +10,7 @@ import typer
 
 from attngraft.cli.output import echo, is_first_process
 from attngraft.errors import DataError, UsageError
+from attngraft.suggest import quoted
 
 HOST = (
     "A timm model; or attngraft:NAME, torchvision:NAME, hf:FOLDER, hf:USER/NAME (transformers), "
@@ -117,7 +118,12 @@ def choose_recipe(
         recipe = None if task == DEFAULT else recipe_for_task(task, None)
     if task is None or recipe is not None:
         section = {"task": dict(load_recipe(recipe or "default").task)}
-        task = apply_overrides(section, set_)["task"]["name"]
+        chosen = apply_overrides(section, set_)["task"]
+        if not isinstance(chosen, Mapping):
+            raise UsageError(
+                f"--set task: expected a section of fields, found {quoted(chosen)}; for a name, use --task NAME"
+            )
+        task = chosen.get("name")
     if is_first_process():
         echo(f"Task: {task}{f' ({reason}; --task NAME for another)' if reason else ''}", err=True)
     return recipe
@@ -138,6 +144,8 @@ def assignments(texts: Sequence[str], *, option: str) -> dict[str, Any]:
             raise UsageError(f"{option} takes NAME=VALUE, such as img_size=32; got {text!r}")
         if name in values:
             raise UsageError(f"{option} {name} is given twice")
+        if name == "pretrained":
+            raise UsageError(f"{option} pretrained: use --pretrained instead, if the command has it")
         values[name] = parse_yaml(value, source=f"{option} {name}")
     return values
 
@@ -213,13 +221,19 @@ def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
     from attngraft.tasks.images.sources.folder import list_folder
     from attngraft.tasks.images.sources.listing import is_image, natural
 
+    if not argument:
+        raise UsageError("an input is empty; give a file, a folder or a pattern (. for the current folder)")
     if argument == "-":
         names = _lines(stdin)
         if not names:
             raise UsageError("-: standard input is empty; write one image name per line to it")
+        if any("\0" in name for name in names):
+            raise UsageError(
+                "-: standard input contains a zero byte; write one image name per line, as find -print does"
+            )
         return names
     path = Path(argument)
-    if path.is_dir():
+    if os.path.isdir(argument):  # False also for names that are too long
         below = sorted(list_folder(path).files, key=natural)
         if not below:
             raise UsageError(f"{argument}: no images in this folder or below it")

@@ -162,6 +162,11 @@ def _codec_predictor(model: nn.Module, codec: Codec, *, device: str | torch.devi
 def _activated(outputs: object, serving: Serving) -> np.ndarray:
     logits = mean_logits(outputs, classes=len(serving.classes)).cpu()
     predicted: np.ndarray = serving.activate(logits).numpy()
+    if np.isnan(predicted).any():
+        raise ExportError(
+            "the model's outputs are not numbers; check its weights, and the preprocessing in its attngraft.json, or export "
+            "it again"
+        )
     return predicted
 
 

@@ -42,7 +42,7 @@ from attngraft.hosts import Host, find_host
 from attngraft.mechanisms.registry import graft_types
 from attngraft.opening import check_regular
 from attngraft.strict import FieldError, read
-from attngraft.suggest import shortened
+from attngraft.suggest import cut, shortened
 from attngraft.tensors import meta_device, misfits, unshared
 
 log = logging.getLogger(__name__)
@@ -122,8 +122,8 @@ def parse_manifest(text: str, *, file: Path) -> GraftManifest:
     except (ValueError, RecursionError) as error:
         raise GraftFileError(f"{file}: its manifest cannot be read ({error}); save the grafts again") from None
     raise GraftFileError(
-        f"{file} has format {content['format']}, written by attngraft {content.get('version', 'unknown')}; this is "
-        f"attngraft {__version__}, which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
+        f"{file} has format {content['format']}, written by attngraft {cut(str(content.get('version', 'unknown')))}; this "
+        f"is attngraft {__version__}, which reads formats up to {FORMAT}. Update attngraft: pip install -U attngraft"
     )
 
 
@@ -173,6 +173,10 @@ def graft_bytes(host: Host, *, include: Iterable[str] = (), fingerprint: bool = 
     if unknown:
         raise GraftSpecError(f"include: unknown part {unknown[0]!r}; parts: {', '.join(parts)}")
     tensors.update({_HOST + host.adapter.canonical(name): state[name] for part in chosen for name in parts[part]})
+    if empty := next((name for name, tensor in tensors.items() if tensor.is_meta), None):
+        raise GraftSpecError(
+            f"{empty} is on the meta device, without values; load weights or move the model to a device"
+        )
     manifest = GraftManifest(
         format=FORMAT,
         version=__version__,

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from attngraft.errors import HostError
 from attngraft.grafting.apply import install
 from attngraft.grafting.cost import describe
 from attngraft.grafting.placement import Placement, place, with_options
 from attngraft.grafting.report import Change, GraftReport
 from attngraft.grafting.spec import Specification
 from attngraft.hosts import find_host, forget
+from attngraft.suggest import one_line
 
 
 def plan(model: nn.Module, spec: Specification, *, measure: bool = False, **options: Any) -> GraftReport:
@@ -42,7 +44,13 @@ def _measure(model: nn.Module, placements: list[Placement]) -> Change:
     with _restored_generators(), torch.no_grad():
         host = find_host(plain := copy.deepcopy(model).eval())
         inputs = host.adapter.example_inputs(host.core, batch=2)
-        before = _tensors(plain(*inputs))
+        try:
+            before = _tensors(plain(*inputs))
+        except Exception as error:  # of the model's own code
+            shapes = ", ".join(str(tuple(each.shape)) for each in _tensors(inputs))
+            raise HostError(
+                f"the model fails without any graft on inputs of shape {shapes} ({one_line(error)}); correct its arguments"
+            ) from error
         install(find_host(plain), placements)
         after = _tensors(plain.eval()(*inputs))
     difference = torch.cat([(b - a).flatten().double() for a, b in zip(before, after, strict=True)])

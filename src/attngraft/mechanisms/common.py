@@ -53,8 +53,10 @@ def check_odd(name: str, value: int) -> None:
     """Check an option that must be odd.
 
     Raises:
-        ValueError: the value is even.
+        ValueError: the value is even, or so large that its parameters fill the memory.
     """
+    if value > 255:
+        raise ValueError(f"{name} must be at most 255, not {value}")
     if value < 1 or value % 2 == 0:
         raise ValueError(f"{name} must be odd, not {value}")
 

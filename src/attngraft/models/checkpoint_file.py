@@ -4,6 +4,7 @@ import argparse
 import io
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.opening import check_regular, check_unpacked, check_zip, open_zip, parse_json
+from attngraft.suggest import cut
 
 _TORCH = (".pth", ".pt", ".bin", ".tar")
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
@@ -107,7 +109,8 @@ def _load(path: Path, stream: IO[bytes]) -> Any:
         HostError: the file contains objects other than tensors and plain values.
     """
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of odd contents, which are refused later
             return torch.load(stream, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError) as error:
         if "weights_only" not in str(error):
@@ -179,7 +182,7 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
     """Remove wrappers' prefixes from names, and return the renamed tensors and the removed prefixes.
 
     Raises:
-        HostError: two tensors would have the same name, or a tensor is sparse or quantized.
+        HostError: two tensors would have the same name, a tensor is no dense tensor, or a name is invalid.
     """
     found: dict[str, Tensor] = {}
     stripped: dict[str, None] = {}
@@ -192,13 +195,17 @@ def _without_wrappers(path: Path, tensors: Mapping[str, Tensor]) -> tuple[dict[s
             raise HostError(
                 f"{path} has two tensors for {bare}, with and without the prefix {' or '.join(WRAPPERS)}; remove one of them"
             )
-        if tensor.layout != torch.strided or tensor.is_quantized:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
             raise HostError(
-                f"{path}: {bare} is sparse or quantized, but weights must be dense; save it as a dense tensor"
+                f"{path}: {bare} is sparse, quantized or without values, but weights are dense; save it as a dense tensor"
             )
+        if not bare.isprintable():
+            raise HostError(f"{path}: the name {cut(ascii(bare))} of a tensor has invalid characters; rename it")
         found[bare] = tensor
     return found, tuple(stripped)
 
 
 def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of an error's text, with the second if the first ends with a colon."""
+    lines = (str(error).strip() or type(error).__name__).splitlines()
+    return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])

@@ -9,12 +9,13 @@ from typing import Any
 import safetensors.torch
 import timm
 
-from attngraft.errors import UsageError
+from attngraft.errors import HostError, UsageError
 from attngraft.files import check_output, write_atomically
 from attngraft.models.checkpoint_file import KEY, CheckpointFile, read_checkpoint
 from attngraft.models.create import create_host
 from attngraft.models.trust import trusting
 from attngraft.models.weights import Fitted, weights_of
+from attngraft.suggest import shortened
 from attngraft.tensors import meta_device, unshared
 
 
@@ -68,6 +69,12 @@ def convert_checkpoint(
         raise UsageError(f"{out} exists already; pass another name, or --overwrite to replace it")
     checkpoint = read_checkpoint(source, average=average)
     weights = weights_of(checkpoint)
+    floats = {name: each for name, each in checkpoint.tensors.items() if each.is_floating_point()}
+    if wrong := [name for name, each in floats.items() if each.float().isnan().any()]:  # a mask may be infinite
+        raise HostError(
+            f"{source}: {shortened(wrong, 4)} contains values that are not numbers; use a checkpoint from before "
+            "training failed"
+        )
     candidates = (checkpoint.architecture, checkpoint.path.name.partition(".")[0])
     architecture = host or next((name for name in candidates if name is not None and timm.is_model(name)), None)
     arguments = dict(checkpoint.arguments if host is None else host_args or {})

@@ -26,10 +26,10 @@ import torch
 from timm.models import is_model, list_models, model_entrypoint
 from torch import nn
 
-from attngraft.errors import HostError, UsageError
+from attngraft.errors import AttngraftError, HostError, UsageError
 from attngraft.models.transformers_folder import transformers_folder
 from attngraft.models.weights import Fitted, WeightsFile
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import MOST, did_you_mean, quoted
 
 SCHEMES = ("timm", "attngraft", "torchvision", "hf", "module")
 _TIMM_SOURCES = ("hf-hub", "hf_hub", "local-dir")  #: timm's own schemes
@@ -103,7 +103,9 @@ def creation_errors(name: str, arguments: Mapping[str, Any], *, maker: str) -> I
     """Turn errors of a host's factory into a HostError that names its arguments, and similar ones for unknown ones."""
     try:
         yield
-    except (TypeError, ValueError, AssertionError, RuntimeError, OSError, KeyError, AttributeError) as error:
+    except AttngraftError:
+        raise
+    except Exception as error:  # factories of other packages raise errors of any class
         given = ", ".join(f"{key}={value!r}" for key, value in arguments.items()) or "no arguments"
         reason = repr(error) if isinstance(error, KeyError) else f"{error}{_similar_argument(error)}"
         raise HostError(f"{maker} cannot create {name} with {given}: {reason}") from error
@@ -131,6 +133,8 @@ def unknown_host(name: str) -> UsageError:
 
     path = Path(name).expanduser()
     start = f"there is no model {name!r} in timm {timm.__version__}"
+    if not os.path.lexists(path) and len(name) > MOST:  # such a name may be too long for a path
+        return UsageError(f"there is no model {quoted(name)} in timm {timm.__version__}, and no such folder")
     if (path / "attngraft.json").is_file() or (path / "recipe.yaml").is_file():
         return UsageError(
             f"{name} is the folder of a run or an exported model, not a host; pass it as --weights {name}"

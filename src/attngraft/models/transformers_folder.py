@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from attngraft.attention import is_graft
@@ -159,7 +158,7 @@ def folder_generation(folder: Path) -> dict[str, Any]:
             found = (
                 settings_of.from_pretrained(str(folder)) if file.is_file() else settings_of.from_model_config(config)
             )
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # of any class, as of configurations
         raise UsageError(f"{file}: transformers cannot read it ({first_line(error)}); save the folder again") from None
     plain: dict[str, Any] = _plain(found.to_diff_dict())
     return {key: value for key, value in plain.items() if key not in _NOT_GENERATION and value is not None}
@@ -171,7 +170,7 @@ def _read_config(folder: Path) -> Any:
         check_folder(folder)
         with without_hub():  # a configuration may name a backbone, which transformers would look up
             return transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # configurations raise errors of many classes
         raise UsageError(
             f"{folder / CONFIG}: transformers {transformers.__version__} cannot read it ({first_line(error)}); update "
             "transformers, or save the folder again"
@@ -271,7 +270,7 @@ def _loaded(transformers: Any, folder: Path, file: Path, auto_class: str) -> tup
             f"{file} contains Python objects besides tensors; reading them could run arbitrary code, so it is refused. If "
             "you trust the file, load it with transformers elsewhere and save it again (save_pretrained writes safetensors)"
         ) from error
-    except (SafetensorError, RuntimeError, OSError, ValueError, EOFError, KeyError, TypeError) as error:
+    except Exception as error:  # damaged files, and configurations, raise errors of many classes
         what = "an image classifier" if auto_class == IMAGE_CLASSIFIER else auto_class
         raise HostError(
             f"{file}: transformers {transformers.__version__} cannot read it as {what} "
@@ -316,7 +315,7 @@ def folder_preprocessing(folder: Path) -> dict[str, Any]:
                 str(folder), local_files_only=True, trust_remote_code=False
             ).to_dict()
         return _data_config(processor)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except Exception as error:  # of any class, as of configurations
         raise UsageError(f"{file}: not readable as an image processor ({first_line(error)}). {remedy}") from None
 
 

@@ -129,7 +129,10 @@ def read_study(path: Path | str) -> StudyResult:
     for variant in result.variants:
         reached = variant.epochs_to_baseline
         if reached is not None:  # JSON converted the seeds to strings
-            reached = dataclasses.replace(reached, by_seed={int(seed): n for seed, n in reached.by_seed.items()})
+            try:
+                reached = dataclasses.replace(reached, by_seed={int(seed): n for seed, n in reached.by_seed.items()})
+            except ValueError:
+                raise ConfigError(f"{path}: epochs_to_baseline.by_seed: expected seeds as keys; {_REMEDY}") from None
         variants.append(dataclasses.replace(variant, epochs_to_baseline=reached))
     return dataclasses.replace(result, variants=variants, folder=path.parent)
 

@@ -286,12 +286,12 @@ def with_first_round(config: StudyConfig, before: StudyConfig) -> StudyConfig:
 
 
 def refuse_other_variants(config: StudyConfig) -> None:
-    """Check that existing runs match the graft, host and `set` of their variant.
+    """Check that existing runs match the seed of their folder, and the graft, host and `set` of their variant.
 
     Unlike `refuse_other_recipes`, this does not read the study's recipe, whose file may no longer exist.
 
     Raises:
-        FolderError: a run has a different graft, host or recipe field; the message names the run and the difference.
+        FolderError: a run has a different seed, graft, host or recipe field; the message names the run and the difference.
     """
     refuse_other_folds(config)
     for variant, seed, fold in itertools.product(config.variants, config.all_seeds, config.fold_numbers):
@@ -300,6 +300,11 @@ def refuse_other_variants(config: StudyConfig) -> None:
         if record is None:
             continue
         recipe = record.recipe
+        if recipe.seed != seed:
+            raise FolderError(
+                f"{folder}: this run has seed {recipe.seed}, so it would be counted twice or compared with other seeds; "
+                "move it to the folder of its seed, or delete it"
+            )
         plain = recipe_to_dict(recipe)
         changed = recipe_to_dict(with_cut(recipe_from_dict(apply_overrides(plain, variant.overrides)), record.cut))
         if different := differing_fields(plain, changed):

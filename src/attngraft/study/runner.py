@@ -68,6 +68,7 @@ from attngraft.study.until import UntilQueue, check_budget, planned_runs, until_
 from attngraft.training.failures import is_out_of_memory
 from attngraft.training.lock import locked
 from attngraft.training.loop import train
+from attngraft.training.paths import refuse_data_folder
 from attngraft.training.profiler import BenchmarkBatch
 from attngraft.training.progress import Progress
 from attngraft.training.run_folder import RunFolder, runs_below
@@ -259,6 +260,7 @@ def _prepare(
     config: StudyConfig, executor: Executor, progress: StudyProgress, tools: Tools, cache: DecodedCache | None
 ) -> tuple[Study, Executor]:
     """Return the checked study, with its opened data and its estimate, and the executor of its runs."""
+    refuse_data_folder(config.out, config.data)
     study = resolve_runs(_with_fitted_values(config))
     refuse_counted_updates(study)
     progress.on_stage("checking the variants")

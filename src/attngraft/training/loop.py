@@ -35,6 +35,7 @@ from attngraft.training.journal import Journal, record_start, record_teacher_met
 from attngraft.training.loading import Batches, TrainOrder, train_batches
 from attngraft.training.lock import locked
 from attngraft.training.optimizer import learning_rate
+from attngraft.training.paths import refuse_data_folder
 from attngraft.training.progress import LogLines, Progress, Silent, format_metrics
 from attngraft.training.recipe import Recipe
 from attngraft.training.run_folder import (
@@ -94,6 +95,7 @@ def train(
     """
     check_trackers(recipe.train.track)
     run = RunFolder(Path(folder))
+    refuse_data_folder(run.path, recipe.task.get("data"))
     kept = decoded_cache(cache, run.path) if isinstance(cache, str) else cache
     accelerator = create_accelerator(recipe)
     main = accelerator.is_main_process

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from attngraft.errors import ConfigError
+from attngraft.strict import type_hints
 from attngraft.suggest import did_you_mean
 
 #: names in other libraries -> ours, as the last part of a field or as a whole field
@@ -98,7 +99,7 @@ def _unknown(mapping: Any, cls: type, section: str) -> Iterator[tuple[str, list[
     """Yield the unknown fields of a section and of the sections in it, each with the fields beside it."""
     if not isinstance(mapping, Mapping):
         return
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     for key, value in mapping.items():
         name = f"{section}.{key}" if section else str(key)
@@ -128,7 +129,7 @@ def _remedy(name: str, siblings: list[str], known: Mapping[str, type]) -> str:
 
 
 def _fields(cls: type, section: str) -> Iterator[str]:
-    hints = typing.get_type_hints(cls)
+    hints = type_hints(cls)
     for field in dataclasses.fields(cls):
         name = f"{section}.{field.name}" if section else field.name
         inner = _dataclass(hints[field.name])

@@ -35,6 +35,10 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
     if config.name.lower().removeprefix("lookahead_") not in known:
         near = did_you_mean(config.name, known)
         raise ConfigError(f"optimizer.name: timm has no optimizer {config.name!r}{near}; known: {', '.join(known)}")
+    if timm.optim.get_optimizer_info(config.name.lower().removeprefix("lookahead_")).second_order:
+        raise ConfigError(
+            f"optimizer.name: {config.name} needs second derivatives, which are not computed; choose another"
+        )
     given = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum}
     arguments = {name: value for name, value in given.items() if value is not None} | dict(config.args)
     try:
@@ -45,7 +49,7 @@ def create_optimizer(model: nn.Module, recipe: Recipe, parts: ModelParts | None 
             weight_decay=0.0,  # each group sets its own
             **arguments,
         )
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # optimizers of several packages raise errors of any class
         raise ConfigError(f"optimizer {config.name} with {arguments}: {error}; correct its arguments") from None
     pin_unused(optimizer, model)
     return optimizer

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from attngraft.errors import FolderError
 from attngraft.training.recipe import Recipe
 
 #: fields of `task.data` that contain paths
@@ -63,3 +65,18 @@ def _real_path(text: str) -> str | None:
     folder = os.path.dirname(path)
     is_pattern = "{" in path and os.path.isdir(folder or ".")  # shards: x-{000..009}.tar
     return os.path.realpath(path) if is_pattern else None
+
+
+def refuse_data_folder(folder: Path, data: Any) -> None:
+    """Check that a run or study is not written into its own data, where its folders would become classes.
+
+    Args:
+        folder: folder of the run or study.
+        data: a source, or a section `task.data`.
+
+    Raises:
+        FolderError: `folder` is the source of the data.
+    """
+    source = data.get("source") if isinstance(data, Mapping) else data
+    if isinstance(source, str) and os.path.isdir(source) and os.path.isdir(folder) and os.path.samefile(source, folder):
+        raise FolderError(f"{folder}: contains the data, which new files here would change; choose another --out")

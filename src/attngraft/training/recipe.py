@@ -32,6 +32,8 @@ HARMLESS = ("train.workers", "train.save_every", "train.auto_batch", "train.outp
 
 #: fields that a run with train.auto_batch chooses itself, and keeps when it resumes
 CHOSEN_BY_MEMORY = ("train.accumulate", "train.eval_batch_size")
+#: largest numbers of processes and threads; more fill the memory, or end the program
+MOST_WORKERS, MOST_THREADS = 512, 1024
 
 #: trained parameters; all other parameters and the statistics of their batch norms are frozen
 Parameters = Literal["all", "grafts", "grafts+head", "head"]
@@ -261,7 +263,9 @@ class TrainConfig:
         require(self, "clip_grad", self.clip_grad is None or self.clip_grad > 0, "must be positive or null")
         require(self, "ema", self.ema is None or 0 < self.ema < 1, "must lie between 0 and 1, or be null")
         require(self, "drop_path", self.drop_path is None or 0 <= self.drop_path < 1, "must lie in [0, 1)")
-        require(self, "workers", self.workers >= 0, "must not be negative")
+        require(self, "workers", 0 <= self.workers <= MOST_WORKERS, f"must lie between 0 and {MOST_WORKERS}")
+        fits = self.threads is None or self.threads <= MOST_THREADS
+        require(self, "threads", fits, f"must be at most {MOST_THREADS}; null uses torch's default")
         fewer = self.first is None or TRAINED[self.first.parameters] < TRAINED[self.parameters]
         if not fewer and self.first is not None:
             rule = f"must be fewer than train.parameters ({self.parameters}); got {self.first.parameters}"

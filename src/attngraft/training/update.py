@@ -9,6 +9,7 @@ import torch
 from accelerate.utils import gather_object, send_to_device
 from torch import Tensor, nn
 
+from attngraft.errors import ConfigError
 from attngraft.tasks.task import Batch, StepContext, Task
 from attngraft.training.checkpoint import TrainState
 from attngraft.training.inputs import in_memory_format
@@ -19,6 +20,7 @@ from attngraft.training.recipe import Recipe
 from attngraft.training.stages import StageContext
 from attngraft.training.teacher import Teacher
 
+_LARGEST_RATE = 1e30  #: optimizers overflow somewhat above
 _EXAMPLES = ""  #: key in the shares for losses without a weight of their own
 
 
@@ -72,6 +74,12 @@ class Update:
         """
         accelerator, count = self.state.accelerator, self.recipe.train.accumulate
         self._schedule.step_update(self._position(epoch, step))
+        highest = max(abs(float(group["lr"])) for group in self.state.optimizer.param_groups)
+        if not highest <= _LARGEST_RATE:
+            raise ConfigError(
+                f"the learning rate of epoch {epoch + 1}, update {step + 1} is {highest:g}, above {_LARGEST_RATE:g}; lower "
+                "optimizer.lr, its scales, or the rates in schedule"
+            )
         reseed(stream_seed(self.recipe.seed, "step", epoch, step, accelerator.process_index), accelerator.device)
         shares = self._shares(batches, self.order.part_sizes(epoch, step))
         for number in range(count):

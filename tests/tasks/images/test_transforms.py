@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,18 @@ import torch
 from PIL import Image
 from timm.data import create_transform
 
-from attngraft.errors import ConfigError
+from attngraft.errors import ConfigError, ExportError
 from attngraft.tasks.images.config import AugmentConfig
 from attngraft.tasks.images.inputs import HostInput
-from attngraft.tasks.images.transforms import TransformPlan, eval_transform, only_shifts_and_flips, train_transform
+from attngraft.tasks.images.transforms import (
+    Preprocessor,
+    TransformPlan,
+    eval_transform,
+    only_shifts_and_flips,
+    train_transform,
+)
 from attngraft.tasks.seeding import seeded
+from attngraft.tasks.task import Serving
 from tests.tasks.images.datasets import host_config, picture
 
 HOST = HostInput.from_model(host_config(32))
@@ -133,3 +141,12 @@ def test_a_training_view_ends_with_timms_numbers(mode: str, erasing: float) -> N
     with seeded("t", 1):
         assert torch.equal(found if erasing else host.normalize(found), expected(image))
     assert found.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"size": [3, None, 8]}, {"interpolation": [[]]}, {"crop_pct": {"x": 1}}, {"mean": ""}]
+)
+def test_a_damaged_preprocessing_is_an_error(wrong: dict[str, Any]) -> None:
+    serving = Serving(kind="images", input={"size": [3, 8, 8], **wrong}, activation="softmax", classes=("a", "b"))
+    with pytest.raises(ExportError, match="is not a valid preprocessing"):
+        Preprocessor.from_serving(serving)

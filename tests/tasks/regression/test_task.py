@@ -87,9 +87,24 @@ def test_the_scale_is_saved_and_not_fitted_anew(tmp_path: Path) -> None:
     task = make(data={"source": str(write_table(tmp_path, images=40, shift=100))})
     task.load_files(tmp_path / "fitted")
     assert task.load(model_data_config=host_config(16)).facts["scale"] == scale
-    (tmp_path / "fitted" / "scale.json").write_text("{")
-    with pytest.raises(DataError, match=r"scale\.json: cannot be read"):
-        task.load_files(tmp_path / "fitted")
+    for text in ("{", "[]", "{}", '{"mean": [1], "deviation": [NaN]}', '{"mean": "1", "deviation": [1]}'):
+        (tmp_path / "fitted" / "scale.json").write_text(text)
+        with pytest.raises(DataError, match=r"scale\.json: cannot be read"):
+            task.load_files(tmp_path / "fitted")
+
+
+@pytest.mark.parametrize(
+    ("factor", "reason"), [(1e200, r"contains '.*e\+200', above 1e\+100; divide"), (1e-200, "nothing to learn")]
+)
+@pytest.mark.filterwarnings("error")
+def test_numbers_whose_squares_are_no_numbers(tmp_path: Path, factor: float, reason: str) -> None:
+    path = write_table(tmp_path)
+    first, *rows = path.read_text().splitlines()
+    names, numbers = zip(*(row.split(",") for row in rows), strict=True)
+    rows = [f"{name},{float(number) * factor:g}" for name, number in zip(names, numbers, strict=True)]
+    path.write_text("\n".join([first, *rows]))
+    with pytest.raises(DataError, match=reason):
+        make(data={"source": str(path)}).load(model_data_config=host_config(16))
 
 
 @pytest.mark.parametrize("name", ["mse", "l1", "huber"])

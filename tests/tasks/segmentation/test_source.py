@@ -124,6 +124,31 @@ def test_coco_instances(tmp_path: Path, form: str) -> None:
         opened(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("polygon", "twice", "reason"),
+    [
+        ([float("nan")] * 6, None, "finite numbers"),
+        ([0, 0, 1, 1, 2, 2, 3], None, "finite numbers"),
+        ([[0, 0], [1, 1], [2, 2]], None, "finite numbers"),
+        ([0, 0, 1, 1, 2, 2], "images", "two images have the same id"),
+        ([0, 0, 1, 1, 2, 2], "categories", "two categories have the same id"),
+    ],
+)
+def test_wrong_coco_files(tmp_path: Path, polygon: list[Any], twice: str | None, reason: str) -> None:
+    save(tmp_path / "0.png", np.zeros((*SIZE, 3)))
+    content: dict[str, Any] = {
+        "images": [{"id": 7, "file_name": "0.png", "width": 8, "height": 6}],
+        "categories": [{"id": 1, "name": "cup"}],
+        "annotations": [{"image_id": 7, "category_id": 1, "segmentation": [polygon]}],
+    }
+    if twice:
+        content[twice] *= 2
+    for split in ("train", "val"):
+        (tmp_path / f"instances_{split}.json").write_text(json.dumps(content))
+    with pytest.raises(DataError, match=reason):
+        opened(tmp_path).train.label(0)
+
+
 def test_coco_panoptic(tmp_path: Path) -> None:
     segments = np.zeros((*SIZE, 3))
     segments[1:3], segments[3:] = (5, 1, 0), (9, 0, 2)

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
+from attngraft.strict import FieldError
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.inputs import HostInput
 from attngraft.tasks.seeding import generator
-from attngraft.tasks.segmentation.config import MaskAugmentConfig, MaskDataConfig
+from attngraft.tasks.segmentation.config import InferenceConfig, MaskAugmentConfig, MaskDataConfig, MaskLossConfig
 from attngraft.tasks.segmentation.source import open_masks
 from attngraft.tasks.segmentation.split import MaskSplit, augmented
 from tests.tasks.segmentation.drawings import write_drawings
@@ -59,6 +61,22 @@ def test_small_images_are_padded_at_right_and_below() -> None:
     assert (label != IGNORED).sum() == 40 * 60
     assert (label[:40, :60] != IGNORED).all()
     assert image.shape == (3, 64, 80)
+
+
+def test_an_image_can_shrink_to_almost_nothing() -> None:
+    image, label = draws(1, scale=(1e-6, 1e-6))[0]
+    assert (image.shape, label.shape) == ((3, 24, 32), (24, 32))
+    assert (label != IGNORED).sum() == 2
+
+
+@pytest.mark.parametrize("scale", [(0.0, 1.0), (2.0, 1.0), (1.0, 1e9)])
+def test_scales_are_limited(scale: tuple[float, float]) -> None:
+    with pytest.raises(FieldError, match="increasing numbers above 0, at most 32"):
+        MaskAugmentConfig(scale=scale)
+    with pytest.raises(FieldError, match="numbers above 0, at most 32"):
+        InferenceConfig(scales=(1000.0,))
+    with pytest.raises(FieldError, match="must be positive numbers"):
+        MaskLossConfig(class_weights=())
 
 
 def test_a_class_that_dominates_is_avoided() -> None:

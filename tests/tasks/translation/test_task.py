@@ -147,6 +147,10 @@ def test_translations_for_the_report(tmp_path: Path) -> None:
         ({"task": {"name": "translation"}}, "task.data: missing; give --data"),
         ({"task": {"name": "translation", "data": {"source": "x"}, "loss": {"smoothing": 2}}}, "loss.smoothing"),
         ({"task": {"name": "translation", "data": {"source": "x"}, "decoding": {"beams": 0}}}, "decoding.beams"),
+        (
+            {"task": {"name": "translation", "data": {"source": "x"}, "decoding": {"length_penalty": 1e300}}},
+            "decoding.length_penalty: must lie between",
+        ),
     ],
 )
 def test_mistakes(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ class ElsaOptions:
     def __post_init__(self) -> None:
         check_odd("kernel", self.kernel)
         check_positive("heads", self.heads)
-        if self.group_width < 1 or self.mul < 0:
-            raise ValueError(f"group_width must be 1 or more and mul 0 or more, not {self.group_width} and {self.mul}")
+        if not 1 <= self.group_width <= 1024 or self.mul < 0:
+            raise ValueError(f"group_width must be 1 to 1024 and mul 0 or more, not {self.group_width} and {self.mul}")
 
 
 @dataclass(frozen=True)
@@ -164,6 +164,8 @@ class LocalOptions:
 
     def __post_init__(self) -> None:
         check_positive("heads", self.heads)
+        if self.size > 255:
+            raise ValueError(f"size must be at most 255, not {self.size}")
         if self.area == "neighborhood":
             check_odd("size of a neighborhood", self.size)
             if self.shift:

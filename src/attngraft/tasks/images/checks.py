@@ -19,6 +19,7 @@ _COMPARED = {"full": "pixel by pixel", "fast": "byte by byte", "off": ""}
 _LEAK = ("validation image", "training images")
 _SHOWN = 3  #: largest number of images or groups listed in a note
 _EXAMPLES = 20  #: largest number of groups of duplicates listed in the facts
+_SMALLEST_RANGE = 1e-100  #: of numbers; smaller differences are 0 when they are squared
 LEAK_LIMIT = 0.1  #: largest fraction of a split's images that may be copies of training images; one image always may
 
 #: usual names of folders of images and of their annotations, in lower case
@@ -164,7 +165,7 @@ def _refuse_empty(source: ImageSource, counts: np.ndarray, what: str) -> None:
 
 def _refuse_constant(source: ImageSource, images: Images, part: str) -> None:
     for name, low, high in zip(source.classes, images.labels.min(0), images.labels.max(0), strict=True):
-        if low == high:
+        if high - low < _SMALLEST_RANGE:
             raise DataError(
                 f"{source.where}: {name} is {low:g} for all {part} images, so there is nothing to learn or to measure; add "
                 "images, or choose other columns with --set 'task.data.label_columns=[a,b]'"

@@ -14,6 +14,8 @@ from timm.data.transforms import MaybeToTensor
 from torch import Tensor
 from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, RandomVerticalFlip
 
+from attngraft.errors import ExportError
+from attngraft.suggest import one_line
 from attngraft.tasks.images.config import AugmentConfig
 from attngraft.tasks.images.inputs import HostInput, image_to_tensor
 from attngraft.tasks.images.sources.decoding import decode, in_mode
@@ -119,8 +121,18 @@ class Preprocessor:
 
     @classmethod
     def from_serving(cls, serving: Serving) -> Preprocessor:
-        """Build the preprocessor from the `input` section of a model's `Serving`."""
-        return cls(HostInput.from_model({**serving.input, "input_size": serving.input["size"]}))
+        """Build the preprocessor from the `input` section of a model's `Serving`.
+
+        Raises:
+            ExportError: the section is damaged.
+        """
+        try:
+            return cls(HostInput.from_model({**serving.input, "input_size": serving.input["size"]}))
+        except Exception as error:  # of any class, since the values may be of any type
+            raise ExportError(
+                f"attngraft.json: serving.input is not a valid preprocessing ({one_line(error)}); restore a good copy, or "
+                "export the model again"
+            ) from error
 
     def read(self, stream: IO[bytes], *, where: str) -> Tensor:
         """Decode an image file, convert it to the host's mode, resize and crop it; return uint8 (C, H, W).

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from attngraft.errors import DataError
 from attngraft.files import write_atomically
-from attngraft.opening import read_json
+from attngraft.opening import read_mapping
 from attngraft.results.measured import Measured
 from attngraft.results.records import RecordTable
 from attngraft.results.sections import Metric, Section
 from attngraft.results.study import Chance
+from attngraft.strict import convert
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.regression.config import RegressionConfig
@@ -65,7 +66,8 @@ class Regression(ImageTask):
         path = folder / FILE
         if path.exists():
             try:
-                self._scale = read_json(path)
+                scale = read_mapping(path)
+                self._scale = {name: convert(scale.get(name), list[float], name) for name in ("mean", "deviation")}
             except (OSError, ValueError) as error:
                 raise DataError(f"{path}: cannot be read ({error}); restore the file") from None
 

@@ -124,6 +124,9 @@ def _read(root: Path, split: str, file: Path) -> tuple[CocoSplit, list[Class]]:
         content = read_mapping(file, limit=JSON_LIMIT)
         categories = sorted(content["categories"], key=lambda each: int(each["id"]))
         images = {each["id"]: each for each in content["images"]}
+        for kind in ("images", "categories"):
+            if len({each["id"] for each in content[kind]}) < len(content[kind]):
+                raise ValueError(f"two {kind} have the same id")
         annotations: dict[Any, list[Mapping[str, Any]]] = {key: [] for key in images}
         for each in content["annotations"]:
             annotations[each["image_id"]].append(each)
@@ -180,6 +183,9 @@ def _mask(annotation: Mapping[str, Any], size: tuple[int, int]) -> np.ndarray:
         return flat.reshape(size).T
     picture = Image.new("1", size)
     for polygon in given:
+        points = np.asarray(polygon, dtype=np.float64)
+        if points.ndim != 1 or len(points) % 2 or not np.isfinite(points).all():
+            raise ValueError("a polygon must be a list of finite numbers x, y, x, y, ...")
         if len(polygon) >= 6:
             ImageDraw.Draw(picture).polygon([value - 0.5 for value in polygon], fill=1)  # pixel 0 covers 0 to 1
     return np.asarray(picture)

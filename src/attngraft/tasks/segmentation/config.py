@@ -6,6 +6,9 @@ from typing import Literal
 from attngraft.strict import FieldError, require
 from attngraft.tasks.images.config import DataConfig
 
+LARGEST_SCALE = 32  #: factor on the size of an image; larger ones fill the memory
+_RANGE = f"above 0, at most {LARGEST_SCALE}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskDataConfig:
@@ -56,7 +59,7 @@ class MaskAugmentConfig:
         require(self, "crop", min(self.crop) >= 1, "must be two positive numbers, height and width")
         require(self, "size", self.size is None or self.size >= 1, "must be at least 1")
         low, high = self.scale
-        require(self, "scale", 0 < low <= high, "must be two increasing positive numbers")
+        require(self, "scale", 0 < low <= high <= LARGEST_SCALE, f"must be two increasing numbers {_RANGE}")
         require(self, "max_share", 0 < self.max_share <= 1, "must lie in (0, 1]")
         require(self, "hflip", 0 <= self.hflip <= 1, "must be a probability between 0 and 1")
 
@@ -70,7 +73,8 @@ class MaskLossConfig:
 
     def __post_init__(self) -> None:
         weights = self.class_weights
-        require(self, "class_weights", isinstance(weights, str) or min(weights) > 0, "must be positive numbers")
+        positive = isinstance(weights, str) or (bool(weights) and min(weights) > 0)
+        require(self, "class_weights", positive, "must be positive numbers")
         require(self, "rows", self.rows >= 1, "must be at least 1")
 
 
@@ -87,7 +91,8 @@ class InferenceConfig:
     def __post_init__(self) -> None:
         require(self, "size", self.size is None or self.size >= 1, "must be at least 1")
         require(self, "stride", 0 < self.stride <= 1, "must lie in (0, 1]")
-        require(self, "scales", bool(self.scales) and min(self.scales) > 0, "must be positive numbers")
+        fit = bool(self.scales) and min(self.scales) > 0 and max(self.scales) <= LARGEST_SCALE
+        require(self, "scales", fit, f"must be numbers {_RANGE}")
 
     def light(self) -> "InferenceConfig":
         """Return the settings with one scale and without mirroring."""

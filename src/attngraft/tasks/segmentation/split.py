@@ -92,7 +92,7 @@ def augmented(
     height, width = image.shape[-2:]
     factor = float(np.exp(random.uniform(*np.log(config.scale))))
     factor *= 1.0 if config.size is None else config.size / min(height, width)
-    size = [max(1, round(height * factor)), max(1, round(width * factor))]
+    size = [max(2, round(height * factor)), max(1, round(width * factor))]  # torch fails to resize to a single pixel
     if size != [height, width]:
         pair = [F.resize(each, size, antialias=True) for each in pair]
     rows, columns = config.crop

@@ -49,6 +49,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         require(self, "beams", self.beams >= 1, "must be at least 1")
+        require(self, "length_penalty", abs(self.length_penalty) <= 10, "must lie between -10 and 10")
         require(self, "max_length", self.max_length >= 1, "must be at least 1")
 
 

@@ -33,6 +33,7 @@ MISSING = frozenset({"", "nan", "none", "null", "na", "n/a"})
 SINGLE = ("label", "class", "class_name", "category", "target", "y", "class_index", "class_id", "label_id", "species")
 LISTS = ("labels", "classes", "categories", "tags", "targets")  #: usual names of columns of label lists
 NUMBERS = ("target", "value", "number", "label", "y")  #: usual names of a single column of numbers
+LARGEST_NUMBER = 1e100  #: larger ones overflow when they are squared
 SEPARATORS = {"bar": "|", "semicolon": ";", "comma": ",", "space": " "}  #: in order of detection
 
 _ENTRY = 8  #: least number of bytes of an entry in memory
@@ -343,6 +344,11 @@ def read_numbers(table: LabelTable, config: DataConfig, *, exclude: set[str]) ->
             raise DataError(
                 f"{table.line(row)}: column {name!r} contains {_word(entries[row])!r}, not a number; correct it, or "
                 "remove the row"
+            )
+        for row in np.flatnonzero(np.abs(values[:, position]) > LARGEST_NUMBER)[:1].tolist():
+            raise DataError(
+                f"{table.line(row)}: column {name!r} contains {_word(entries[row])!r}, above {LARGEST_NUMBER:g}; divide "
+                "the column, or correct the number"
             )
     return Labels(classes=names, values=values, multilabel=False)
 
