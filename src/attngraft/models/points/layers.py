@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.models.points.fast_group import Neighborhoods, deviation, normalized
-from attngraft.models.points.operations import farthest_points, group, knn, three_interpolate
+from attngraft.models.points.neighborhoods import Neighborhoods, deviation, neighborhoods, normalized
+from attngraft.models.points.operations import group, three_interpolate
 
 Normalize = Literal["anchor", "center"]
 EPS = 1e-5  #: added to the deviation of a cloud's groups
@@ -44,8 +44,8 @@ class AffineGroup(nn.Module):
         neighbors: k.
 
     Raises:
-        ValueError: sizes are below 1 or `normalize` is unknown; on a call, a cloud has fewer points than S or k, or shapes
-            do not fit.
+        ValueError: sizes are below 1 or `normalize` is unknown; on a call, shapes do not fit.
+        UsageError: on a call, a cloud has fewer points than S or k.
     """
 
     def __init__(
@@ -71,16 +71,7 @@ class AffineGroup(nn.Module):
 
     def neighborhoods(self, xyz: Tensor) -> Neighborhoods:
         """Return the neighborhoods in points (B, N, 3), which several layers may share."""
-        needed = {"neighbors": self.neighbors, "anchors": self.anchors or 1}
-        for name, count in needed.items():
-            if count > xyz.shape[1]:
-                raise ValueError(
-                    f"{name}={count} is more than the cloud's {xyz.shape[1]} points; pass more points or create the group "
-                    f"with {name} of at most {xyz.shape[1]}"
-                )
-        anchors = None if self.anchors is None else farthest_points(xyz, self.anchors)
-        anchor_xyz = xyz if anchors is None else group(xyz, anchors)
-        return Neighborhoods(knn(anchor_xyz, xyz, self.neighbors), xyz.shape[1], anchors)
+        return neighborhoods(xyz, anchors=self.anchors, neighbors=self.neighbors)
 
     def forward(
         self, xyz: Tensor, features: Tensor, near: Neighborhoods | None = None
@@ -98,7 +89,7 @@ class AffineGroup(nn.Module):
     def linear(
         self, xyz: Tensor, features: Tensor, near: Neighborhoods, weight: Tensor, bias: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return u (B, N, C') and v (B, S, C'), where `u_j + v_s` is a linear layer on the groups (`fast_group`).
+        """Return u (B, N, C') and v (B, S, C'), where `u_j + v_s` is a linear layer on the groups (`neighborhoods`).
 
         `weight` is (C', out_channels).
         """
@@ -212,12 +203,16 @@ class PointMap(nn.Module):
 
 
 class PointResBlock(nn.Module):
-    """`relu(x + norm(W2 relu(norm(W1 x))))` at every point: (B, C, N) to the same shape."""
+    """`relu(x + norm(W2 relu(norm(W1 x))))` at every point: (B, C, N) to the same shape.
 
-    def __init__(self, channels: int, *, bias: bool = True) -> None:
+    `expansion` is the hidden width, relative to C.
+    """
+
+    def __init__(self, channels: int, *, bias: bool = True, expansion: float = 1.0) -> None:
         super().__init__()
-        self.net1 = nn.Sequential(*_linear_norm(channels, channels, bias=bias), nn.ReLU())
-        self.net2 = nn.Sequential(*_linear_norm(channels, channels, bias=bias))
+        hidden = int(expansion * channels)
+        self.net1 = nn.Sequential(*_linear_norm(channels, hidden, bias=bias), nn.ReLU())
+        self.net2 = nn.Sequential(*_linear_norm(hidden, channels, bias=bias))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.net2(self.net1(x)))
@@ -226,9 +221,10 @@ class PointResBlock(nn.Module):
 class ResidualNetwork(nn.Module):
     """A sequence of residual blocks: (B, C, N) to the same shape."""
 
-    def __init__(self, channels: int, *, blocks: int, bias: bool = True) -> None:
+    def __init__(self, channels: int, *, blocks: int, bias: bool = True, expansion: float = 1.0) -> None:
         super().__init__()
-        self.operation = nn.Sequential(*(PointResBlock(channels, bias=bias) for _ in range(blocks)))
+        layers = (PointResBlock(channels, bias=bias, expansion=expansion) for _ in range(blocks))
+        self.operation = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.operation(x))
@@ -237,10 +233,13 @@ class ResidualNetwork(nn.Module):
 class NeighborhoodNetwork(nn.Module):
     """A point map and residual blocks over every neighbor, then max pooling: (B, S, k, C) to (B, C', S)."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, blocks: int, bias: bool = True) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, blocks: int, bias: bool = True, expansion: float = 1.0
+    ) -> None:
         super().__init__()
         self.transfer = PointMap(in_channels, out_channels, bias=bias)
-        self.operation = nn.Sequential(*(PointResBlock(out_channels, bias=bias) for _ in range(blocks)))
+        layers = (PointResBlock(out_channels, bias=bias, expansion=expansion) for _ in range(blocks))
+        self.operation = nn.Sequential(*layers)
 
     def forward(self, groups: Tensor) -> Tensor:
         neighbors = groups.flatten(0, 1).transpose(1, 2)
@@ -248,7 +247,7 @@ class NeighborhoodNetwork(nn.Module):
         return cast(Tensor, largest.unflatten(0, groups.shape[:2]).transpose(1, 2))
 
     def grouped(self, grouper: AffineGroup, xyz: Tensor, features: Tensor, near: Neighborhoods) -> Tensor:
-        """Return the same for the groups of `grouper`, with the first map computed on points (`fast_group`)."""
+        """Return the same for the groups of `grouper`, with the first map computed on points (`neighborhoods`)."""
         linear, norm, _ = cast(tuple[nn.Conv1d, nn.BatchNorm1d, nn.Module], tuple(self.transfer.net))
         u, v = grouper.linear(xyz, features, near, linear.weight.squeeze(-1), linear.bias)
         u, v = normalized(u, v, near, norm)

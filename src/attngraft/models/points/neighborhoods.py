@@ -1,4 +1,4 @@
-"""A linear layer on grouped features, computed on points instead of neighbors.
+"""Neighborhoods of points, and a linear layer on grouped features that is computed on points instead of neighbors.
 
 The layer after an affine group is linear in the neighbor r_j and in the center c_s:
 
@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attngraft.models.points.operations import group
+from attngraft.errors import UsageError
+from attngraft.models.points.operations import farthest_points, group, knn
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,23 @@ class Neighborhoods:
     def _reduced(self, values: Tensor, mode: str) -> Tensor:
         found = F.embedding_bag(self._rows(), values.flatten(0, 1), mode=mode)
         return found.view(*self.near.shape[:2], -1)
+
+
+def neighborhoods(points: Tensor, *, anchors: int | None, neighbors: int) -> Neighborhoods:
+    """Find the `neighbors` nearest points of each of `anchors` farthest points; None: of every point.
+
+    Raises:
+        UsageError: the clouds (B, N, 3) have fewer points.
+    """
+    needed = max(neighbors, anchors or 1)
+    if needed > points.shape[1]:
+        raise UsageError(
+            f"these clouds have {points.shape[1]} points, but {needed} are needed ({anchors or 'all'} anchors with {neighbors} "
+            "neighbors); use clouds with more points, or a model with fewer anchors and neighbors"
+        )
+    chosen = None if anchors is None else farthest_points(points, anchors)
+    at = points if chosen is None else group(points, chosen)
+    return Neighborhoods(knn(at, points, neighbors), points.shape[1], chosen)
 
 
 def deviation(rows: Tensor, centers: Tensor, near: Neighborhoods) -> Tensor:
