@@ -12,12 +12,13 @@ JOBS ?= 2
 PYTEST_ARGS ?=
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test slow product oldest others audit lint docs pictures notebooks proof clean help
+.PHONY: demo test slow fuzz product oldest others audit lint docs pictures notebooks proof clean help
 
 help:
 	@echo "make demo    install, then compare grafts on the embedded handwritten digits (report in $(DEMO_OUT)/)"
 	@echo "make test    install with the development extras, then ruff, mypy and pytest"
 	@echo "make slow    the long tests"
+	@echo "make fuzz    odd and damaged files of every format, others each time, for an hour"
 	@echo "make product every host with every graft, compiled and exported, and variants of slow tests (hours; ONLY='TestSwin and bisa' selects a part)"
 	@echo "make oldest  hosts alone, export and a training run with the oldest supported versions (in $(VENV)-oldest)"
 	@echo "make others  the contract on Python 3.12 and 3.13 (in $(VENV)-3.12 and $(VENV)-3.13)"
@@ -52,6 +53,11 @@ test: lint
 
 slow: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m "slow and not product"
+
+# An hour for 17 formats, divided among the processes.
+fuzz: $(VENV)/installed-dev
+	ATTNGRAFT_FUZZ_SECONDS=$$((3600 * $(JOBS) / 17)) $(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) \
+		-m slow tests/fuzzing
 
 product: $(VENV)/installed-dev
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) -m product -k "$(ONLY)"

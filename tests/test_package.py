@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import attngraft
+
+UNDECLARED = {"pandas", "triton"}  #: for `to_frame`, which says so; a part of torch on Linux
 
 
 def in_fresh_python(code: str) -> str:
@@ -38,3 +46,24 @@ def test_help_needs_no_torch() -> None:
         "print('torch' in sys.modules, 'timm' in sys.modules)"
     )
     assert in_fresh_python(code).endswith("False False")
+
+
+def test_every_imported_package_is_declared() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    texts = [*project["dependencies"], *(text for extra in project["optional-dependencies"].values() for text in extra)]
+    declared = {canonicalize_name(Requirement(text).name) for text in texts}
+    imported = set()
+    for path in (root / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                imported.add(node.module.partition(".")[0])
+    owners = importlib.metadata.packages_distributions()
+    others = imported - set(sys.stdlib_module_names) - UNDECLARED - {"attngraft"}
+    assert len(others) > 15
+    missing = {
+        name for name in others if not declared & {canonicalize_name(owner) for owner in owners.get(name, [name])}
+    }
+    assert not missing

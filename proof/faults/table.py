@@ -43,10 +43,10 @@ clock that runs backwards, and a file system without locks.
 _FOOT = """
 ## Damaged files
 
-finished.json has the size and SHA-256 of each file of the run, and checksums.json those of the files of a study, of a suite's
-results or of an exported model. A file is compared when it is read. `attngraft doctor --verify FOLDER` compares all files of
-a run with its suites, a study or an exported model, and metrics with predictions. Folders of earlier versions have no
-checksums, which `--verify` says.
+finished.json has the size and SHA-256 of each file of the run, and checksums.json those of the files of a study, of a
+suite's results or of an exported model. A file is compared when it is read. `attngraft doctor --verify FOLDER` compares all
+files of a run with its suites, a study or an exported model, and metrics with predictions. Folders of earlier versions have
+no checksums, which `--verify` says.
 Locks, logs, TensorBoard events, caches, spare checkpoints, plots, reports and model cards have none.
 
 - metrics.jsonl, predictions.npz or finished.json of a finished run: reports and evaluations fail. Rerun `attngraft compare`

@@ -99,6 +99,17 @@ class BackendError(AttngraftError):
     exit_code = 2
 
 
+@contextmanager
+def naming(source: object) -> Iterator[None]:
+    """Prepend `source`, such as the path of a file, to the message of an error in the block that lacks it."""
+    try:
+        yield
+    except (UsageError, HostError) as error:
+        if str(source) in str(error):
+            raise
+        raise type(error)(f"{source}: {error}") from None
+
+
 def _point_at(message: str, text: str, position: int) -> str:
     """Append the line of `text` that contains `position`, at most 80 characters of it, with a caret under `position`."""
     start = max(text.rfind("\n", 0, position) + 1, position - 40)

@@ -121,7 +121,7 @@ def check_zip(file: IO[bytes], path: Path | str) -> None:
     """Check number and sizes of the members of an open zip; other files pass.
 
     Raises:
-        UnsuitableFile: it has too many members, or they unpack to too much, or not with deflate.
+        UnsuitableFile: its list of members is damaged, it has too many, or they unpack to too much, or not with deflate.
     """
     end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
     if end is None:
@@ -133,6 +133,8 @@ def check_zip(file: IO[bytes], path: Path | str) -> None:
         raise UnsuitableFile(path, reason)
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
+    if len(members) != end[4]:  # a wrong length in the list hides the members behind it
+        raise UnsuitableFile(path, f"is damaged: it has {end[4]:,} members, but lists {len(members):,}")
     if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
         raise UnsuitableFile(path, "is compressed with another method than deflate")
     check_unpacked(path, sum(member.file_size for member in members), file.seek(0, os.SEEK_END))
@@ -164,7 +166,20 @@ def open_npz(path: Path | str) -> Iterator["np.lib.npyio.NpzFile"]:
         if not isinstance(found, np.lib.npyio.NpzFile):
             raise ValueError("it is not a zip of arrays")
         with found:
+            for member in found.zip.infolist():  # type: ignore[union-attr]
+                _check_member(found.zip, member)  # type: ignore[arg-type]
             yield found
+
+
+def _check_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Check that a member has the name in the list of members, and is an array; numpy returns others as bytes."""
+    with archive.open(member) as file:
+        try:
+            start = file.read(6)
+        except DAMAGE:  # raised again on access
+            return
+    if start != b"\x93NUMPY":
+        raise ValueError(f"{member.filename} is not an array")
 
 
 def read_blocks(path: Path | str) -> Iterator[bytes]:

@@ -38,14 +38,6 @@ def test_plain_yaml_reads_it_too(value: dict[str, str]) -> None:
     assert yaml.safe_load(dump_yaml(value)) == value
 
 
-@given(st.text(max_size=40))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        parse_yaml(text, source="test")
-    except ConfigError as error:
-        assert str(error).startswith("test")
-
-
 def test_errors_name_file_line_and_column(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("seed: 1\ntrain: {batch_size: 2\nhost: 3\n")

@@ -8,7 +8,7 @@ from attngraft.analysis.panels import table
 from attngraft.analysis.request import Analysis, AnalysisRequest, Content
 from attngraft.results.analysis import Curves, Line
 from attngraft.results.statistics import epochs_to_baseline
-from attngraft.training.build import build_task
+from attngraft.training.build import task_of
 from attngraft.training.run_folder import RunRecord
 
 
@@ -23,7 +23,7 @@ class _Curve:
 def run(request: AnalysisRequest) -> Content:
     runs = [(model.name, model.record) for model in request.models if model.record is not None]
     baseline, baseline_record = runs[request.baseline or 0]
-    task = build_task(runs[0][1].recipe)
+    task = task_of(runs[0][1])
     primary = f"val/{task.primary}"
     keys = list(dict.fromkeys((primary, "val/loss", "train/loss", "val/top5")))
     shown = [key for key in keys if any(key in row for _, record in runs for row in record.epochs)]

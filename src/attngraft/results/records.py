@@ -227,16 +227,22 @@ def open_records(path: Path) -> Iterator[RecordTable]:
             outputs = frozenset(map(str, file[OUTPUTS])) if OUTPUTS in file.files else frozenset()
             score, binary = (file[name] if name in file.files else None for name in EXTRA)
             names = file[NAME]
-        columns = _FileColumns(path, file)
+            if (
+                names.ndim != 1
+                or (score is not None and score.shape != names.shape)
+                or (binary is not None and binary.ndim)
+            ):
+                raise ValueError(f"{NAME}, {' and '.join(EXTRA)} do not have the shapes that were written")
+        columns = _FileColumns(path, file, len(names))
         yield RecordTable(names=names, columns=columns, outputs=outputs, score=score, binary=bool(binary))
 
 
 class _FileColumns(Mapping[str, Column]):
     """Columns of an open .npz file, each read on access, because logits and masks may be large."""
 
-    def __init__(self, path: Path, file: np.lib.npyio.NpzFile) -> None:
-        self._path, self._file = path, file
-        hidden = (NAME, OUTPUTS, *EXTRA)
+    def __init__(self, path: Path, file: np.lib.npyio.NpzFile, rows: int) -> None:
+        self._path, self._file, self._rows = path, file, rows
+        hidden = (NAME, OUTPUTS, *EXTRA, "allow_pickle")  # `savez` of NumPy before 2.1 stored its argument
         self._names = [name for name in file.files if name not in hidden and not name.endswith((_OFFSETS, _SHAPES))]
 
     def __getitem__(self, name: str) -> Column:
@@ -244,11 +250,14 @@ class _FileColumns(Mapping[str, Column]):
             raise KeyError(name)
         with _damage_explained(self._path):
             values: np.ndarray = self._file[name]
-            if name + _OFFSETS not in self._file.files:
-                return values
-            offsets, shapes = self._file[name + _OFFSETS], self._file[name + _SHAPES]
-            rows = zip(offsets[:-1], offsets[1:], shapes, strict=True)
-            return [values[start:stop].reshape(shape) for start, stop, shape in rows]
+            found: Column = values
+            if name + _OFFSETS in self._file.files:
+                offsets, shapes = self._file[name + _OFFSETS], self._file[name + _SHAPES]
+                rows = zip(offsets[:-1], offsets[1:], shapes, strict=True)
+                found = [values[start:stop].reshape(shape) for start, stop, shape in rows]
+            if len(found) not in (0, self._rows):
+                raise ValueError(f"{name} has {len(found)} rows for {self._rows} examples")
+            return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from attngraft.attention import GraftedModule, is_graft, sites_with_detached
-from attngraft.errors import ExportError, GraftFileError, HostError, UsageError
+from attngraft.errors import ExportError, GraftFileError, HostError, UsageError, naming
 from attngraft.files import write_atomically
 from attngraft.grafting.apply import grafted
 from attngraft.grafting.io import graft_bytes, load_grafts
@@ -28,7 +28,7 @@ from attngraft.models.create import create_host as create_by_name
 from attngraft.models.host_input import host_input
 from attngraft.models.trust import SCHEME, from_folder, refuse_untrusted
 from attngraft.opening import check_regular
-from attngraft.saved.manifest import GRAFTS, WEIGHTS, Manifest, check_file, read_manifest, write_manifest
+from attngraft.saved.manifest import GRAFTS, MANIFEST, WEIGHTS, Manifest, check_file, read_manifest, write_manifest
 from attngraft.suggest import shortened
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.seeding import seeded
@@ -79,7 +79,7 @@ def load(
     manifest = read_manifest(folder)
     for name in (WEIGHTS, GRAFTS):
         check_file(folder / name, folder)
-    with from_folder(trust_code=trust_code, allow_download=allow_download):
+    with from_folder(trust_code=trust_code, allow_download=allow_download), naming(folder / MANIFEST):
         return _load(folder, manifest, device)
 
 

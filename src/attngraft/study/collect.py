@@ -42,7 +42,7 @@ from attngraft.study.suites import suite_notes, suite_results
 from attngraft.study.variants import Variant
 from attngraft.study.verdict import compare_all, corrected, spread
 from attngraft.tasks.task import Task
-from attngraft.training.build import build_task
+from attngraft.training.build import task_of
 from attngraft.training.recipe import changed_settings, recipe_to_dict
 from attngraft.training.run_folder import RunRecord, validation_metrics
 from attngraft.yaml_config import parse_yaml
@@ -74,7 +74,7 @@ def collect(config: StudyConfig, *, costs: Mapping[str, Cost] | None = None, not
         raise FolderError(
             f"{config.out}: no run is finished, so there is nothing to report; rerun without --report-only"
         )
-    task, recipe = build_task(first.recipe), recipe_to_dict(first.recipe)
+    task, recipe = task_of(first), recipe_to_dict(first.recipe)
     if config.folds is not None:  # the recipe of all folds
         recipe["task"] = {**recipe["task"], "data": {**recipe["task"]["data"], "fold": None}}
     unfinished = [name for name, of_variant in records.items() if len(of_variant) < len(config.seeds)]

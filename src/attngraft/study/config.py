@@ -29,11 +29,12 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attngraft.errors import ConfigError, UsageError
+from attngraft.errors import ConfigError, UsageError, naming
 from attngraft.evaluation.suites.catalog import parse_suites
 from attngraft.results.sequential import MOST_SEEDS
 from attngraft.strict import read
@@ -267,6 +268,11 @@ def study_from_dict(mapping: Mapping[str, Any], *, source: str = "study") -> Stu
         ConfigError, UsageError: an unknown key, an invalid value, a missing output folder, or a repeated variant.
         GraftSpecError: a graft specification cannot be parsed.
     """
+    with nullcontext() if source == "study" else naming(source):
+        return _from_dict(mapping, source)
+
+
+def _from_dict(mapping: Mapping[str, Any], source: str) -> StudyConfig:
     file = _read_file(mapping, source)
     if not file.out:
         raise UsageError(f"{source}: missing output folder; use --out FOLDER, or set `out:` in the study file")

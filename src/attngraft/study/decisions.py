@@ -19,7 +19,7 @@ from attngraft.study.plan import Records, run_folder
 from attngraft.study.predictions import RunStatistics, paired, read_statistics
 from attngraft.study.verdict import estimate_all
 from attngraft.tasks.task import Task
-from attngraft.training.build import build_task
+from attngraft.training.build import task_of
 
 T = TypeVar("T")
 RunKey = tuple[str, int]  # variant and seed
@@ -166,7 +166,7 @@ def decisive_runs(config: StudyConfig, records: Records) -> Records:
     first = next((record for by_seed in records.values() for record in by_seed.values()), None)
     if config.until is None or first is None:
         return records
-    task = build_task(first.recipe)
+    task = task_of(first)
     statistics = {
         name: {seed: read_statistics(record, task) for seed, record in by_seed.items()}
         for name, by_seed in records.items()

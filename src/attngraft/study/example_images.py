@@ -26,7 +26,7 @@ from attngraft.study.predictions import open_predictions
 from attngraft.tasks.images.inspection import open_thumbnails
 from attngraft.tasks.images.task import ImageTask
 from attngraft.tasks.segmentation import Segmentation
-from attngraft.training.build import build_task
+from attngraft.training.build import task_of
 from attngraft.training.run_folder import RunRecord
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def _selected(
 ) -> ExampleImages | None:
     seeds = [seed for seed in variant if seed in baseline]
     first = baseline[seeds[0]]
-    task, classes = build_task(first.recipe), first.facts.get("classes")
+    task, classes = task_of(first), first.facts.get("classes")
     if isinstance(task, Segmentation):
         return mask_examples(task, first, variant[seeds[0]], name)
     if not isinstance(task, ImageTask) or not classes:

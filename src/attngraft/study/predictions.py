@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError, TrainingError
-from attngraft.results.measured import ClosedForm, MeanScore, Statistic
+from attngraft.opening import DAMAGE
+from attngraft.results.measured import ClosedForm, MeanScore, Measured, Statistic
 from attngraft.results.records import RecordTable, concatenated, open_records
 from attngraft.results.sections import Section
 from attngraft.results.study import Chance, Interval
 from attngraft.study.folds import FoldedRecord, compared_metrics, each_fold
 from attngraft.study.verdict import compare_parts
+from attngraft.suggest import one_line
 from attngraft.tasks.task import Task
 from attngraft.training.run_folder import RunFolder, RunRecord
 
@@ -42,7 +44,7 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         comparable: Mapping[str, str] = {}
         metrics: Mapping[str, float] = {}
         if type(task).measure is not Task.measure and table.columns:
-            measured = task.measure(table, record.facts)
+            measured = _measure(record, task, table)
             statistics, comparable, metrics = dict(measured.statistics), measured.comparable, measured.values
         if table.score is not None:  # saved for all tasks, even without other statistics
             fixed = statistics[task.primary].held_fixed if task.primary in statistics else ""
@@ -51,6 +53,18 @@ def read_statistics(record: RunRecord, task: Task) -> RunStatistics:
         return RunStatistics(
             folder=record.folder, names=table.names, statistics=statistics, comparable=comparable, metrics=metrics
         )
+
+
+def _measure(record: RunRecord, task: Task, table: RecordTable) -> Measured:
+    try:
+        return task.measure(table, record.facts)
+    except DAMAGE as error:
+        if record.checksums is not None and record.checksums.entries:  # the file is as it was written
+            raise
+        raise TrainingError(
+            f"{record.predictions or record.folder}: no metrics can be computed from these predictions and the facts in "
+            f"data.json ({one_line(error)}); restore good copies, or delete the folder to train the run again"
+        ) from error
 
 
 def _check_metrics(record: RunRecord, found: Mapping[str, float]) -> None:

@@ -14,7 +14,7 @@ from attngraft.evaluation.suites.cache import suite_checksums
 from attngraft.results.storage import RESULT_FILE, read_study, study_checksums
 from attngraft.saved.manifest import MANIFEST, checksums_of
 from attngraft.study.predictions import read_statistics
-from attngraft.training.build import build_task
+from attngraft.training.build import task_of
 from attngraft.training.evaluate import EVALUATIONS
 from attngraft.training.run_folder import STUDY_FILE, RunFolder, read_run, runs_below
 
@@ -87,4 +87,4 @@ def _attempt(found: Verification, work: Callable[[], T]) -> T | None:
 
 def _compare_metrics(folder: Path) -> None:
     record = read_run(folder)
-    read_statistics(record, build_task(record.recipe))
+    read_statistics(record, task_of(record))

@@ -18,7 +18,7 @@ from attngraft.saved.manifest import HostEntry, Manifest, Origin, TaskEntry
 from attngraft.tasks.capabilities import require
 from attngraft.tasks.codec import OTHER, Codec, Serving
 from attngraft.tasks.task import Task
-from attngraft.training.build import build_task, host_defaults, model_data_config
+from attngraft.training.build import host_defaults, model_data_config, task_of
 from attngraft.training.evaluate import Weights, trained_model
 from attngraft.training.run_folder import RunFolder, RunRecord, folder_of_study, read_run
 
@@ -73,7 +73,7 @@ def open_run(
             "add --unfinished"
         )
     recipe = record.recipe
-    task = build_task(recipe)
+    task = task_of(record)
     require(task, purpose)
     task.load_files(RunFolder(record.folder).fitted)
     with from_folder(trust_code=trust_code, allow_download=allow_download):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError
+from attngraft.errors import AttngraftError, ConfigError, HostError, UsageError, naming
 from attngraft.grafting.apply import graft as apply_graft
 from attngraft.grafting.spec import with_former_defaults
 from attngraft.models.create import start_host
@@ -21,7 +21,7 @@ from attngraft.tensors import meta_device
 from attngraft.training.freezing import freeze
 from attngraft.training.misplaced import refuse_misplaced
 from attngraft.training.recipe import Recipe, load_recipe, sections
-from attngraft.training.run_folder import RunFolder
+from attngraft.training.run_folder import RunFolder, RunRecord
 
 
 def build_task(recipe: Recipe) -> Task:
@@ -36,6 +36,16 @@ def build_task(recipe: Recipe) -> Task:
     if "task" in known:
         refuse_misplaced(config, known["task"], known=lambda: known, section="task")
     return load_task(name).from_config(config, seed=recipe.seed)
+
+
+def task_of(record: RunRecord) -> Task:
+    """Return the task of a run.
+
+    Raises:
+        ConfigError: see `build_task`; the message names the run's recipe.
+    """
+    with naming(RunFolder(record.folder).recipe):
+        return build_task(record.recipe)
 
 
 def recipe_for_task(task: str, recipe: str | None) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attngraft.attention import sites_with_detached
 from attngraft.counting import counted
-from attngraft.errors import DataError, FolderError, TrainingError, UsageError, started
+from attngraft.errors import DataError, FolderError, TrainingError, UsageError, naming, started
 from attngraft.hosts import forget
 from attngraft.models.trust import from_folder
 from attngraft.opening import open_regular
@@ -400,7 +400,8 @@ def trained_model(record: RunRecord, weights: Weights) -> nn.Module:
         FolderError: the run has no such weights.
         TrainingError: they are damaged, or not finite.
     """
-    model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
+    with naming(record.folder):
+        model = build_model(record.recipe, record.model_args, load_weights=False, facts=record.facts)
     record.check(weights_file(record.folder, weights))
     _fill(model, RunFolder(record.folder), weights)
     refuse_not_finite(model, where=f"{weights_file(record.folder, weights)}")
@@ -444,5 +445,8 @@ def _fill(model: nn.Module, run: RunFolder, weights: Weights) -> None:
         raise FolderError(f"{run.path}: this run has no checkpoint yet; rerun its command to train it")
     if state["ema" if weights == "ema" else "model"] is None:
         raise FolderError(f"{run.path}: this run has no moving average (train.ema is null); use last or best")
-    model.load_state_dict(state["ema" if weights == "ema" else "model"])
+    try:
+        model.load_state_dict(state["ema" if weights == "ema" else "model"])
+    except RuntimeError as error:
+        raise TrainingError(f"{run.last}: these weights belong to a different model: {error}") from None
     load_detached(model, state)

@@ -455,14 +455,21 @@ def read_json(path: Path) -> dict[str, Any]:
 def _read_rows(path: Path, *, finished: bool) -> list[Metrics]:
     try:
         rows = [opening.parse_json(line) for line in opening.read_text(path).splitlines()]
-        if not all(isinstance(row, dict) and isinstance(row.get("epoch"), int) for row in rows):
-            raise ValueError("a line is not an object with an epoch")
+        if not all(map(_is_row, rows)):
+            raise ValueError("a line is not an object of numbers with epoch and seconds")
+        if finished and not rows:
+            raise ValueError("it is empty")
         return rows
     except (OSError, ValueError) as error:
         if finished:
             raise TrainingError(f"{path}: cannot be read: {error}; restore a good copy, or repeat the run") from None
         log.warning("%s: cannot be read (%s); it is written again when the run resumes", path, error)
         return []
+
+
+def _is_row(row: Any) -> bool:
+    numbers = isinstance(row, dict) and all(isinstance(value, int | float) for value in row.values())
+    return numbers and isinstance(row.get("epoch"), int) and "seconds" in row
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from attngraft.errors import DataError
 from attngraft.opening import JSON_LIMIT, read_json
+from attngraft.suggest import quoted
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
     TRAIN_NAMES,
@@ -101,8 +102,9 @@ def _read(path: Path) -> _Annotations:
     labels: dict[Any, set[str]] = {key: set() for key in rows}
     for number, annotation in enumerate(annotations):
         image, category = annotation.get("image_id"), annotation.get("category_id")
-        if image not in labels or category not in by_id:
-            missing = f"image {image!r}" if image not in labels else f"category {category!r}"
+        known = isinstance(image, int | str) and image in labels  # a list cannot be looked up
+        if not known or not isinstance(category, int | str) or category not in by_id:
+            missing = f"category {quoted(category)}" if known else f"image {quoted(image)}"
             raise DataError(
                 f"{path}: annotations[{number}] refers to {missing}, which the file does not list; add it, "
                 "or remove the annotation"

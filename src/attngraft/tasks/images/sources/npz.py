@@ -183,7 +183,7 @@ class _Labels:
         labels = {part.labels: arrays[part.labels] for part in parts}
         labels = {key: each[:, 0] if each.ndim == 2 and each.shape[1] == 1 else each for key, each in labels.items()}
         named = next((array for key, array in arrays.items() if key.lower() == "classes"), None)
-        classes = None if named is None else tuple(_text(name) for name in named.tolist())
+        classes = None if named is None else _texts(named, "classes", path)
         if all(each.ndim == 1 and each.dtype.kind in "US" for each in labels.values()):
             return cls._of_names({key: [_text(name) for name in each] for key, each in labels.items()}, classes, path)
         columns = {each.shape[1] for each in labels.values() if each.ndim == 2}
@@ -275,20 +275,25 @@ def _images(arrays: Arrays, part: _Part, labels: np.ndarray, *, scale: int, path
     if len(pixels) and not pixels.size:
         raise DataError(f"{path}: {key} has images without pixels, {pixels.shape}; save them with a height and a width")
     for name, array in ((part.labels, labels), (part.files, files)):
-        if array is not None and len(array) != len(pixels):
-            raise DataError(f"{path}: {key} has {len(pixels)} images, {name} has {len(array)} entries")
+        entries = len(array) if array is not None and array.ndim else 0
+        if array is not None and entries != len(pixels):
+            raise DataError(f"{path}: {key} has {len(pixels)} images, {name} has {entries} entries")
     if pixels.dtype.kind == "f":
         pixels = np.rint(pixels.clip(0, 255 / scale) * scale).astype(np.uint8)
     elif pixels.dtype.kind == "b":
         pixels = pixels * np.uint8(255)
-    names = (
-        [f"{part.name}/{i}" for i in range(len(pixels))] if files is None else [_text(name) for name in files.tolist()]
-    )
+    names = [f"{part.name}/{i}" for i in range(len(pixels))] if files is None else _texts(files, str(part.files), path)
     return ArrayImages(
         (pixels[..., 0] if pixels.shape[-1:] == (1,) and pixels.ndim == 4 else pixels).astype(np.uint8, copy=False),
         names=names,
         labels=labels,
     )
+
+
+def _texts(array: np.ndarray, key: str, path: Path) -> tuple[str, ...]:
+    if array.ndim != 1:
+        raise DataError(f"{path}: {key} must be a list of names, (N,), got {array.shape}")
+    return tuple(map(_text, array.tolist()))
 
 
 def _text(name: object) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from attngraft.errors import ConfigError, DataError
+from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
-from attngraft.suggest import did_you_mean
+from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import no_labels
 from attngraft.tasks.images.sources.listing import natural
@@ -225,7 +225,9 @@ def arrow_errors(path: Path) -> Iterator[Any]:
     try:
         check_regular(path)
         yield pyarrow
-    except (OSError, pyarrow.ArrowException) as error:
+    except AttngraftError:
+        raise
+    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:  # the latter of Python's dates
         raise DataError(f"{path}: cannot be read as {path.suffix} ({error})") from None
 
 
@@ -244,11 +246,8 @@ def _parquet(path: Path) -> LabelTable:
     with arrow_errors(path) as pa:
         check_parquet(path, pa.parquet.read_metadata(path))
         table = pa.parquet.read_table(path)
-    return LabelTable(
-        where=str(path),
-        columns={name: table[name].to_pylist() for name in table.column_names},
-        numbers=list(range(len(table))),
-    )
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+    return LabelTable(where=str(path), columns=columns, numbers=list(range(len(table))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,7 +410,13 @@ def as_lists(
     if config.label_separator == "none":
         return None
     if any(isinstance(entry, list) for entry in entries):
-        return [[_word(label) for label in entry or []] for entry in entries], f"Column {name!r} has lists of labels."
+        for row, entry in enumerate(entries):
+            if not isinstance(entry, list) and _word(entry).lower() not in MISSING:
+                raise DataError(
+                    f"{table.line(row)}: column {name!r} contains {quoted(entry)}, but lists in other rows; make it a list"
+                )
+        rows = [[_word(label) for label in entry] if isinstance(entry, list) else [] for entry in entries]
+        return rows, f"Column {name!r} has lists of labels."
     texts = _words(entries)
     different = set(texts)
     if config.label_separator is not None:

@@ -1,0 +1,390 @@
+"""What the fuzzing harness reads: of each format a small valid folder, and the function that reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from hypothesis import strategies as st
+
+import attngraft
+from attngraft.checksums import FILE as CHECKSUMS
+from attngraft.errors import ConfigError
+from attngraft.export.run import export_run
+from attngraft.grafting.io import read_graft_file
+from attngraft.grafting.spec import GraftSpec, parse
+from attngraft.results.records import RecordTable, open_records, write_records
+from attngraft.results.storage import read_study
+from attngraft.saved.folder import load
+from attngraft.study import Tools, compare
+from attngraft.study.config import read_study_file, study_from_dict
+from attngraft.study.predictions import open_predictions, read_statistics
+from attngraft.study.verify import verify
+from attngraft.tasks.images.config import DataConfig
+from attngraft.tasks.images.opening import open_images
+from attngraft.tasks.segmentation.config import MaskDataConfig
+from attngraft.tasks.segmentation.source import count_labels, open_masks
+from attngraft.training.build import task_of
+from attngraft.training.evaluate import trained_model
+from attngraft.training.recipe import load_recipe, recipe_to_dict
+from attngraft.training.run_folder import read_run
+from tests.fuzzing.odd import (
+    PATHS,
+    TREE,
+    Files,
+    odd_grafts,
+    odd_json,
+    odd_json_lines,
+    odd_npz,
+    odd_parquet,
+    odd_run,
+    odd_specification,
+    odd_tar,
+    odd_text,
+    odd_yaml,
+    png,
+)
+from tests.grafting.test_apply import tiny_vit
+from tests.study.test_end_to_end import tiny
+from tests.tasks.images.datasets import make_folder, picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """A format: `write` makes a valid folder, `read` returns what it holds; `files` are those that are damaged."""
+
+    write: Callable[[Path], object]
+    read: Callable[[Path], Any]
+    files: Sequence[str]  #: patterns
+    odd: Callable[[Mapping[str, bytes]], st.SearchStrategy[Files]]  #: valid files -> files in place of some of them
+    strict: bool = False  #: whether checksums find every changed byte
+    named: bool = True  #: whether there is a file that errors name
+
+
+def bits(value: Any) -> Any:
+    """Return nested lists of text and bytes that are equal if and only if the values are, bit for bit."""
+    if isinstance(value, torch.Tensor):
+        return bits([str(value.dtype), value.contiguous().reshape(-1).view(torch.uint8).numpy(), *value.shape])
+    if isinstance(value, np.ndarray):
+        return [str(value.dtype), value.shape, value.tobytes()]
+    if dataclasses.is_dataclass(value):
+        return [bits(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, Mapping):
+        return [[bits(key), bits(entry)] for key, entry in value.items()]
+    if isinstance(value, list | tuple):
+        return [bits(entry) for entry in value]
+    return repr(value)
+
+
+def write_predictions(folder: Path) -> None:
+    table = RecordTable(
+        names=np.array(["a", "b", "c"]),
+        columns={
+            "logits": np.arange(6, dtype=np.float32).reshape(3, 2),
+            "boxes": [np.ones((n, 4)) for n in range(3)],
+            "caption": np.array(["x", "y", "z"]),
+        },
+        outputs=frozenset({"caption"}),
+        score=np.array([1.0, 0.0, 1.0]),
+        binary=True,
+    )
+    write_records(folder / "predictions.npz", table)
+
+
+def read_predictions(folder: Path) -> Any:
+    with open_records(folder / "predictions.npz") as table:
+        columns = {name: table[name] for name in table}
+        return table.names, columns, sorted(table.outputs), table.score, table.binary
+
+
+def read_images(source: Path, **config: Any) -> Any:
+    opened = open_images(DataConfig(source=str(source), **{"val_fraction": 0.5, **config}))
+    parts = [opened.source.train, opened.val]
+    pixels = [[np.asarray(images.open(i)) for i in range(len(images))] for images in parts]
+    return opened.source.classes, [list(images.names) for images in parts], [images.labels for images in parts], pixels
+
+
+def write_npz(folder: Path) -> None:
+    pixels = np.stack([np.asarray(picture(i, size=(4, 4))) for i in range(8)])
+    np.savez(folder / "x.npz", x=pixels, y=np.arange(8) % 2, classes=np.array(["cat", "dog"]))
+
+
+def write_text(name: str, separator: str) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        make_folder(folder, TREE)
+        rows = [["path", "label"], *([path, path[0]] for path in PATHS)]
+        (folder / name).write_text("".join(f"{separator.join(row)}\n" for row in rows))
+
+    return write
+
+
+def write_json_lines(folder: Path) -> None:
+    make_folder(folder, TREE)
+    lines = (json.dumps({"path": path, "label": path[0]}) for path in PATHS)
+    (folder / "x.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def write_parquet(folder: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    make_folder(folder, TREE)
+    parquet.write_table(pa.table({"path": PATHS, "label": [path[0] for path in PATHS]}), folder / "x.parquet")
+
+
+def write_tar(folder: Path) -> None:
+    with tarfile.open(folder / "x.tar", "w") as tar:
+        for number, path in enumerate(PATHS):
+            stem = path.removesuffix(".png").replace("/", "")
+            for name, content in ((f"{stem}.png", png(number)), (f"{stem}.cls", path[0].encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+
+def coco() -> dict[str, Any]:
+    square = [1, 1, 8, 1, 8, 8, 1, 8]
+    runs = {"size": [12, 12], "counts": [20, 30, 94]}
+    return {
+        "images": [{"id": i, "file_name": f"{i}.png", "width": 12, "height": 12} for i in range(4)],
+        "categories": [{"id": 7, "name": "cat", "color": [1, 2, 3]}, {"id": 9, "name": "dog"}],
+        "annotations": [
+            {
+                "id": i,
+                "image_id": i % 4,
+                "category_id": 7 + 2 * (i // 4),
+                "bbox": [1, 1, 7, 7],
+                "segmentation": [[square], runs, {**runs, "counts": "d0n0n2"}][i % 3],
+            }
+            for i in range(8)
+        ],
+    }
+
+
+def write_coco(folder: Path) -> None:
+    for i in range(4):
+        picture(i).save(folder / f"{i}.png")
+    (folder / "x.json").write_text(json.dumps(coco()))
+
+
+def write_masks(folder: Path) -> None:
+    (folder / "train").mkdir()
+    for i in range(4):
+        picture(i).save(folder / "train" / f"{i}.png")
+    (folder / "train" / "_annotations.coco.json").write_text(json.dumps(coco()))
+
+
+def read_masks(folder: Path) -> Any:
+    source = open_masks(MaskDataConfig(source=str(folder), val_fraction=0.5))
+    parts = [source.train, source.val]
+    counts = [count_labels(images) for images in parts]
+    return source.labels.classes, counts, [[images.label(i) for i in range(len(images))] for images in parts]
+
+
+def write_split(folder: Path) -> None:
+    make_folder(folder / "data", TREE)
+    lines = [f"{path},{'train' if i % 2 else 'val'}\n" for i, path in enumerate(PATHS)]
+    (folder / "split.csv").write_text("".join(["name,part\n", *lines]))
+
+
+def read_divided(folder: Path) -> Any:
+    return read_images(folder / "data", val_fraction=None, split_file=str(folder / "split.csv"))
+
+
+def write_recipe(folder: Path) -> None:
+    (folder / "x.yaml").write_text(yaml.safe_dump(recipe_to_dict(load_recipe("cpu-small"))))
+
+
+def write_study_file(folder: Path) -> None:
+    config = tiny(
+        folder / "out", grafts=["cb_s@blocks.6-11", {"name": "x", "graft": "horizontal", "set": {"train.clip_grad": 1}}]
+    )
+    (folder / "study.yaml").write_text(yaml.safe_dump(config.to_dict()))
+
+
+def read_config(folder: Path) -> Any:
+    path = folder / "study.yaml"
+    return study_from_dict(read_study_file(path), source=str(path)).to_dict()
+
+
+def read_specification(folder: Path) -> Any:
+    spec = parse((folder / "spec.txt").read_text(errors="surrogateescape"))
+    assert parse(str(spec)) == parse(spec.to_list()) == spec
+    return str(spec)
+
+
+SPEC = "cb_s(init=0.5)@blocks.1-2 + horizontal@blocks.0 + vertical(reduction=2)@last:1"
+
+
+@functools.cache
+def host() -> torch.nn.Module:
+    return tiny_vit()
+
+
+def write_grafts(folder: Path) -> None:
+    attngraft.graft(host(), SPEC)
+    attngraft.save_grafts(host(), folder / "x.safetensors", include=["norms"])
+    attngraft.ungraft(host())
+
+
+def read_grafts(folder: Path) -> Any:
+    before = bits(host().state_dict())
+    try:
+        attngraft.load_grafts(host(), folder / "x.safetensors")
+        attngraft.ungraft(host())
+    except attngraft.GraftFileError:
+        assert bits(host().state_dict()) == before
+        raise
+    manifest, tensors = read_graft_file(folder / "x.safetensors")
+    return manifest, sorted(tensors.items())
+
+
+@functools.cache
+def study() -> Path:
+    """A study of two tiny runs, and an exported model."""
+    folder = Path(tempfile.mkdtemp()) / "out"
+    compare(tiny(folder, grafts=["cb"], seeds=1, epochs=1), tools=Tools(write_report=lambda result, out: out))
+    export_run(folder / "runs" / "cb" / "seed0", folder.parent / "exported")
+    return folder
+
+
+def copied(name: str) -> Callable[[Path], object]:
+    return lambda folder: shutil.copytree(study() / name, folder, dirs_exist_ok=True)
+
+
+def read_run_folder(folder: Path) -> Any:
+    record = read_run(folder)
+    statistics = read_statistics(record, task_of(record))
+    with open_predictions(record) as table:
+        columns = {name: table[name] for name in table}
+    weights = [trained_model(record, which).state_dict() for which in ("last", "best")]
+    split = (folder / "split.csv").read_bytes()
+    return dataclasses.replace(record, checksums=None), statistics.metrics, columns, weights, split
+
+
+def read_study_folder(folder: Path) -> Any:
+    if (folder / CHECKSUMS).exists() and (problems := verify(folder).problems):
+        raise ConfigError("\n".join(problems))
+    config = study_from_dict(read_study_file(folder / "study.yaml"), source=str(folder / "study.yaml"))
+    return read_study(folder), config.to_dict()
+
+
+READERS: dict[str, Reader] = {
+    "predictions": Reader(
+        write=write_predictions,
+        read=read_predictions,
+        files=["*.npz"],
+        odd=odd_npz("predictions.npz"),
+        strict=True,
+    ),
+    "npz": Reader(
+        write=write_npz,
+        read=lambda folder: read_images(folder / "x.npz"),
+        files=["x.npz"],
+        odd=odd_npz("x.npz", "x_train", "y_train", "x_val", "y_val", "f_train", "X"),
+        strict=True,
+    ),
+    "csv": Reader(
+        write=write_text("x.csv", ","),
+        read=lambda folder: read_images(folder / "x.csv"),
+        files=["x.csv"],
+        odd=odd_text("x.csv", ","),
+    ),
+    "tsv": Reader(
+        write=write_text("x.tsv", "\t"),
+        read=lambda folder: read_images(folder / "x.tsv"),
+        files=["x.tsv"],
+        odd=odd_text("x.tsv", "\t"),
+    ),
+    "jsonl": Reader(
+        write=write_json_lines,
+        read=lambda folder: read_images(folder / "x.jsonl"),
+        files=["x.jsonl"],
+        odd=odd_json_lines,
+    ),
+    "parquet": Reader(
+        write=write_parquet,
+        read=lambda folder: read_images(folder / "x.parquet"),
+        files=["x.parquet"],
+        odd=odd_parquet,
+    ),
+    "tar": Reader(write=write_tar, read=lambda folder: read_images(folder / "x.tar"), files=["x.tar"], odd=odd_tar),
+    "coco": Reader(
+        write=write_coco,
+        read=lambda folder: read_images(folder / "x.json"),
+        files=["x.json"],
+        odd=odd_json("x.json"),
+    ),
+    "masks": Reader(
+        write=write_masks,
+        read=read_masks,
+        files=["train/*.json"],
+        odd=odd_json("train/_annotations.coco.json"),
+    ),
+    "split file": Reader(write=write_split, read=read_divided, files=["split.csv"], odd=odd_text("split.csv", ",")),
+    "recipe": Reader(
+        write=write_recipe,
+        read=lambda folder: load_recipe(folder / "x.yaml"),
+        files=["x.yaml"],
+        odd=odd_yaml("x.yaml"),
+    ),
+    "study file": Reader(write=write_study_file, read=read_config, files=["study.yaml"], odd=odd_yaml("study.yaml")),
+    "specification": Reader(
+        write=lambda folder: (folder / "spec.txt").write_text(str(GraftSpec(parse(SPEC).terms))),
+        read=read_specification,
+        files=["spec.txt"],
+        odd=odd_specification,
+        named=False,
+    ),
+    "graft file": Reader(write=write_grafts, read=read_grafts, files=["x.safetensors"], odd=odd_grafts, strict=True),
+    "run": Reader(
+        write=copied("runs/cb/seed0"),
+        read=read_run_folder,
+        files=["*.json", "*.jsonl", "*.yaml", "*.csv", "*.npz", "checkpoints/*"],
+        odd=odd_run,
+        strict=True,
+    ),
+    "study": Reader(
+        write=copied("."),
+        read=read_study_folder,
+        files=["*.json", "*.yaml", "*.csv"],
+        odd=odd_json("results.json", without=[CHECKSUMS]),
+        strict=True,
+    ),
+    "export": Reader(
+        write=copied("../exported"),
+        read=lambda folder: load(folder).state_dict(),
+        files=["*.json", "*.safetensors", "grafts/*"],
+        odd=odd_json("attngraft.json", without=[CHECKSUMS]),
+        strict=True,
+    ),
+}
+
+
+def contents(folder: Path, patterns: Sequence[str]) -> dict[str, bytes]:
+    """Return the files that are damaged."""
+    found = {path for pattern in patterns for path in folder.glob(pattern)}
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(found)}
+
+
+def put(folder: Path, files: Files, *, time: int) -> None:
+    """Write files into a folder, with `time` as the time of modification: caches compare times, which are coarse."""
+    for name, content in files.items():
+        if content is None:
+            (folder / name).unlink()
+        else:
+            (folder / name).write_bytes(content)
+            os.utime(folder / name, ns=(time, time))
