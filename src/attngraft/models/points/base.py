@@ -36,10 +36,14 @@ class PointClassifier(nn.Module):
     def reset_classifier(self, num_classes: int, *_: Any) -> None:
         """Replace the last layer with a new one for `num_classes`; 0: none."""
         self.num_classes = num_classes
-        width = next(layer.out_features for layer in reversed(self.classifier[:-1]) if isinstance(layer, nn.Linear))
+        dense = [layer.out_features for layer in self.classifier[:-1] if isinstance(layer, nn.Linear)]
         parameter = next(self.parameters())
-        head = nn.Linear(width, num_classes) if num_classes else nn.Identity()
+        head = self.make_head(dense[-1] if dense else self.num_features, num_classes)
         self.classifier[-1] = head.to(device=parameter.device, dtype=parameter.dtype).train(self.training)
+
+    def make_head(self, width: int, num_classes: int) -> nn.Module:
+        """Return a new last layer."""
+        return nn.Linear(width, num_classes) if num_classes else nn.Identity()
 
 
 def check_channels(points: Tensor, in_chans: int) -> None:

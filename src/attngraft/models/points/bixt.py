@@ -14,7 +14,7 @@ only widths, neighbors and anchors; what it leaves open is an option here, and i
 | place of a group | after the layer, t + G(t), for `group="refine"`; before the layer, G(t), for `group="hierarchy"` |
 | `group_blocks` | 1 residual block before the maximum over neighbors |
 | end of a group | a linear layer, at zero for "refine", so that the model starts as the one without groups |
-| `last` of the part model | "tokens": the last layer only updates tokens; "both" as the text says, with parameters that have no effect |
+| `last` of the part model | "tokens": the last layer only updates tokens; "both": also latents, without effect |
 
 Source: M. Hiller, K. A. Ehinger, T. Drummond, "Perceiving Longer Sequences With Bi-Directional Cross-Attention
 Transformers", 2024, section 4.3 and Tables 1 (b) and 4.
@@ -41,8 +41,8 @@ Groups = Literal["none", "refine", "hierarchy"]
 class PointCode(nn.Module):
     """Sines and cosines of coordinates and normals: points (B, N, channels) to tokens (B, N, width).
 
-        channel 2j      sin(scale (x + 1) pi / temperature^(2j / dim))
-        channel 2j + 1  cos of the same,         `dim` channels for each coordinate, then a linear layer
+    channel 2j      sin(scale (x + 1) pi / temperature^(2j / dim))
+    channel 2j + 1  cos of the same,         `dim` channels for each coordinate, then a linear layer
     """
 
     def __init__(
@@ -218,11 +218,15 @@ class BiXTPoints(PointClassifier, _Frame):
             last="latents",
         )
         self.num_classes = num_classes
-        head = nn.Linear(embed_dim, num_classes) if num_classes else nn.Identity()
-        self.classifier = nn.Sequential(nn.LayerNorm(embed_dim, eps=EPS), nn.Dropout(drop_rate), head)
-        if num_classes:
+        self.classifier = nn.Sequential(nn.LayerNorm(embed_dim, eps=EPS), nn.Dropout(drop_rate))
+        self.classifier.append(self.make_head(embed_dim, num_classes))
+
+    def make_head(self, width: int, num_classes: int) -> nn.Module:
+        head = super().make_head(width, num_classes)
+        if isinstance(head, nn.Linear):
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)
+        return head
 
     def forward_features(self, points: Tensor) -> Tensor:
         """Return the mean of the latents (B, num_features)."""
@@ -283,9 +287,10 @@ class BiXTPointParts(_Frame):
         self.category = nn.Linear(categories, embed_dim) if use_category else None
         hierarchy = group == "hierarchy"
         widths = [embed_dim] * (depth + 1)
-        shared = {"num_classes": num_classes, "categories": categories}
-        self.decoder = PartDecoder(widths, decoder, **shared) if hierarchy else None
-        self.head = None if hierarchy else nn.Sequential(nn.LayerNorm(embed_dim, eps=EPS), nn.Linear(embed_dim, num_classes))
+        if hierarchy:
+            self.decoder = PartDecoder(widths, decoder, num_classes=num_classes, categories=categories)
+        else:
+            self.head = nn.Sequential(nn.LayerNorm(embed_dim, eps=EPS), nn.Linear(embed_dim, num_classes))
 
     def forward(self, points: Tensor, category: Tensor) -> Tensor:
         latents: Tensor = self.latents
@@ -293,7 +298,5 @@ class BiXTPointParts(_Frame):
             one_hot = torch.nn.functional.one_hot(category, self.categories)
             latents = latents + self.category(one_hot.to(latents.dtype)).unsqueeze(1)
         _, levels = self.run_layers(points, latents)
-        if self.decoder is not None:
-            return cast(Tensor, self.decoder(levels, category))
-        assert self.head is not None
-        return cast(Tensor, self.head(levels[0][1]))
+        found = self.decoder(levels, category) if self.group == "hierarchy" else self.head(levels[0][1])
+        return cast(Tensor, found)

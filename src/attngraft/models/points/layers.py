@@ -73,9 +73,7 @@ class AffineGroup(nn.Module):
         """Return the neighborhoods in points (B, N, 3), which several layers may share."""
         return neighborhoods(xyz, anchors=self.anchors, neighbors=self.neighbors)
 
-    def forward(
-        self, xyz: Tensor, features: Tensor, near: Neighborhoods | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, xyz: Tensor, features: Tensor, near: Neighborhoods | None = None) -> tuple[Tensor, Tensor]:
         """Return the anchors (B, S, 3) and the groups (B, S, k, out_channels)."""
         _check_points(xyz, features, self.channels, what="")
         near = self.neighborhoods(xyz) if near is None else near

@@ -5,7 +5,7 @@ The layer after an affine group is linear in the neighbor r_j and in the center 
     W [alpha * (r_j - c_s) / (std + 1e-5) + beta, x_s] + b  =  u_j + v_s
     u_j = A r_j,    v_s = W2 x_s - A c_s + W1 beta + b,    A = W1 alpha / (std + 1e-5),    W = [W1, W2]
 
-so it is multiplied on N points, not on S k neighbors. `std` and the statistics of batch norm follow from sums: how often each
+so it is multiplied on N points, not on S k neighbors. `std` and the statistics of batch norm follow from sums: how often a
 point is a neighbor, and the sum of each group. A maximum over neighbors of `gain * (u_j + v_s)` is the maximum of
 `gain * u_j`, whatever the signs. Equal to the plain form up to rounding; where several neighbors share the maximum, the
 gradient goes to one of them, not to all in equal parts.
@@ -77,8 +77,8 @@ def neighborhoods(points: Tensor, *, anchors: int | None, neighbors: int) -> Nei
     needed = max(neighbors, anchors or 1)
     if needed > points.shape[1]:
         raise UsageError(
-            f"these clouds have {points.shape[1]} points, but {needed} are needed ({anchors or 'all'} anchors with {neighbors} "
-            "neighbors); use clouds with more points, or a model with fewer anchors and neighbors"
+            f"these clouds have {points.shape[1]} points, but {needed} are needed ({anchors or 'all'} anchors with "
+            f"{neighbors} neighbors); use clouds with more points, or a model with fewer anchors and neighbors"
         )
     chosen = None if anchors is None else farthest_points(points, anchors)
     at = points if chosen is None else group(points, chosen)
@@ -112,7 +112,7 @@ def normalized(u: Tensor, v: Tensor, near: Neighborhoods, norm: nn.BatchNorm1d) 
         squares = (counts * off_u.square()).sum(dim=(0, 1)) + neighbors * off_v.square().sum(dim=(0, 1))
         squares = squares + 2 * (off_v * near.sums(off_u)).sum(dim=(0, 1))
         mean, variance = mean_u + mean_v, squares / number
-        if norm.training and norm.track_running_stats:
+        if norm.training:
             _update(norm, mean.detach(), variance.detach() * number / (number - 1))
     gain = (variance + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
     offset = (0 if norm.bias is None else norm.bias) - mean * gain
@@ -122,9 +122,8 @@ def normalized(u: Tensor, v: Tensor, near: Neighborhoods, norm: nn.BatchNorm1d) 
 @torch.no_grad()
 def _update(norm: nn.BatchNorm1d, mean: Tensor, variance: Tensor) -> None:
     running_mean, running_var, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
-    assert running_mean is not None
-    assert running_var is not None
-    assert batches is not None
+    if running_mean is None or running_var is None or batches is None:
+        return
     batches += 1
     share = 1 / float(batches) if norm.momentum is None else norm.momentum
     running_mean.lerp_(mean.to(running_mean.dtype), share)

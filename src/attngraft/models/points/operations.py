@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attngraft.models.points.reference import INTERPOLATED, NEAR_ORIGIN, group, weighted, widened
 
-__all__ = ["farthest_points", "group", "knn", "three_interpolate"]
+__all__ = ["ball_query", "farthest_points", "group", "knn", "three_interpolate"]
 
 #: number of points above which a k-d tree is faster than all distances
 TREE_POINTS = 128
@@ -61,11 +61,28 @@ def knn(queries: Tensor, points: Tensor, count: int) -> Tensor:
     """
     _check(points, count, "count")
     queries, points = widened(queries), widened(points)
-    if points.device.type == "cpu" and TREE_POINTS <= points.shape[1] and count < points.shape[1]:
+    if points.device.type == "cpu" and points.shape[1] >= TREE_POINTS and count < points.shape[1]:
         return _by_trees(queries, points, count)
     clouds = max(1, DISTANCES // (queries.shape[1] * points.shape[1]))
     parts = zip(queries.split(clouds), points.split(clouds), strict=True)
     return torch.cat([_by_distances(*part, count) for part in parts])
+
+
+@torch.no_grad()
+def ball_query(queries: Tensor, points: Tensor, radius: float, count: int) -> Tensor:
+    """Return the indices (B, S, count) of the first points (B, N, 3) at most `radius` from queries (B, S, 3), in order.
+
+    If fewer are near, the first one is repeated; if none is, point 0.
+
+    Raises:
+        ValueError: `count` is below 1 or above N, or a shape does not fit.
+    """
+    _check(points, count, "count")
+    number = points.shape[1]
+    index = torch.arange(number, device=points.device)
+    far = _squared(widened(queries), widened(points)) > radius**2
+    first = torch.where(far, number, index).topk(count, dim=-1, largest=False).values
+    return torch.where(first == number, first[..., :1] % number, first)
 
 
 def three_interpolate(points: Tensor, known_points: Tensor, known: Tensor) -> Tensor:
@@ -91,12 +108,8 @@ def _by_distances(queries: Tensor, points: Tensor, count: int) -> Tensor:
 
 def _squared(queries: Tensor, points: Tensor) -> Tensor:
     """Return the distances (B, S, N), in the order of operations of the reference."""
-    total: Tensor | None = None
-    for axis in range(3):
-        part = (queries[..., axis].unsqueeze(2) - points[..., axis].unsqueeze(1)).square_()
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
+    x, y, z = (queries[..., axis].unsqueeze(2).sub(points[..., axis].unsqueeze(1)).square_() for axis in range(3))
+    return x.add_(y).add_(z)
 
 
 def _by_trees(queries: Tensor, points: Tensor, count: int) -> Tensor:
