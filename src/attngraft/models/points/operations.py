@@ -113,23 +113,18 @@ def _squared(queries: Tensor, points: Tensor) -> Tensor:
 
 
 def _by_trees(queries: Tensor, points: Tensor, count: int) -> Tensor:
-    """Find neighbors by k-d trees: one more than needed, and where rounding may reverse the last two, by all distances."""
+    """Find neighbors by k-d trees, and again by all distances for queries at which rounding may change their order."""
     from scipy.spatial import cKDTree  # slow to import
 
-    found, unclear = [], []
-    for cloud, (asked, stored) in enumerate(zip(queries.double().numpy(), points.double().numpy(), strict=True)):
-        away, index = cKDTree(stored).query(asked, count + 1)
-        near = torch.from_numpy(away).square()
-        if (near[:, count] <= near[:, count - 1] * (1 + ROUNDING)).any():
-            unclear.append(cloud)
-        found.append(torch.from_numpy(index[:, :count]))
-    near = torch.stack(found).sort(dim=-1).values  # ties are then in the order of their indices
-    offsets = queries.unsqueeze(2) - group(points, near)
-    x, y, z = offsets.square_().unbind(-1)
-    near = near.gather(-1, (x + y).add_(z).sort(dim=-1, stable=True).indices)
-    for cloud in unclear:
-        near[cloud] = _by_distances(queries[cloud : cloud + 1], points[cloud : cloud + 1], count)[0]
-    return near
+    found = []
+    for asked, stored in zip(queries, points, strict=True):
+        away, index = cKDTree(stored.double().numpy()).query(asked.double().numpy(), count + 1)
+        near, squared = torch.from_numpy(index[:, :count]), torch.from_numpy(away).square_()
+        unclear = (squared[:, 1:] <= squared[:, :-1] * (1 + ROUNDING)).any(dim=1)
+        if unclear.any():
+            near[unclear] = _by_distances(asked[unclear].unsqueeze(0), stored.unsqueeze(0), count)[0]
+        found.append(near)
+    return torch.stack(found)
 
 
 def _check(points: Tensor, count: int, name: str) -> None:
