@@ -86,7 +86,8 @@ class PointMLP(PointClassifier, _Stages):
         res_expansion: hidden width of residual blocks, relative to their width.
         drop_rate: dropout in the head.
 
-    13.24M parameters with 40 classes; PointMLP-elite (`pointmlp_elite`) has 0.7M.
+    13.24M parameters with 40 classes. PointMLP-elite (0.7M) has `embed_dim=32`, `expansions=(2, 2, 2, 1)`,
+    `blocks=(1, 1, 2, 1)` and `res_expansion=0.25`.
     """
 
     def __init__(
