@@ -54,6 +54,7 @@ COMMANDS = {
     "bixt_op": ["--sizes", "1x196", "--parts", "forward", "--threads", "1"],
     "load": ["--rows", "300", "--files", "100", "--variants", "3", "--seeds", "2", "--epochs", "2", "--images", "60"],
     "camvid": ["--data", str(CAMVID), "--epochs", "1", "--threads", "1"],
+    "points": ["--threads", "1"],
     "segmentation": ["--size", "64", "--image", "32", "--threads", "1"],
     "translation": ["--tokens", "60", "--sentences", "4", "--decoded", "2", "--threads", "1"],
 }
@@ -266,6 +267,7 @@ def test_the_check_of_report_size_detects_a_missing_run(tmp_path: Path):
 
 #: values of a command's module that make it quick, besides its options
 SMALL: dict[str, dict[str, Any]] = {
+    "points": {"CLOUDS": 2, "POINTS": 150, "ANCHORS": 40, "GROUPED": 2, "CHANNELS": 8},
     "import_time": {"LARGEST": ("swin_tiny_patch4_window7_224",), "PLANNED": "vit_tiny_patch16_224", "WARMUP": 0},
     "report_size": {"GRAFTS": ("cb", "cb_s")},
     "recording": {"SMALL": "vit_tiny_patch16_224"},

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attngraft.models.pointmlp import FeaturePropagation, Grouper, Stage
+from attngraft.models.points.layers import AffineGroup, FeaturePropagation, Stage
 from tests.conformance.vector import Builder, Built, Vector
 
 
@@ -21,7 +21,7 @@ def grouping(vector: Vector) -> dict[str, Any]:
 
 
 def grouper(vector: Vector) -> Built:
-    module = Grouper(vector.config["channel"], **grouping(vector))
+    module = AffineGroup(vector.config["channel"], **grouping(vector))
 
     def outputs(xyz: Tensor, points: Tensor) -> dict[str, Tensor]:
         anchors, groups = module(xyz, points)

@@ -1,6 +1,6 @@
 """Layers of PointMLP: normalized neighborhoods of points, and residual point-wise networks over them.
 
-    anchors = farthest points;  groups = k nearest points of each           Grouper
+    anchors = farthest points;  groups = k nearest points of each           AffineGroup
     y_s = pos(max_j pre([alpha * (x_sj - m_s) / std + beta, x_s]))          Stage
     y_i = extract(fuse([x_i, sum of w_ij x_j over 3 nearest j]))            FeaturePropagation
 
@@ -15,17 +15,17 @@ Parameters have the names of the authors' weights.
 from typing import Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attngraft.models.points.neighborhoods import Neighborhoods, deviation, neighborhoods, normalized
+from attngraft.models.points.operations import group, three_interpolate
+
 Normalize = Literal["anchor", "center"]
-
-#: largest squared norm of points that farthest point sampling skips, as in the authors' kernel
-NEAR_ORIGIN = 1e-3
-#: number of neighbors for interpolation of a point's feature
-INTERPOLATED = 3
+EPS = 1e-5  #: added to the deviation of a cloud's groups
 
 
-class Grouper(nn.Module):
+class AffineGroup(nn.Module):
     """Neighborhoods of anchors, with centered features, divided by the cloud's standard deviation.
 
         g_sj = alpha * (x_sj - m_s) / (std + 1e-5) + beta,   j one of the k nearest points of anchor s
@@ -44,8 +44,8 @@ class Grouper(nn.Module):
         neighbors: k.
 
     Raises:
-        ValueError: sizes are below 1 or `normalize` is unknown; on a call, a cloud has fewer points than S or k, or shapes
-            do not fit.
+        ValueError: sizes are below 1 or `normalize` is unknown; on a call, shapes do not fit.
+        UsageError: on a call, a cloud has fewer points than S or k.
     """
 
     def __init__(
@@ -69,40 +69,45 @@ class Grouper(nn.Module):
         self.affine_alpha = nn.Parameter(torch.ones(1, 1, 1, grouped))
         self.affine_beta = nn.Parameter(torch.zeros(1, 1, 1, grouped))
 
-    def forward(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        self._check(xyz, features)
-        if self.anchors is None:
-            anchor_xyz, anchor_features = xyz, features
-        else:
-            chosen = farthest_points(xyz, self.anchors)
-            anchor_xyz, anchor_features = take(xyz, chosen), take(features, chosen)
-        near = nearest(anchor_xyz, xyz, self.neighbors)
-        groups, center = take(features, near), anchor_features
-        if self.use_xyz:
-            groups = torch.cat([groups, take(xyz, near).to(groups.dtype)], dim=-1)
-            center = torch.cat([center, anchor_xyz.to(center.dtype)], dim=-1)
-        if self.normalize == "center":
-            offset = groups - groups.mean(dim=2, keepdim=True)
-        else:
-            offset = groups - center.unsqueeze(2)
-        scaled = offset / (offset.std(dim=(1, 2, 3), keepdim=True) + 1e-5)
+    def neighborhoods(self, xyz: Tensor) -> Neighborhoods:
+        """Return the neighborhoods in points (B, N, 3), which several layers may share."""
+        return neighborhoods(xyz, anchors=self.anchors, neighbors=self.neighbors)
+
+    def forward(self, xyz: Tensor, features: Tensor, near: Neighborhoods | None = None) -> tuple[Tensor, Tensor]:
+        """Return the anchors (B, S, 3) and the groups (B, S, k, out_channels)."""
+        _check_points(xyz, features, self.channels, what="")
+        near = self.neighborhoods(xyz) if near is None else near
+        rows, centers, anchor_features = self._rows(xyz, features, near)
+        offset = group(rows, near.near) - centers.unsqueeze(2)
+        scaled = offset / (offset.std(dim=(1, 2, 3), keepdim=True) + EPS)
         grouped = self.affine_alpha * scaled + self.affine_beta
         repeated = anchor_features.unsqueeze(2).expand(-1, -1, self.neighbors, -1)
-        return anchor_xyz, torch.cat([grouped, repeated], dim=-1)
+        return near.at_anchors(xyz), torch.cat([grouped, repeated], dim=-1)
+
+    def linear(
+        self, xyz: Tensor, features: Tensor, near: Neighborhoods, weight: Tensor, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return u (B, N, C') and v (B, S, C'), where `u_j + v_s` is a linear layer on the groups (`neighborhoods`).
+
+        `weight` is (C', out_channels).
+        """
+        rows, centers, anchor_features = self._rows(xyz, features, near)
+        first, second = weight[:, : rows.shape[-1]], weight[:, rows.shape[-1] :]
+        scale = 1 / (deviation(rows, centers, near) + EPS)
+        scaled = first * self.affine_alpha.view(-1)
+        constant = first @ self.affine_beta.view(-1)
+        u, at_centers = F.linear(rows, scaled) * scale, F.linear(centers, scaled) * scale
+        return u, F.linear(anchor_features, second, constant if bias is None else constant + bias) - at_centers
+
+    def _rows(self, xyz: Tensor, features: Tensor, near: Neighborhoods) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what is grouped (B, N, C + 3 or C), the centers (B, S, same) and the anchors' features (B, S, C)."""
+        rows = torch.cat([features, xyz.to(features.dtype)], dim=-1) if self.use_xyz else features
+        centers = near.at_anchors(rows) if self.normalize == "anchor" else near.sums(rows) / self.neighbors
+        return rows, centers, near.at_anchors(features)
 
     def extra_repr(self) -> str:
         shown = f"{self.channels}, anchors={self.anchors}, neighbors={self.neighbors}"
         return f"{shown}, normalize={self.normalize!r}, use_xyz={self.use_xyz}"
-
-    def _check(self, xyz: Tensor, features: Tensor) -> None:
-        _check_points(xyz, features, self.channels, what="")
-        needed = {"neighbors": self.neighbors, "anchors": self.anchors or 1}
-        for name, count in needed.items():
-            if count > xyz.shape[1]:
-                raise ValueError(
-                    f"{name}={count} is more than the cloud's {xyz.shape[1]} points; pass more points or create the grouper "
-                    f"with {name} of at most {xyz.shape[1]}"
-                )
 
 
 class Stage(nn.Module):
@@ -117,7 +122,7 @@ class Stage(nn.Module):
         pre_blocks: residual blocks before the maximum.
         pos_blocks: residual blocks after it.
         bias: whether point-wise linear maps have biases; False in the paper's classifier, True in its segmentation model.
-        anchors, neighbors, normalize, use_xyz: see `Grouper`, also for the errors.
+        anchors, neighbors, normalize, use_xyz: see `AffineGroup`, also for the errors.
     """
 
     def __init__(
@@ -134,11 +139,17 @@ class Stage(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.grouper = Grouper(channels, anchors=anchors, neighbors=neighbors, normalize=normalize, use_xyz=use_xyz)
+        self.grouper = AffineGroup(channels, anchors=anchors, neighbors=neighbors, normalize=normalize, use_xyz=use_xyz)
         self.pre = NeighborhoodNetwork(self.grouper.out_channels, out_channels, blocks=pre_blocks, bias=bias)
         self.pos = ResidualNetwork(out_channels, blocks=pos_blocks, bias=bias)
 
     def forward(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        _check_points(xyz, features, self.grouper.channels, what="")
+        near = self.grouper.neighborhoods(xyz)
+        return near.at_anchors(xyz), self.pos(self.pre.grouped(self.grouper, xyz, features, near)).transpose(1, 2)
+
+    def plain(self, xyz: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the same by the formula, from groups in memory: the reference of `forward`."""
         anchors, groups = self.grouper(xyz, features)
         return anchors, self.pos(self.pre(groups)).transpose(1, 2)
 
@@ -171,7 +182,7 @@ class FeaturePropagation(nn.Module):
     def forward(self, xyz_fine: Tensor, xyz_coarse: Tensor, fine: Tensor, coarse: Tensor) -> Tensor:
         _check_points(xyz_fine, fine, fine.shape[-1], what="fine ")
         _check_points(xyz_coarse, coarse, self.in_channels - fine.shape[-1], what="coarse ")
-        joined = torch.cat([fine, interpolated(xyz_fine, xyz_coarse, coarse)], dim=-1)
+        joined = torch.cat([fine, three_interpolate(xyz_fine, xyz_coarse, coarse)], dim=-1)
         return cast(Tensor, self.extraction(self.fuse(joined.transpose(1, 2))).transpose(1, 2))
 
 
@@ -189,13 +200,17 @@ class PointMap(nn.Module):
         return cast(Tensor, self.net(x))
 
 
-class ResidualBlock(nn.Module):
-    """`relu(x + norm(W2 relu(norm(W1 x))))` at every point: (B, C, N) to the same shape."""
+class PointResBlock(nn.Module):
+    """`relu(x + norm(W2 relu(norm(W1 x))))` at every point: (B, C, N) to the same shape.
 
-    def __init__(self, channels: int, *, bias: bool = True) -> None:
+    `expansion` is the hidden width, relative to C.
+    """
+
+    def __init__(self, channels: int, *, bias: bool = True, expansion: float = 1.0) -> None:
         super().__init__()
-        self.net1 = nn.Sequential(*_linear_norm(channels, channels, bias=bias), nn.ReLU())
-        self.net2 = nn.Sequential(*_linear_norm(channels, channels, bias=bias))
+        hidden = int(expansion * channels)
+        self.net1 = nn.Sequential(*_linear_norm(channels, hidden, bias=bias), nn.ReLU())
+        self.net2 = nn.Sequential(*_linear_norm(hidden, channels, bias=bias))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.net2(self.net1(x)))
@@ -204,9 +219,10 @@ class ResidualBlock(nn.Module):
 class ResidualNetwork(nn.Module):
     """A sequence of residual blocks: (B, C, N) to the same shape."""
 
-    def __init__(self, channels: int, *, blocks: int, bias: bool = True) -> None:
+    def __init__(self, channels: int, *, blocks: int, bias: bool = True, expansion: float = 1.0) -> None:
         super().__init__()
-        self.operation = nn.Sequential(*(ResidualBlock(channels, bias=bias) for _ in range(blocks)))
+        layers = (PointResBlock(channels, bias=bias, expansion=expansion) for _ in range(blocks))
+        self.operation = nn.Sequential(*layers)
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.operation(x))
@@ -215,69 +231,32 @@ class ResidualNetwork(nn.Module):
 class NeighborhoodNetwork(nn.Module):
     """A point map and residual blocks over every neighbor, then max pooling: (B, S, k, C) to (B, C', S)."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, blocks: int, bias: bool = True) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, blocks: int, bias: bool = True, expansion: float = 1.0
+    ) -> None:
         super().__init__()
         self.transfer = PointMap(in_channels, out_channels, bias=bias)
-        self.operation = nn.Sequential(*(ResidualBlock(out_channels, bias=bias) for _ in range(blocks)))
+        layers = (PointResBlock(out_channels, bias=bias, expansion=expansion) for _ in range(blocks))
+        self.operation = nn.Sequential(*layers)
 
     def forward(self, groups: Tensor) -> Tensor:
         neighbors = groups.flatten(0, 1).transpose(1, 2)
         largest = self.operation(self.transfer(neighbors)).amax(dim=2)
         return cast(Tensor, largest.unflatten(0, groups.shape[:2]).transpose(1, 2))
 
+    def grouped(self, grouper: AffineGroup, xyz: Tensor, features: Tensor, near: Neighborhoods) -> Tensor:
+        """Return the same for the groups of `grouper`, with the first map computed on points (`neighborhoods`)."""
+        linear, norm, _ = cast(tuple[nn.Conv1d, nn.BatchNorm1d, nn.Module], tuple(self.transfer.net))
+        u, v = grouper.linear(xyz, features, near, linear.weight.squeeze(-1), linear.bias)
+        u, v = normalized(u, v, near, norm)
+        if not self.operation:
+            return torch.relu(near.maxima(u) + v).transpose(1, 2)
+        neighbors = torch.relu(group(u, near.near) + v.unsqueeze(2)).flatten(0, 1).transpose(1, 2)
+        return cast(Tensor, self.operation(neighbors).amax(dim=2).unflatten(0, near.near.shape[:2]).transpose(1, 2))
+
 
 def _linear_norm(in_channels: int, out_channels: int, *, bias: bool) -> tuple[nn.Module, nn.Module]:
     return nn.Conv1d(in_channels, out_channels, 1, bias=bias), nn.BatchNorm1d(out_channels)
-
-
-# --- geometry -----------------------------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def farthest_points(xyz: Tensor, count: int) -> Tensor:
-    """Select points (B, N, 3) by farthest point sampling, and return their indices (B, count).
-
-    The first is point 0; each further point maximizes the distance to the nearest chosen point. In a tie, the point with the
-    smallest index is chosen. Points near the origin (squared norm up to `NEAR_ORIGIN`) are never chosen, except point 0,
-    since clouds are often padded with zeros. If no new point is left, points repeat.
-    """
-    xyz = xyz.to(torch.promote_types(xyz.dtype, torch.float32))
-    rows = torch.arange(len(xyz), device=xyz.device)
-    distance = torch.where(xyz.square().sum(dim=-1) > NEAR_ORIGIN, torch.inf, -1.0)  # -1 is never the largest
-    chosen = [torch.zeros_like(rows)]
-    for _ in range(count - 1):
-        last = xyz[rows, chosen[-1]].unsqueeze(1)
-        distance = torch.minimum(distance, (xyz - last).square().sum(dim=-1))
-        chosen.append(distance.argmax(dim=1))
-    return torch.stack(chosen, dim=1)
-
-
-@torch.no_grad()
-def nearest(queries: Tensor, xyz: Tensor, count: int) -> Tensor:
-    """Return indices (B, S, count) of the points (B, N, 3) nearest to the queries (B, S, 3), unordered."""
-    dtype = torch.promote_types(xyz.dtype, torch.float32)
-    # not with a matrix product, whose cancellation destroys small distances
-    distance = torch.cdist(queries.to(dtype), xyz.to(dtype), compute_mode="donot_use_mm_for_euclid_dist")
-    return distance.topk(count, dim=-1, largest=False, sorted=False).indices
-
-
-def take(values: Tensor, index: Tensor) -> Tensor:
-    """Gather rows of each cloud: values (B, N, C) and index (B, ...) to (B, ..., C)."""
-    rows = torch.arange(len(values), device=values.device).view(-1, *[1] * (index.ndim - 1))
-    return values[rows, index]
-
-
-def interpolated(xyz: Tensor, known_xyz: Tensor, known: Tensor) -> Tensor:
-    """Interpolate features (B, S, C) of points (B, S, 3) at points (B, N, 3): (B, N, C).
-
-    For the formula see `FeaturePropagation`.
-    """
-    near = nearest(xyz, known_xyz, min(INTERPOLATED, known_xyz.shape[1]))
-    wide = torch.promote_types(xyz.dtype, torch.float32)
-    distance = (xyz.to(wide).unsqueeze(2) - take(known_xyz.to(wide), near)).square().sum(dim=-1)
-    weight = 1 / (distance + 1e-8)
-    weight = weight / weight.sum(dim=-1, keepdim=True)
-    return (weight.to(known.dtype).unsqueeze(-1) * take(known, near)).sum(dim=2)
 
 
 def _check_points(xyz: Tensor, features: Tensor, channels: int, *, what: str) -> None:

@@ -10,15 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attngraft.models.pointmlp import (
-    NEAR_ORIGIN,
-    FeaturePropagation,
-    Grouper,
-    Stage,
-    farthest_points,
-    interpolated,
-    nearest,
-)
+from attngraft.errors import UsageError
+from attngraft.models.points.layers import AffineGroup, FeaturePropagation, Stage
+from attngraft.models.points.operations import farthest_points, knn, three_interpolate
+from attngraft.models.points.reference import NEAR_ORIGIN
 
 Point = tuple[float, ...]
 
@@ -72,13 +67,13 @@ def test_nearest_points_are_those_of_brute_force(cloud: list[Point], data: st.Da
     """By their distances: which of several at the same distance is taken is free."""
     count = data.draw(st.integers(1, len(cloud)))
     points = torch.tensor([cloud], dtype=torch.float64)
-    found = nearest(points, points, count)[0].tolist()
+    found = knn(points, points, count)[0].tolist()
     for query, near in zip(cloud, found, strict=True):
         assert len(set(near)) == count
         assert sorted(squared(query, cloud[i]) for i in near) == sorted(squared(query, p) for p in cloud)[:count]
 
 
-def grouped(cloud: Tensor, features: Tensor, module: Grouper) -> Tensor:
+def grouped(cloud: Tensor, features: Tensor, module: AffineGroup) -> Tensor:
     """One cloud's groups (S, k, C'), sorted along k by their first channel, by loops."""
     chosen = farthest(cloud.tolist(), module.anchors) if module.anchors else list(range(len(cloud)))
     rows = torch.cat([features, cloud], dim=-1) if module.use_xyz else features
@@ -106,7 +101,7 @@ def sorted_groups(groups: Tensor) -> Tensor:
 @pytest.mark.parametrize("normalize", ["anchor", "center"])
 def test_groups_are_those_of_brute_force(normalize: str, use_xyz: bool, anchors: int | None) -> None:
     torch.manual_seed(0)
-    module = Grouper(5, anchors=anchors, neighbors=4, normalize=normalize, use_xyz=use_xyz).double()
+    module = AffineGroup(5, anchors=anchors, neighbors=4, normalize=normalize, use_xyz=use_xyz).double()
     with torch.no_grad():
         module.affine_alpha.normal_()
         module.affine_beta.normal_()
@@ -121,7 +116,7 @@ def test_groups_are_those_of_brute_force(normalize: str, use_xyz: bool, anchors:
 
 
 def test_groups_of_equal_points_and_of_equal_features_are_finite() -> None:
-    module = Grouper(4, anchors=6, neighbors=3)
+    module = AffineGroup(4, anchors=6, neighbors=3)
     xyz = torch.ones(2, 8, 3)
     assert module(xyz, torch.randn(2, 8, 4))[1].isfinite().all()
     features = torch.ones(2, 8, 4, requires_grad=True)
@@ -169,7 +164,7 @@ def test_interpolation_is_that_of_brute_force(coarse: int) -> None:
     torch.manual_seed(coarse)
     fine, known, values = (torch.randn(2, n, c, dtype=torch.double) for n, c in ((7, 3), (coarse, 3), (coarse, 5)))
     fine[0, 0] = known[0, 0]
-    found = interpolated(fine, known, values)
+    found = three_interpolate(fine, known, values)
     for b in range(2):
         for i in range(7):
             gaps = [squared(fine[b, i].tolist(), point) for point in known[b].tolist()]
@@ -196,36 +191,36 @@ def test_low_precision_chooses_as_float32_does(dtype: torch.dtype) -> None:
     assert torch.equal(farthest_points(xyz, 16), farthest_points(xyz.float(), 16))
     values = torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
     found, wanted = (
-        interpolated(xyz, xyz[:, :16], values),
-        interpolated(xyz.float(), xyz[:, :16].float(), values.float()),
+        three_interpolate(xyz, xyz[:, :16], values),
+        three_interpolate(xyz.float(), xyz[:, :16].float(), values.float()),
     )
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), wanted, rtol=0.02, atol=0.02)
-    anchors, groups = Grouper(4, anchors=8, neighbors=4).to(dtype)(xyz[:, :16], values)
+    anchors, groups = AffineGroup(4, anchors=8, neighbors=4).to(dtype)(xyz[:, :16], values)
     assert anchors.dtype == groups.dtype == dtype
 
 
 @pytest.mark.parametrize(
     ("make", "points", "message"),
     [
-        (lambda: Grouper(4, anchors=4, neighbors=9), 8, "neighbors=9 is more than the cloud's 8 points"),
-        (lambda: Grouper(4, anchors=9, neighbors=4), 8, "anchors=9 is more than the cloud's 8 points"),
+        (lambda: AffineGroup(4, anchors=4, neighbors=9), 8, r"have 8 points, but 9 are needed \(4 anchors with 9"),
+        (lambda: AffineGroup(4, anchors=9, neighbors=4), 8, r"have 8 points, but 9 are needed \(9 anchors with 4"),
         (lambda: Stage(5, 8, anchors=4, neighbors=4), 8, r"features at \(2, 8, 3\) points must be \(2, 8, 5\)"),
     ],
 )
 def test_clouds_that_do_not_fit_are_refused(make, points: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, UsageError), match=message):
         make()(torch.randn(2, points, 3), torch.randn(2, points, 4))
 
 
 def test_wrong_arguments_are_refused() -> None:
     for sizes in ({"neighbors": 0, "anchors": 4}, {"neighbors": 2, "anchors": 0}):
         with pytest.raises(ValueError, match="1 or more"):
-            Grouper(4, **sizes)
+            AffineGroup(4, **sizes)
     with pytest.raises(ValueError, match="'anchor' or 'center', not 'centre'"):
-        Grouper(4, anchors=2, neighbors=2, normalize="centre")
+        AffineGroup(4, anchors=2, neighbors=2, normalize="centre")
     with pytest.raises(ValueError, match=r"points must be \(B, N, 3\)"):
-        Grouper(4, anchors=2, neighbors=2)(torch.randn(8, 3), torch.randn(1, 8, 4))
+        AffineGroup(4, anchors=2, neighbors=2)(torch.randn(8, 3), torch.randn(1, 8, 4))
     module, points = FeaturePropagation(8, 6), torch.randn(2, 12, 3)
     with pytest.raises(ValueError, match=r"coarse features at \(2, 4, 3\) points must be \(2, 4, 5\)"):
         module(points, points[:, :4], torch.randn(2, 12, 3), torch.randn(2, 4, 6))

@@ -1,0 +1,57 @@
+"""Interface of classifiers of point clouds, as that of timm's models."""
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from attngraft.errors import UsageError
+
+
+class PointClassifier(nn.Module):
+    """Points (B, N, in_chans) to logits (B, num_classes), by features of clouds (B, num_features).
+
+    Subclasses define `classifier`, a sequence whose last layer is the head.
+    """
+
+    num_classes: int
+    num_features: int
+    classifier: nn.Sequential
+
+    def forward_features(self, points: Tensor) -> Tensor:
+        """Return the features (B, num_features) of clouds."""
+        raise NotImplementedError
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Return the logits, or with `pre_logits` the input of the last layer."""
+        layers = self.classifier[:-1] if pre_logits else self.classifier
+        return cast(Tensor, layers(features))
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(points))
+
+    def get_classifier(self) -> nn.Module:
+        """Return the last layer."""
+        return self.classifier[-1]
+
+    def reset_classifier(self, num_classes: int, *_: Any) -> None:
+        """Replace the last layer with a new one for `num_classes`; 0: none."""
+        self.num_classes = num_classes
+        dense = [layer.out_features for layer in self.classifier[:-1] if isinstance(layer, nn.Linear)]
+        parameter = next(self.parameters())
+        head = self.make_head(dense[-1] if dense else self.num_features, num_classes)
+        self.classifier[-1] = head.to(device=parameter.device, dtype=parameter.dtype).train(self.training)
+
+    def make_head(self, width: int, num_classes: int) -> nn.Module:
+        """Return a new last layer."""
+        return nn.Linear(width, num_classes) if num_classes else nn.Identity()
+
+
+def check_channels(points: Tensor, in_chans: int) -> None:
+    """Check the shape of clouds.
+
+    Raises:
+        UsageError: it is not (B, N, in_chans).
+    """
+    if points.ndim != 3 or points.shape[-1] != in_chans:
+        what = {3: "coordinates", 6: "coordinates and normals"}.get(in_chans, f"{in_chans} values per point")
+        raise UsageError(f"this model takes clouds (B, N, {in_chans}) of {what}, not {tuple(points.shape)}")
