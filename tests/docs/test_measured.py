@@ -141,6 +141,15 @@ def test_the_guide_of_segmentation_prints_its_studies(study: str) -> None:
         assert f"| {line} |" in page
 
 
+def test_the_guide_of_segmentation_prints_its_quality() -> None:
+    page = (ROOT / "docs/guide/segmentation.md").read_text(encoding="utf-8")
+    ours, theirs = (
+        measured("camvid", f"{name}: mean test")["value"] for name in ("attngraft", "segmentation_models_pytorch")
+    )
+    assert f"scores {ours:.1f}% mIoU" in page
+    assert f"class weights, {theirs:.1f}%" in page
+
+
 def table_lines(variant: str, page: str) -> str:
     """What the table of the page on comparisons says of a variant."""
     (block,) = (each for each in page.split("\n\n") if each.lstrip("` \n").startswith(f"{variant}   "))
