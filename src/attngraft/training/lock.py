@@ -95,7 +95,7 @@ def locked(folder: Path) -> Iterator[None]:
 def _refuse_other(path: Path) -> None:
     """Refuse a lock that is a link, whose target would be emptied, and a folder with a FIFO or a device."""
     with suppress(FileNotFoundError):
-        if not (path.is_dir() or stat.S_ISREG(path.lstat().st_mode)):  # a folder is refused by the system
+        if not stat.S_ISREG(path.lstat().st_mode):
             raise FolderError(f"{path}: is not a regular file, so it is no lock; delete it")
     refuse_special_files(path.parent)
 
