@@ -339,11 +339,11 @@ def test_first_hour_times_equal_work(
     assert "skipped: study, train, which need --data FOLDER and --peer FILE" in capsys.readouterr().err
 
 
-# `jobs` compares bits that `test_bitwise.py` compares, `import_time` only starts processes, `first_hour` runs `make demo`,
-# and `camvid` trains for a minute
+# `jobs` compares bits that `test_bitwise.py` compares, `import_time` and `load` only start processes, `first_hour` runs
+# `make demo`, and `camvid` trains for a minute
 @pytest.mark.parametrize(
     "name",
-    product_but(COMMANDS, [name for name in COMMANDS if name not in ("jobs", "import_time", "first_hour", "camvid")]),
+    product_but(COMMANDS, COMMANDS.keys() - {"jobs", "import_time", "load", "first_hour", "camvid"}),
 )
 def test_every_command_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
