@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,13 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from attngraft.cli.output import counts_displayed, echo, output_console, print_json
+from attngraft.cli.proposal import compare_command, default_recipe
 from attngraft.cli.values import assignments
 from attngraft.errors import ConfigError, DataError, UsageError
 
 if TYPE_CHECKING:
     from attngraft.tasks.images.config import DataConfig
     from attngraft.tasks.images.inspection import Inspection
-    from attngraft.tasks.segmentation.config import MaskDataConfig
     from attngraft.tasks.text.config import TextDataConfig
     from attngraft.tasks.text.source import TextSource
     from attngraft.tasks.translation.config import TranslationConfig
@@ -163,16 +161,6 @@ def _loaded(result: Inspection, settings: dict[str, Any]) -> Inspection:
     finally:
         logging.disable(logging.NOTSET)
     return replace(result, notes=[*result.notes, *_batch_note(recipe, len(data.train), "images")])
-
-
-def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
-    """Return the default recipe of a task, with the settings as its `task.data`."""
-    from attngraft.tasks.task import load_task
-    from attngraft.training.recipe import Recipe, load_recipe
-
-    name = load_task(task).default_recipe
-    recipe = Recipe() if name is None else load_recipe(name)
-    return replace(recipe, task={**recipe.task, "name": task, "data": settings})
 
 
 def _batch_note(recipe: Recipe, examples: int, noun: str) -> list[str]:
@@ -318,22 +306,3 @@ def _class_table(classes: Sequence[str], counts: Mapping[str, Sequence[int]], no
         span = (f"{min(numbers)} to {max(numbers)}" for numbers in counts.values())
         table.add_row(f"and {len(classes) - _CLASSES} more; range of all", *span)
     return table
-
-
-def compare_command(config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig, task: str) -> str:
-    """Return the command that compares grafts on these data."""
-    from attngraft.tasks.task import load_task
-
-    data: Any = getattr(config, "data", config)
-    sections = [(data, "task.data.")] if data is config else [(config, "task."), (data, "task.data.")]
-    words = ["attngraft", "compare", "--data", data.source]
-    recipe = load_task(task).default_recipe
-    words += [] if recipe == "default" else ["--task", task] if recipe is None else ["--recipe", recipe]
-    for section, prefix in sections:
-        for field in fields(section):
-            value: Any = getattr(section, field.name)
-            value = int(value) if isinstance(value, float) and value.is_integer() else value
-            plain = value is None or isinstance(value, str | int | float | tuple)
-            if (section, field.name) != (data, "source") and plain and value != field.default:
-                words += ["--set", f"{prefix}{field.name}={value if isinstance(value, str) else json.dumps(value)}"]
-    return f"{shlex.join(words)} --host ... --graft ..."

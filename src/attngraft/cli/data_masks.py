@@ -13,8 +13,8 @@ from PIL import Image, ImageOps
 from rich.markup import escape
 from rich.table import Table
 
-from attngraft.cli.data import compare_command, default_recipe
 from attngraft.cli.output import counts_displayed, echo, output_console, print_json
+from attngraft.cli.proposal import compare_command, default_recipe
 from attngraft.errors import DataError, UsageError
 from attngraft.files import atomic_file
 from attngraft.strict import read

@@ -1,0 +1,44 @@
+"""The study that `attngraft data check` proposes: the default recipe of the task, and the command."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attngraft.tasks.images.config import DataConfig
+    from attngraft.tasks.segmentation.config import MaskDataConfig
+    from attngraft.tasks.text.config import TextDataConfig
+    from attngraft.tasks.translation.config import TranslationConfig
+    from attngraft.training.recipe import Recipe
+
+
+def default_recipe(task: str, settings: dict[str, Any]) -> Recipe:
+    """Return the default recipe of a task, with the settings as its `task.data`."""
+    from attngraft.tasks.task import load_task
+    from attngraft.training.recipe import Recipe, load_recipe
+
+    name = load_task(task).default_recipe
+    recipe = Recipe() if name is None else load_recipe(name)
+    return replace(recipe, task={**recipe.task, "name": task, "data": settings})
+
+
+def compare_command(config: DataConfig | TextDataConfig | TranslationConfig | MaskDataConfig, task: str) -> str:
+    """Return the command that compares grafts on these data."""
+    from attngraft.tasks.task import load_task
+
+    data: Any = getattr(config, "data", config)
+    sections = [(data, "task.data.")] if data is config else [(config, "task."), (data, "task.data.")]
+    words = ["attngraft", "compare", "--data", data.source]
+    recipe = load_task(task).default_recipe
+    words += [] if recipe == "default" else ["--task", task] if recipe is None else ["--recipe", recipe]
+    for section, prefix in sections:
+        for field in fields(section):
+            value: Any = getattr(section, field.name)
+            value = int(value) if isinstance(value, float) and value.is_integer() else value
+            plain = value is None or isinstance(value, str | int | float | tuple)
+            if (section, field.name) != (data, "source") and plain and value != field.default:
+                words += ["--set", f"{prefix}{field.name}={value if isinstance(value, str) else json.dumps(value)}"]
+    return f"{shlex.join(words)} --host ... --graft ..."
