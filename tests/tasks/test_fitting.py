@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from attngraft.tasks.fitting import fitting_task
+from attngraft.tasks.images.sources.table import read_table
 from tests.tasks.images.datasets import load, make_folder
 
 
@@ -85,3 +86,15 @@ def test_columns_of_0_and_1_are_read_without_being_named(tmp_path: Path) -> None
     assert "Labels are read from the 0/1 columns cat, dog." in facts["notes"]
     make_folder(tmp_path / "c", {"a": 3, "b": 3})
     assert load(tmp_path / "c").refusal == ""
+
+
+def test_a_table_is_read_once_by_the_two_readers(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text("path,label\na.png,x\nb.png,y\n")
+    fitting_task({"source": str(path)})
+    first = read_table(path)
+    assert first.columns["label"] == ["x", "y"]
+    assert read_table(path) is not first, "a kept table is returned once"
+    fitting_task({"source": str(path)})
+    path.write_text("path,label\na.png,x\nb.png,yy\n")
+    assert read_table(path).columns["label"] == ["x", "yy"], "the file has changed"

@@ -63,7 +63,7 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
         if source and (languages := languages_of(aligned_files(path))):
             return "translation", f"line-aligned files of {' and '.join(languages[:2])} in {source}"
         table = _table_of(path)
-        found = None if table is None else _task_of(read_table(table), table, data)
+        found = None if table is None else _task_of(read_table(table, keep=True), table, data)
     except (AttngraftError, OSError):  # reported when the data are opened
         pass
     return found or (DEFAULT, "the default")

@@ -22,7 +22,7 @@ from attngraft.errors import AttngraftError, ConfigError, DataError
 from attngraft.opening import check_regular, check_unpacked, parse_json, read_data
 from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.config import DataConfig
-from attngraft.tasks.images.sources.base import no_labels
+from attngraft.tasks.images.sources.base import Stamp, file_stamp, no_labels
 from attngraft.tasks.images.sources.listing import natural
 
 KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -100,16 +100,27 @@ def read_groups(table: LabelTable, column: str) -> list[str]:
     return groups
 
 
-def read_table(path: Path) -> LabelTable:
+_read: dict[tuple[Path, Stamp | None], LabelTable] = {}  #: at most one table, which the next reader takes
+
+
+def read_table(path: Path, *, keep: bool = False) -> LabelTable:
     """Read the table at `path`.
+
+    With `keep`, the next call for the same file returns the same table, as reading a million rows takes seconds.
 
     Raises:
         DataError: the file cannot be read, has no rows, has unnamed or duplicate columns, or rows of different lengths.
     """
+    known = _read.pop((path, file_stamp(path)), None)
+    _read.clear()
+    if known is not None:
+        return known
     readers = {".parquet": _parquet, ".jsonl": _json_lines}
     table = readers.get(path.suffix.lower(), _text)(path)
     if not len(table):
         raise DataError(f"{path}: has no rows{'' if path.suffix.lower() in readers else ' below its header'}")
+    if keep:
+        _read[path, file_stamp(path)] = table
     return table
 
 
