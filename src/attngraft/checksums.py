@@ -92,5 +92,18 @@ def read_with_checksums(path: Path) -> tuple[dict[str, Any], Checksums]:
     return content, Checksums(folder=path.parent, entries=files)
 
 
+def folder_checksums(folder: Path, *, error: type[Exception], remedy: str) -> Checksums:
+    """Return the checksums in a folder's checksums.json; empty if it has none, as in folders of earlier versions.
+
+    Raises:
+        error: checksums.json is damaged; the message ends with `remedy`.
+    """
+    path = folder / FILE
+    try:
+        return read_with_checksums(path)[1] if path.exists() else Checksums(folder=folder)
+    except (OSError, WrongChecksumError) as damage:
+        raise error(f"{path}: damaged ({damage}); {remedy}") from None
+
+
 def _of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraft.checksums import FILE as CHECKSUMS_FILE
-from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
+from attngraft.checksums import Checksums, folder_checksums, write_checksums
 from attngraft.errors import ConfigError
 from attngraft.files import csv_cell, write_atomically
 from attngraft.opening import read_json
@@ -70,11 +70,7 @@ def study_checksums(folder: Path) -> Checksums:
     Raises:
         ConfigError: checksums.json is damaged.
     """
-    path = folder / CHECKSUMS_FILE
-    try:
-        return read_with_checksums(path)[1] if path.exists() else Checksums(folder=folder)
-    except (OSError, WrongChecksumError) as error:
-        raise ConfigError(f"{path}: damaged ({error}); delete it, and {_REMEDY}") from None
+    return folder_checksums(folder, error=ConfigError, remedy=f"delete it, and {_REMEDY}")
 
 
 def check_study_file(path: Path, *, remedy: str) -> None:

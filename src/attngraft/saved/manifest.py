@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attngraft._version import __version__
-from attngraft.checksums import FILE as CHECKSUMS_FILE
-from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums
+from attngraft.checksums import Checksums, folder_checksums
 from attngraft.errors import ConfigError, ExportError, FolderError, UsageError
 from attngraft.files import write_atomically
 from attngraft.opening import parse_json, read_text
@@ -168,11 +167,7 @@ def checksums_of(folder: Path) -> Checksums:
     Raises:
         ExportError: checksums.json is damaged.
     """
-    path = folder / CHECKSUMS_FILE
-    try:
-        return read_with_checksums(path)[1] if path.exists() else Checksums(folder=folder)
-    except (OSError, WrongChecksumError) as error:
-        raise ExportError(f"{path}: damaged ({error}); restore a good copy, or export the model again") from None
+    return folder_checksums(folder, error=ExportError, remedy="restore a good copy, or export the model again")
 
 
 def check_file(path: Path, folder: Path) -> None:

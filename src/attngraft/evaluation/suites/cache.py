@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.checksums import FILE as CHECKSUMS_FILE
-from attngraft.checksums import Checksums, WrongChecksumError, read_with_checksums, write_checksums
+from attngraft.checksums import Checksums, folder_checksums, write_checksums
 from attngraft.errors import ConfigError, TrainingError, UsageError
 from attngraft.files import atomic_file
 from attngraft.opening import parse_json
@@ -159,11 +159,7 @@ def suite_checksums(folder: Path) -> Checksums:
     Raises:
         ConfigError: checksums.json is damaged.
     """
-    path = folder / CHECKSUMS_FILE
-    try:
-        return read_with_checksums(path)[1] if path.exists() else Checksums(folder=folder)
-    except (OSError, WrongChecksumError) as error:
-        raise ConfigError(f"{path}: damaged ({error}); {_REMEDY}") from None
+    return folder_checksums(folder, error=ConfigError, remedy=_REMEDY)
 
 
 def write_suite_checksums(folder: Path, results: str) -> None:

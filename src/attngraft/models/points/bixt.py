@@ -78,24 +78,32 @@ class PointGroup(nn.Module):
 
 
 class _Frame(nn.Module):
-    """What both models share: the code, the latents, the layers and their groups."""
+    """What both models share: the code, the latents, the layers and their groups.
+
+    Args:
+        last: what the last layer updates.
+        group: "none", "refine" or "hierarchy".
+        neighbors: k of the groups.
+        reducers: each layer's group of a hierarchy keeps one of so many points.
+        group_blocks, scale: see the table above.
+    """
 
     def __init__(
         self,
         in_chans: int,
         *,
-        embed_dim: int,
-        depth: int,
-        num_heads: int,
-        num_latents: int,
-        mlp_ratio: float,
-        group: Groups,
+        last: Literal["latents", "tokens", "both"],
         neighbors: int,
         reducers: Sequence[int],
-        group_blocks: int,
-        scale: float,
-        drop_path_rate: float,
-        last: Literal["latents", "tokens", "both"],
+        embed_dim: int = 192,
+        depth: int = 12,
+        num_heads: int = 6,
+        num_latents: int = 64,
+        mlp_ratio: float = 4.0,
+        group: Groups = "none",
+        group_blocks: int = 1,
+        scale: float = 1.0,
+        drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
         if group not in ("none", "refine", "hierarchy"):
@@ -173,10 +181,9 @@ class BiXTPoints(PointClassifier, _Frame):
 
     Args:
         in_chans: 3 for coordinates, 6 with normals.
-        group: "none", "refine" or "hierarchy".
-        neighbors: k of the groups.
-        reducers: each layer's group of a hierarchy keeps one of so many points; of 1,024 points 512, 256, 128, 64.
-        group_blocks, scale: see the table above.
+        neighbors, reducers: of 1,024 points, a hierarchy keeps 512, 256, 128 and 64.
+        drop_rate: dropout before the head.
+        frame: embed_dim, depth, num_heads, num_latents, mlp_ratio, group, group_blocks, scale and drop_path_rate.
 
     14,794,408 parameters with 40 classes and no group.
 
@@ -189,37 +196,15 @@ class BiXTPoints(PointClassifier, _Frame):
         *,
         num_classes: int = 40,
         in_chans: int = 3,
-        embed_dim: int = 192,
-        depth: int = 12,
-        num_heads: int = 6,
-        num_latents: int = 64,
-        mlp_ratio: float = 4.0,
-        group: Groups = "none",
         neighbors: int = 24,
         reducers: Sequence[int] = (2, 2, 2, 2),
-        group_blocks: int = 1,
-        scale: float = 1.0,
         drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
+        **frame: Any,
     ) -> None:
-        super().__init__(
-            in_chans,
-            embed_dim=embed_dim,
-            depth=depth,
-            num_heads=num_heads,
-            num_latents=num_latents,
-            mlp_ratio=mlp_ratio,
-            group=group,
-            neighbors=neighbors,
-            reducers=reducers,
-            group_blocks=group_blocks,
-            scale=scale,
-            drop_path_rate=drop_path_rate,
-            last="latents",
-        )
+        super().__init__(in_chans, last="latents", neighbors=neighbors, reducers=reducers, **frame)
         self.num_classes = num_classes
-        self.classifier = nn.Sequential(nn.LayerNorm(embed_dim, eps=EPS), nn.Dropout(drop_rate))
-        self.classifier.append(self.make_head(embed_dim, num_classes))
+        self.classifier = nn.Sequential(nn.LayerNorm(self.embed_dim, eps=EPS), nn.Dropout(drop_rate))
+        self.classifier.append(self.make_head(self.embed_dim, num_classes))
 
     def make_head(self, width: int, num_classes: int) -> nn.Module:
         head = super().make_head(width, num_classes)
@@ -239,10 +224,12 @@ class BiXTPointParts(_Frame):
     Args:
         num_classes: number of parts of all categories.
         categories: number of categories of shapes; only used with a decoder, or with `use_category`.
-        group: "none", "refine", or "hierarchy", whose levels a decoder returns to the points.
-        reducers: of 2,048 points 512, 128, 32, 8.
+        in_chans: 3 for coordinates, 6 with normals.
+        neighbors, reducers: of 2,048 points, a hierarchy keeps 512, 128, 32 and 8; a decoder returns to all points.
         use_category: add a linear map of the category to the latents.
         last: see the table above; "tokens" or "both".
+        decoder: channels of the decoder after each step.
+        frame: as in `BiXTPoints`.
 
     14,369,906 parameters with 50 parts, no group and `last="tokens"`; 15,185,138 with "both".
     """
@@ -253,44 +240,21 @@ class BiXTPointParts(_Frame):
         num_classes: int = 50,
         categories: int = 16,
         in_chans: int = 6,
-        embed_dim: int = 192,
-        depth: int = 12,
-        num_heads: int = 6,
-        num_latents: int = 64,
-        mlp_ratio: float = 4.0,
-        group: Groups = "none",
         neighbors: int = 32,
         reducers: Sequence[int] = (4, 4, 4, 4),
-        group_blocks: int = 1,
-        scale: float = 1.0,
-        drop_path_rate: float = 0.0,
         use_category: bool = False,
         last: Literal["tokens", "both"] = "tokens",
         decoder: Sequence[int] = (512, 256, 128, 128),
+        **frame: Any,
     ) -> None:
-        super().__init__(
-            in_chans,
-            embed_dim=embed_dim,
-            depth=depth,
-            num_heads=num_heads,
-            num_latents=num_latents,
-            mlp_ratio=mlp_ratio,
-            group=group,
-            neighbors=neighbors,
-            reducers=reducers,
-            group_blocks=group_blocks,
-            scale=scale,
-            drop_path_rate=drop_path_rate,
-            last=last,
-        )
+        super().__init__(in_chans, last=last, neighbors=neighbors, reducers=reducers, **frame)
         self.num_classes, self.categories = num_classes, categories
-        self.category = nn.Linear(categories, embed_dim) if use_category else None
-        hierarchy = group == "hierarchy"
-        widths = [embed_dim] * (depth + 1)
-        if hierarchy:
+        self.category = nn.Linear(categories, self.embed_dim) if use_category else None
+        if self.group == "hierarchy":
+            widths = [self.embed_dim] * (len(self.blocks) + 1)
             self.decoder = PartDecoder(widths, decoder, num_classes=num_classes, categories=categories)
         else:
-            self.head = nn.Sequential(nn.LayerNorm(embed_dim, eps=EPS), nn.Linear(embed_dim, num_classes))
+            self.head = nn.Sequential(nn.LayerNorm(self.embed_dim, eps=EPS), nn.Linear(self.embed_dim, num_classes))
 
     def forward(self, points: Tensor, category: Tensor) -> Tensor:
         latents: Tensor = self.latents

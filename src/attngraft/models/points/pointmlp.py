@@ -29,21 +29,29 @@ from attngraft.models.points.neighborhoods import neighborhoods
 
 
 class _Stages(nn.Module):
-    """The embedding and the stages, which both models share."""
+    """The embedding and the stages, which both models share.
+
+    Args:
+        embed_dim: width of the embedding; each stage multiplies it by an element of `expansions`.
+        blocks: residual blocks of each stage, before and after the maximum over neighbors.
+        reducers: each stage keeps one of so many points.
+        neighbors: k.
+        res_expansion: hidden width of residual blocks, relative to their width.
+    """
 
     def __init__(
         self,
         in_chans: int,
         *,
-        embed_dim: int,
-        expansions: Sequence[int],
-        blocks: Sequence[int],
         reducers: Sequence[int],
         neighbors: int,
-        normalize: Normalize,
         use_xyz: bool,
         bias: bool,
-        res_expansion: float,
+        embed_dim: int = 64,
+        expansions: Sequence[int] = (2, 2, 2, 2),
+        blocks: Sequence[int] = (2, 2, 2, 2),
+        normalize: Normalize = "anchor",
+        res_expansion: float = 1.0,
     ) -> None:
         super().__init__()
         self.in_chans, self.neighbors, self.reducers = in_chans, neighbors, tuple(reducers)
@@ -79,12 +87,11 @@ class PointMLP(PointClassifier, _Stages):
 
     Args:
         in_chans: 3 for coordinates, 6 with normals.
-        embed_dim: width of the embedding; each stage multiplies it by an element of `expansions`.
-        blocks: residual blocks of each stage, before and after the maximum over neighbors.
         reducers: each stage keeps one of so many points.
         neighbors: k.
-        res_expansion: hidden width of residual blocks, relative to their width.
+        use_xyz, bias: see `layers.Stage`.
         drop_rate: dropout in the head.
+        stages: embed_dim, expansions, blocks, normalize and res_expansion.
 
     13.24M parameters with 40 classes. PointMLP-elite (0.7M) has `embed_dim=32`, `expansions=(2, 2, 2, 1)`,
     `blocks=(1, 1, 2, 1)` and `res_expansion=0.25`.
@@ -95,29 +102,14 @@ class PointMLP(PointClassifier, _Stages):
         *,
         num_classes: int = 40,
         in_chans: int = 3,
-        embed_dim: int = 64,
-        expansions: Sequence[int] = (2, 2, 2, 2),
-        blocks: Sequence[int] = (2, 2, 2, 2),
         reducers: Sequence[int] = (2, 2, 2, 2),
         neighbors: int = 24,
-        normalize: Normalize = "anchor",
         use_xyz: bool = False,
         bias: bool = False,
-        res_expansion: float = 1.0,
         drop_rate: float = 0.5,
+        **stages: Any,
     ) -> None:
-        super().__init__(
-            in_chans,
-            embed_dim=embed_dim,
-            expansions=expansions,
-            blocks=blocks,
-            reducers=reducers,
-            neighbors=neighbors,
-            normalize=normalize,
-            use_xyz=use_xyz,
-            bias=bias,
-            res_expansion=res_expansion,
-        )
+        super().__init__(in_chans, reducers=reducers, neighbors=neighbors, use_xyz=use_xyz, bias=bias, **stages)
         self.num_features = self.widths[-1]
         self.num_classes = num_classes
         self.classifier = nn.Sequential(
@@ -149,32 +141,17 @@ class PointMLPParts(_Stages):
         num_classes: int = 50,
         categories: int = 16,
         in_chans: int = 6,
-        embed_dim: int = 64,
-        expansions: Sequence[int] = (2, 2, 2, 2),
-        blocks: Sequence[int] = (2, 2, 2, 2),
         reducers: Sequence[int] = (4, 4, 4, 4),
         neighbors: int = 32,
-        normalize: Normalize = "anchor",
         use_xyz: bool = True,
         bias: bool = True,
-        res_expansion: float = 1.0,
         decoder: Sequence[int] = (512, 256, 128, 128),
         decoder_blocks: int = 4,
         context: int = 64,
         drop_rate: float = 0.5,
+        **stages: Any,
     ) -> None:
-        super().__init__(
-            in_chans,
-            embed_dim=embed_dim,
-            expansions=expansions,
-            blocks=blocks,
-            reducers=reducers,
-            neighbors=neighbors,
-            normalize=normalize,
-            use_xyz=use_xyz,
-            bias=bias,
-            res_expansion=res_expansion,
-        )
+        super().__init__(in_chans, reducers=reducers, neighbors=neighbors, use_xyz=use_xyz, bias=bias, **stages)
         self.num_classes, self.categories = num_classes, categories
         self.decoder = PartDecoder(
             self.widths,
