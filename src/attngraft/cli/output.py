@@ -95,7 +95,7 @@ def progress_bars(*, described: bool = True) -> Progress:
 
 @contextmanager
 def counts_displayed() -> Iterator[None]:
-    """Show the counts of long loops in the block: bars on a terminal, log lines elsewhere."""
+    """Context manager that shows the progress of long loops: bars on a terminal, log lines elsewhere."""
     from attngraft.counting import CountBars, CountLines, count_display, counts_shown
 
     console = TerminalConsole(stderr=True)
