@@ -15,6 +15,7 @@ import timm
 
 import attngraft
 import attngraft.models  # registers our models
+from attngraft.models.points import registration
 from tests.contract.test_compile_export import EACH_GRAFT, EACH_REPLACING
 from tests.contract.timm.test_vit import NO_CLASS_TOKEN
 
@@ -30,8 +31,8 @@ OF_TOKENS = {**EVERY, **_INTERMEDIATES, "default_cfgs_non_std": 1}
 
 
 def is_ours(name: str) -> bool:
-    """Whether attngraft registered the model `name`, other than transformers' models and those of text."""
-    others = ("transformers_classifier", "mt_transformer")
+    """Whether attngraft registered the model `name`, other than transformers' models and those of text or points."""
+    others = ("transformers_classifier", "mt_transformer", *registration.MODELS)
     return timm.models.model_entrypoint(name).__module__.startswith("attngraft.") and name not in others
 
 

@@ -51,6 +51,7 @@ PACKAGES: Mapping[str, Package] = {
             "elsa.swin": "models.elsa.host",
             "elsa.volo": "models.elsa.host",
             "translation": "models.translation.host",
+            "points": "models.points.host",
         },
         always=False,
     ),

@@ -4,6 +4,7 @@ The latents' self-attention, one-sided cross-attention and MLPs accept grafts. T
 none, but `attngraft.record` can record its two maps.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
@@ -103,38 +104,38 @@ class BixtHost(HostAdapter):
         return list(self._sites(model))
 
     def _sites(self, model: Any) -> Sites:
-        latents = _latent_fields(model)
+        latents, tokens = latent_fields(model), self._token_fields(model)
         shared = getattr(model, "cross_attention", None)  # in `Iterative`, where several blocks share a cross-attention
         for name, block in model.blocks.named_children():
             if shared is None:
                 cross, inner = "cross_attention_latents_token", "self_attention_latents"
-                yield from _cross_sites(model, getattr(block, cross), f"blocks.{name}.{cross}")
+                yield from cross_sites(getattr(block, cross), f"blocks.{name}.{cross}", latents, tokens)
                 yield from block_sites(getattr(block, inner), f"blocks.{name}.{inner}", **latents)
                 continue
             index, last = int(name), len(shared) - 1
             if index <= last:
                 uses = len(model.blocks) - index if index == last else 1
-                yield from _cross_sites(model, shared[index], f"cross_attention.{name}", uses=uses)
+                fields = latents | {"sequences": uses}  # each use counts as one sequence
+                yield from cross_sites(shared[index], f"cross_attention.{name}", fields, tokens | {"sequences": uses})
             for inner, each in block.named_children():
                 yield from block_sites(each, f"blocks.{name}.{inner}", **latents)
+
+    def _token_fields(self, model: Any) -> dict[str, Any]:
+        rows, columns = model.grid_size
+        return latent_fields(model) | {"dim": model.token_dim, "tokens": rows * columns, "grid": (rows, columns)}
 
     def example_inputs(self, model: Any, *, batch: int) -> tuple[Tensor, ...]:
         rows, columns = (side * model.patch_embed.stride for side in model.grid_size)
         return random_images(model, (model.in_chans, rows, columns), batch=batch)
 
 
-def _latent_fields(model: Any) -> dict[str, Any]:
+def latent_fields(model: Any) -> dict[str, Any]:
+    """Return the geometry fields of the latents."""
     return {"dim": model.embed_dim, "tokens": model.latents.shape[1], "init": "xavier_uniform"}
 
 
-def _cross_sites(model: Any, block: Any, path: str, *, uses: int = 1) -> Sites:
-    """Yield the sites of a cross-attention block.
-
-    If the block is used several times per input, each use counts as one sequence.
-    """
-    rows, columns = model.grid_size
-    latents = {**_latent_fields(model), "sequences": uses}
-    tokens = {**latents, "dim": model.token_dim, "tokens": rows * columns, "grid": (rows, columns)}
+def cross_sites(block: Any, path: str, latents: Mapping[str, Any], tokens: Mapping[str, Any]) -> Sites:
+    """Yield the sites of a cross-attention block; `latents` and `tokens` are the geometry fields of both sides."""
     yield _cross_site(block.attn, f"{path}.attn", latents, tokens)
     if hasattr(block, "attn_pat"):
         yield _cross_site(block.attn_pat, f"{path}.attn_pat", tokens, latents)
@@ -143,7 +144,7 @@ def _cross_sites(model: Any, block: Any, path: str, *, uses: int = 1) -> Sites:
         yield from mlp_sites(block.mlp_pat, f"{path}.mlp_pat", **tokens)
 
 
-def _cross_site(module: Any, path: str, queries: dict[str, Any], keys: dict[str, Any]) -> Site:
+def _cross_site(module: Any, path: str, queries: Mapping[str, Any], keys: Mapping[str, Any]) -> Site:
     """Return the site of cross-attention; `queries` and `keys` are the geometry fields of both sides."""
     width = module.rv_patches.out_features // (2 * module.heads)
     fields = {**queries, "tokens": keys["tokens"], "query_tokens": queries["tokens"], "keys_grid": keys.get("grid")}

@@ -1,21 +1,46 @@
-"""Interface of classifiers of point clouds, as that of timm's models."""
+"""Interfaces of point models: classifiers of clouds, as timm's models, and of the points of a cloud."""
 
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, cast
 
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
 
 
-class PointClassifier(nn.Module):
+class PointModel(nn.Module):
+    """Base class of point models, with what tasks and weights need to know of them."""
+
+    labels: ClassVar[Literal["clouds", "points"]]  #: what is classified
+    num_classes: int
+    in_chans: int
+
+    @property
+    def attngraft_input(self) -> dict[str, Any]:
+        """The kind of inputs, for tasks."""
+        return {"kind": "points", "labels": self.labels}
+
+    @property
+    def pretrained_cfg(self) -> dict[str, Any]:
+        """The path of the last layer, where timm's models have it."""
+        return {"classifier": self.last_layer()}
+
+    def last_layer(self) -> str:
+        """Return the path of the last layer."""
+        raise NotImplementedError
+
+
+class PointClassifier(PointModel):
     """Points (B, N, in_chans) to logits (B, num_classes), by features of clouds (B, num_features).
 
     Subclasses define `classifier`, a sequence whose last layer is the head.
     """
 
-    num_classes: int
+    labels = "clouds"
     num_features: int
     classifier: nn.Sequential
+
+    def last_layer(self) -> str:
+        return f"classifier.{len(self.classifier) - 1}"
 
     def forward_features(self, points: Tensor) -> Tensor:
         """Return the features (B, num_features) of clouds."""
@@ -44,6 +69,13 @@ class PointClassifier(nn.Module):
     def make_head(self, width: int, num_classes: int) -> nn.Module:
         """Return a new last layer."""
         return nn.Linear(width, num_classes) if num_classes else nn.Identity()
+
+
+class PointPartModel(PointModel):
+    """Points (B, N, in_chans) and categories of the shapes (B,) to logits (B, N, num_classes)."""
+
+    labels = "points"
+    categories: int
 
 
 def check_channels(points: Tensor, in_chans: int) -> None:

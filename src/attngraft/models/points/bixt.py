@@ -25,11 +25,13 @@ from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import torch
+from timm.models import checkpoint
 from torch import Tensor, nn
 
 from attngraft.errors import UsageError
+from attngraft.mechanisms.bixt.layer import TokensAttend
 from attngraft.models.bixt.layers import EPS, Layer, OneSidedBlock
-from attngraft.models.points.base import PointClassifier, check_channels
+from attngraft.models.points.base import PointClassifier, PointPartModel, check_channels
 from attngraft.models.points.layers import AffineGroup, NeighborhoodNetwork
 from attngraft.models.points.neighborhoods import Neighborhoods, neighborhoods
 from attngraft.models.points.pointmlp import PartDecoder
@@ -75,6 +77,12 @@ class PointGroup(nn.Module):
     def forward(self, xyz: Tensor, tokens: Tensor, near: Neighborhoods) -> Tensor:
         found = self.network.grouped(self.grouper, xyz, tokens, near).transpose(1, 2)
         return cast(Tensor, self.projection(found))
+
+
+class PointsAttend(OneSidedBlock):
+    """Points attend to the latents, which do not change: `OneSidedBlock` with swapped roles."""
+
+    attention = TokensAttend
 
 
 class _Frame(nn.Module):
@@ -129,13 +137,13 @@ class _Frame(nn.Module):
             )
             for index, rate in enumerate(rates[: depth - 1] if last == "tokens" else rates)
         )
-        if last == "tokens":  # tokens in the role of the latents
-            block = OneSidedBlock(embed_dim, embed_dim, heads=num_heads, drop_path=rates[-1], **branches)
-            self.blocks.append(block)
+        if last == "tokens":
+            self.blocks.append(PointsAttend(embed_dim, embed_dim, heads=num_heads, drop_path=rates[-1], **branches))
         groups = {"none": 0, "refine": depth - (last == "latents"), "hierarchy": depth}[group]
         self.groups = nn.ModuleList(
             PointGroup(embed_dim, neighbors=neighbors, blocks=group_blocks) for _ in range(groups)
         )
+        self.grad_checkpointing = False
         self._initialize()
 
     def _initialize(self) -> None:
@@ -147,6 +155,13 @@ class _Frame(nn.Module):
                     nn.init.normal_(module.bias, std=1e-6) if "mlp" in name else nn.init.zeros_(module.bias)
         for group in self.groups if self.group == "refine" else []:
             nn.init.zeros_(cast(PointGroup, group).projection.weight)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Enable activation checkpointing of the layers."""
+        self.grad_checkpointing = enable
+
+    def _run(self, block: nn.Module, *inputs: Tensor) -> Any:
+        return checkpoint(block, *inputs) if self.grad_checkpointing else block(*inputs)
 
     def run_layers(self, points: Tensor, latents: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run all layers, with latents (B or 1, M, C) at the start.
@@ -164,10 +179,10 @@ class _Frame(nn.Module):
                 count = max(1, xyz.shape[1] // self.reducers[index])
                 near = neighborhoods(xyz, anchors=count, neighbors=self.neighbors)
                 tokens, xyz = self.groups[index](xyz, tokens, near), near.at_anchors(xyz)
-            if isinstance(block, OneSidedBlock):
-                tokens = block(tokens, latents)
+            if isinstance(block, PointsAttend):
+                tokens = self._run(block, tokens, latents)
             else:
-                latents, changed = block(latents, tokens)
+                latents, changed = self._run(block, latents, tokens)
                 tokens = tokens if changed is None else changed
             if self.group == "refine" and index < len(self.groups):
                 tokens = tokens + self.groups[index](xyz, tokens, near)
@@ -218,7 +233,7 @@ class BiXTPoints(PointClassifier, _Frame):
         return self.run_layers(points, self.latents)[0].mean(dim=1)
 
 
-class BiXTPointParts(_Frame):
+class BiXTPointParts(PointPartModel, _Frame):
     """BiXT for parts: points (B, N, in_chans) and categories (B,) to logits (B, N, num_classes).
 
     Args:
@@ -255,6 +270,9 @@ class BiXTPointParts(_Frame):
             self.decoder = PartDecoder(widths, decoder, num_classes=num_classes, categories=categories)
         else:
             self.head = nn.Sequential(nn.LayerNorm(self.embed_dim, eps=EPS), nn.Linear(self.embed_dim, num_classes))
+
+    def last_layer(self) -> str:
+        return "decoder.classifier.3" if self.group == "hierarchy" else "head.1"
 
     def forward(self, points: Tensor, category: Tensor) -> Tensor:
         latents: Tensor = self.latents

@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attngraft.models.points.base import PointClassifier, check_channels
+from attngraft.models.points.base import PointClassifier, PointPartModel, check_channels
 from attngraft.models.points.layers import (
     AffineGroup,
     FeaturePropagation,
@@ -124,7 +124,7 @@ class PointMLP(PointClassifier, _Stages):
         return self.levels(points)[-1][1].amax(dim=1)
 
 
-class PointMLPParts(_Stages):
+class PointMLPParts(PointPartModel, _Stages):
     """PointMLP for parts: points (B, N, in_chans) and categories (B,) to logits (B, N, num_classes).
 
     Args:
@@ -163,6 +163,9 @@ class PointMLPParts(_Stages):
             drop_rate=drop_rate,
             bias=bias,
         )
+
+    def last_layer(self) -> str:
+        return "decoder.classifier.3"
 
     def forward(self, points: Tensor, category: Tensor) -> Tensor:
         check_channels(points, self.in_chans)
