@@ -1,0 +1,1 @@
+"""Classification and part segmentation of point clouds."""

@@ -1,0 +1,95 @@
+"""Numbers in lines of text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from attngraft.errors import DataError
+from attngraft.suggest import quoted
+
+_WHOLE = re.compile(r"\d{1,18}", re.ASCII)
+
+
+def whole(text: str, place: str, what: str) -> int:
+    """Return the number in a header; raises a DataError if it is no whole number."""
+    if not _WHOLE.fullmatch(text):
+        raise DataError(f"{place}: the number of {what} is {quoted(text)}, not a whole number; save the file again")
+    return int(text)
+
+
+def header_lines(data: bytes) -> list[str]:
+    """Return the lines of a header."""
+    return data.decode("latin-1").removesuffix("\n").replace("\r", "").split("\n")
+
+
+def parsed(texts: Sequence[str], columns: Sequence[int] | None = None, delimiter: str | None = None) -> np.ndarray:
+    """Return the numbers of one or more lines, see `Lines.values`; raises a ValueError."""
+    return np.loadtxt(texts, delimiter=delimiter, usecols=columns, comments=None, quotechar=None, ndmin=2)
+
+
+class Lines:
+    """The lines of a file without empty lines and comments (`#`, `//`), which are taken from the start.
+
+    Args:
+        data: the text.
+        path: the file, for messages.
+        first: number of the first line.
+    """
+
+    def __init__(self, data: bytes, path: Path, *, first: int = 1) -> None:
+        text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")
+        found = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=first)]
+        found = [(number, line) for number, line in found if line and not line.startswith(("#", "//"))]
+        self.numbers, self.texts, self.path = [number for number, _ in found], [line for _, line in found], path
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def place(self, index: int) -> str:
+        """Return the location of a line, for messages."""
+        return f"{self.path}: line {self.numbers[index]}"
+
+    def take(self, count: int, what: str) -> Lines:
+        """Remove and return the first `count` lines; raises a DataError if there are fewer."""
+        if count > len(self):
+            raise DataError(
+                f"{self.path}: declares {count:,} {what}, but only {len(self):,} lines follow; the file is incomplete: "
+                "download or save it again"
+            )
+        taken = Lines(b"", self.path)
+        taken.numbers, self.numbers = self.numbers[:count], self.numbers[count:]
+        taken.texts, self.texts = self.texts[:count], self.texts[count:]
+        return taken
+
+    def values(self, columns: Sequence[int] | None = None, *, delimiter: str | None = None) -> np.ndarray:
+        """Return the numbers of the lines, (N, columns) float64.
+
+        Args:
+            columns: indices of the columns; None: all, as many in each line as in the first.
+            delimiter: between columns; None: blanks.
+
+        Raises:
+            DataError: an entry is not a number, or a line has too few columns; names the line.
+        """
+        if not self.texts:
+            return np.zeros((0, 0 if columns is None else len(columns)))
+        try:
+            return parsed(self.texts, columns, delimiter)
+        except ValueError:
+            pass
+        expected = max(columns) + 1 if columns is not None else len(self.texts[0].split(delimiter))
+        for index, text in enumerate(self.texts):
+            count = len(text.split(delimiter))
+            if count < expected or (columns is None and count != expected):
+                raise DataError(f"{self.place(index)}: has {count} columns, expected {expected}; correct this line")
+            try:
+                parsed([text], columns, delimiter)
+            except ValueError:
+                raise DataError(
+                    f"{self.place(index)}: {quoted(text)} has an entry that is not a number; correct or remove this line"
+                ) from None
+        raise DataError(f"{self.path}: cannot be read as numbers; save it again as text")
