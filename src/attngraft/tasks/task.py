@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 TASKS = {
     "classification": "attngraft.tasks.classification:Classification",
     "multilabel": "attngraft.tasks.multilabel:MultiLabel",
+    "point_parts": "attngraft.tasks.points:PointParts",
+    "points": "attngraft.tasks.points:Points",
     "regression": "attngraft.tasks.regression:Regression",
     "segmentation": "attngraft.tasks.segmentation:Segmentation",
     "text_classification": "attngraft.tasks.text:TextClassification",
