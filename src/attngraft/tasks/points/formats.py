@@ -103,7 +103,7 @@ def _npy(data: bytes, path: Path) -> np.ndarray:
         shape, fortran, dtype = header(file)
     except DAMAGE as error:
         raise DataError(f"{path}: cannot be read as .npy ({error}); write it with numpy.save") from None
-    if dtype.kind not in "fiu" or len(shape) != 2 or shape[1] not in _COLUMNS:
+    if dtype.kind not in "fiu" or len(shape) != 2 or shape[0] < 0 or shape[1] not in _COLUMNS:
         raise DataError(f"{path}: is {dtype} {shape}, expected numbers (N, 3 to 7): {_EXPECTED}; save it like this")
     count, start = shape[0] * shape[1], file.tell()
     if count * dtype.itemsize > len(data) - start:

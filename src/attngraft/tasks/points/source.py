@@ -283,7 +283,7 @@ def _listed(path: Path) -> list[tuple[str, str]]:
 def _read(path: Path, read: Callable[[Path], Any]) -> Any:
     try:
         return read(path)
-    except ValueError as error:
+    except (FileNotFoundError, ValueError) as error:
         raise DataError(f"{path}: cannot be read ({error}); download it again") from None
 
 
