@@ -19,6 +19,7 @@ from attngraft.training.progress import Silent
 from attngraft.training.recipe import load_recipe, load_schedule, packaged_recipes
 from tests.slow import slow_but
 from tests.tasks.images.datasets import make_folder
+from tests.tasks.points.shapes import write_shapes
 from tests.tasks.segmentation.drawings import write_drawings
 from tests.tasks.text import toys
 from tests.tasks.translation import pairs
@@ -78,6 +79,8 @@ QUICK = (
     "elsa-deit-imagenet",
     "small-segmentation",
     "t2t-imagenet100",
+    "tiny-parts",
+    "tiny-points",
     "tiny-translation",
 )
 
@@ -99,6 +102,10 @@ def test_one_step(name: str, tmp_path: Path) -> None:
         changes |= {f"host.args.{field}": value for field, value in sizes.items() if field != "img_size"}
         changes |= {"task.data.source": str(write_drawings(tmp_path / "drawings", train=4, val=2))}
         changes |= {"task.augment.crop": [32, 32], "task.augment.size": None, "task.test.size": None}
+    elif task in ("points", "point_parts"):
+        changes |= {"host.args": {"depth": 2, "embed_dim": 24, "num_heads": 3, "num_latents": 4}, "task.points": 48}
+        normals = plain.task.get("data", {}).get("normals", False)
+        changes["task.data.source"] = str(write_shapes(tmp_path / "shapes.npz", normals=normals, train=11, val=4))
     elif task == "text_classification":
         changes["host.name"] = toys.host(tmp_path / "bert")
         changes["task.data"] = {"source": str(toys.table(tmp_path / "texts.csv", toys.sentences(16)))}

@@ -73,13 +73,13 @@ def cloud(category: str, random: np.random.Generator, *, points: int) -> tuple[n
     return found[order].astype(np.float32), parts[order]
 
 
-def write_shapes(path: Path, *, points: int = 64, seed: int = 0, **counts: int) -> Path:
-    """Write an .npz with so many clouds of each category in each split (`train=8, val=4`)."""
+def write_shapes(path: Path, *, points: int = 64, seed: int = 0, normals: bool = False, **counts: int) -> Path:
+    """Write an .npz with so many clouds of each category in each split (`train=8, val=4`); normals are made up."""
     random, arrays = np.random.default_rng(seed), {}
     for split, count in counts.items():
         labels = np.arange(3 * count) % 3
         made = [cloud(CATEGORIES[label], random, points=points) for label in labels]
-        arrays[f"x_{split}"] = np.stack([xyz for xyz, _ in made])
+        arrays[f"x_{split}"] = np.stack([np.concatenate([xyz, xyz], 1) if normals else xyz for xyz, _ in made])
         arrays[f"y_{split}"] = labels
         arrays[f"parts_{split}"] = np.stack([parts for _, parts in made])
     path.parent.mkdir(parents=True, exist_ok=True)
