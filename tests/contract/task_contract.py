@@ -221,7 +221,13 @@ class TaskContract:
             else:
                 args, kwargs = codec.encode(raw)
                 with torch.no_grad():
-                    assert [each.value for each in predictions] == codec.decode(codec.run(network, args, kwargs))
+                    decoded = codec.decode(codec.run(network, args, kwargs))
+                if codec.labels:
+                    assert [each.probabilities.tolist() for each in predictions] == [
+                        [*each.values()] for each in decoded
+                    ]  # type: ignore[union-attr]
+                else:
+                    assert [each.value for each in predictions] == decoded
         if isinstance(codec, Serving):
             judged = open_target(str(tmp_path / "out"))
             task = {**judged.recipe.task, "data": read_run(tmp_path / "run").recipe.task["data"]}

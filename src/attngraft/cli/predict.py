@@ -146,8 +146,8 @@ def predict(
     total = len(files) if isinstance(files, list) else None
     unreadable = []
     with io.BytesIO() if predictor.folder else _output(out) as file, progress_bars(described=False) as bar:
-        nouns = {"text": "texts", "other": "images" if images else "inputs"}
-        progress = bar.add_task(nouns.get(serving.kind, "images"), total=total)
+        noun = {"text": "texts", "other": "images" if images else "inputs"}.get(serving.kind, "images")
+        progress = bar.add_task(noun, total=total)
         writer = WRITERS[chosen](file, serving, top=top)
         writer.begin()
         for number, prediction in enumerate(predictor(files, batch=batch), start=1):
@@ -165,9 +165,9 @@ def predict(
         echo(f"attngraft: {printable(name)}: {error}", err=True)
     if len(unreadable) > _SHOWN:
         echo(f"attngraft: and {len(unreadable) - _SHOWN} more, listed in the output", err=True)
-    what = (
-        "lines could not be translated; they are empty in the output" if predictor.lines else "images could not be read"
-    )
+    what = f"{noun} could not be read"
+    if predictor.lines:
+        what = "lines could not be translated; they are empty in the output"
     echo(f"attngraft: {len(unreadable)} of {number} {what}", err=True)
     raise typer.Exit(1)
 

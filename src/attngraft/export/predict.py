@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -91,7 +91,7 @@ class Predictor:
         """Yield a prediction per input, in order; for an unreadable file, `error` is set instead of the values."""
         names = (os.fspath(each) for each in inputs)
         field = "numbers" if self.serving.numeric else "probabilities"
-        field = "value" if self.serving.kind == "other" else field
+        field = "value" if self.serving.kind == "other" and not self.serving.classes else field
         with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as readers:
             while part := list(itertools.islice(names, batch)):
                 read = list(readers.map(self._read, part))
@@ -153,9 +153,12 @@ def _codec_predictor(model: nn.Module, codec: Codec, *, device: str | torch.devi
             for each, name in zip(found, inputs, strict=True):
                 codec.save(name, each, predictor.folder)
         outputs = iter(codec.decode(found))
+        if codec.labels:
+            return [np.array([each[name] for name in codec.labels]) for each in outputs]
         return [next(outputs) if full else "" for full in filled]
 
-    predictor = Predictor(OTHER, predict, read=read, codec=codec)
+    serving = replace(OTHER, classes=tuple(codec.labels), activation="softmax" if codec.labels else "none")
+    predictor = Predictor(serving, predict, read=read, codec=codec)
     return predictor
 
 

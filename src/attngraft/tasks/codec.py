@@ -44,6 +44,7 @@ class Codec(ABC):
 
     lines: ClassVar[bool] = False  #: whether inputs and outputs are lines of text; blank lines are not predicted
     images: ClassVar[bool] = False  #: whether inputs are image files, and outputs can be saved as images (`save`)
+    labels: Sequence[str] = ()  #: names of the classes, if `decode` returns their probabilities by name
 
     def check(self, raw: str) -> None:
         """Check that a raw input can be predicted; by default, every input can.

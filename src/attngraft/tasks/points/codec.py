@@ -36,7 +36,7 @@ class PointsCodec(Codec):
         votes: int,
         activation: Literal["softmax", "sigmoid", "none"],
     ) -> None:
-        self.sampling, self.classes, self.votes, self.activation = sampling, classes, votes, activation
+        self.sampling, self.labels, self.votes, self.activation = sampling, classes, votes, activation
 
     def example_inputs(self, batch_size: int) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Return random clouds (B, N, channels) in the unit ball."""
@@ -56,17 +56,17 @@ class PointsCodec(Codec):
     def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         """Return logits (B, classes), with votes of the mean probabilities."""
         if self.votes == 1:
-            return mean_logits(model(*args), classes=len(self.classes))
+            return mean_logits(model(*args), classes=len(self.labels))
         found = mean_probabilities(lambda points: self._probabilities(model(points)), args[0], votes=self.votes)
         return found.logit() if self.activation == "sigmoid" else found.log()
 
     def _probabilities(self, outputs: Any) -> Tensor:
-        logits = mean_logits(outputs, classes=len(self.classes))
+        logits = mean_logits(outputs, classes=len(self.labels))
         return logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(-1)
 
     def decode(self, outputs: Any) -> list[dict[str, float]]:
         """Return the probabilities of the classes by name."""
-        return [dict(zip(self.classes, row, strict=True)) for row in self._probabilities(outputs).tolist()]
+        return [dict(zip(self.labels, row, strict=True)) for row in self._probabilities(outputs).tolist()]
 
 
 def example_clouds(sampling: Sampling, count: int) -> Tensor:
