@@ -11,6 +11,7 @@ import lzma
 import os
 import stat
 import struct
+import tokenize  # by numpy, for headers of arrays
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -38,7 +39,7 @@ TAR_MEMBERS = 2**25  #: ImageNet-21k has 14 million images
 #: what readers of damaged archives raise
 DAMAGE = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError),
-    *(TypeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+    *(TypeError, ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
 )
 
 _BLOCK = 2**20

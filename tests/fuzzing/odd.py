@@ -316,6 +316,26 @@ def odd_parquet(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
     return tables.map(content)
 
 
+WORDS = (
+    *(b"-1", b"-0", b"0", b"1", b"3", b"4", b"0.5", b"1e38", b"1e400", b"nan", b"inf", b"1000000000000", b"9" * 20),
+    *(b"x", b"list", b"double", b"\0", b"\xff", b"\n", b",", b"#"),
+)
+
+
+def odd_clouds(valid: Mapping[str, bytes]) -> st.SearchStrategy[Files]:
+    """A file in which some words are others."""
+
+    @st.composite
+    def odd(draw: st.DrawFn) -> Files:
+        name = draw(st.sampled_from(sorted(valid)))
+        found = valid[name].split(b" ")
+        for _ in range(draw(st.integers(1, 4))):
+            found[draw(st.integers(0, len(found) - 1))] = draw(st.sampled_from(WORDS))
+        return {name: b" ".join(found)}
+
+    return odd()
+
+
 @functools.cache
 def png(number: int) -> bytes:
     stream = io.BytesIO()

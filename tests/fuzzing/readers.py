@@ -35,6 +35,7 @@ from attngraft.study.predictions import open_predictions, read_statistics
 from attngraft.study.verify import verify
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.opening import open_images
+from attngraft.tasks.points.source import load_clouds
 from attngraft.tasks.segmentation.config import MaskDataConfig
 from attngraft.tasks.segmentation.source import count_labels, open_masks
 from attngraft.training.build import task_of
@@ -45,6 +46,7 @@ from tests.fuzzing.odd import (
     PATHS,
     TREE,
     Files,
+    odd_clouds,
     odd_grafts,
     odd_json,
     odd_json_lines,
@@ -60,6 +62,8 @@ from tests.fuzzing.odd import (
 from tests.grafting.test_apply import tiny_vit
 from tests.study.test_end_to_end import tiny
 from tests.tasks.images.datasets import make_folder, picture
+from tests.tasks.points.files import CUBE, drawn, write_npy, write_pcd, write_ply
+from tests.tasks.points.files import write_text as write_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +157,28 @@ def write_tar(folder: Path) -> None:
                 member = tarfile.TarInfo(name)
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
+
+
+def write_clouds(folder: Path) -> None:
+    x = drawn(40, columns=6).reshape(4, 10, 6)
+    np.savez(folder / "x.npz", x_train=x, y_train=np.arange(4) % 2, parts_train=np.zeros((4, 10)))
+
+
+def write_cloud_files(folder: Path) -> None:
+    (folder / "a").mkdir()
+    (folder / "a/1.off").write_text(CUBE)
+    values = drawn(5, columns=6)
+    for path, write in {"2.txt": write_lines, "3.npy": write_npy, "4.ply": write_ply, "5.pcd": write_pcd}.items():
+        write(folder / "a" / path, values)
+    write_ply(folder / "a/6.ply", values, kind="binary_big_endian")
+    write_pcd(folder / "a/7.pcd", values, kind="binary")
+
+
+def read_clouds(source: Path) -> Any:
+    found = load_clouds(source, samples=20)
+    return found.classes, [
+        dataclasses.astuple(train.cloud(i)) for train in found.splits.values() for i in range(len(train))
+    ]
 
 
 def coco() -> dict[str, Any]:
@@ -322,6 +348,14 @@ READERS: dict[str, Reader] = {
         odd=odd_parquet,
     ),
     "tar": Reader(write=write_tar, read=lambda folder: read_images(folder / "x.tar"), files=["x.tar"], odd=odd_tar),
+    "clouds": Reader(
+        write=write_clouds,
+        read=lambda folder: read_clouds(folder / "x.npz"),
+        files=["x.npz"],
+        odd=odd_npz("x.npz", "x_train", "y_train", "x_test", "y_test", "parts_train", "id_train", "classes"),
+        strict=True,
+    ),
+    "cloud files": Reader(write=write_cloud_files, read=read_clouds, files=["a/*"], odd=odd_clouds),
     "coco": Reader(
         write=write_coco,
         read=lambda folder: read_images(folder / "x.json"),

@@ -146,9 +146,10 @@ def test_a_npy_is_checked_before_memory_is_allocated(tmp_path: Path) -> None:
             file.write(b"\0" * 24)
         with pytest.raises(DataError, match=f"^{path}: (declares|is float64|cannot be read)"):
             read_cloud(path)
-    path.write_bytes(b"\x93NUMPY\x03\x00junk")
-    with pytest.raises(DataError, match="cannot be read as .npy .*numpy.save"):
-        read_cloud(path)
+    for damaged in (b"\x93NUMPY\x03\x00junk", b"\x93NUMPY\x01\x00\x08\x00{'a': (\0"):  # numpy raises a TokenError there
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="cannot be read as .npy .*numpy.save"):
+            read_cloud(path)
 
 
 def on_cube(points: np.ndarray, normals: np.ndarray) -> np.ndarray:
@@ -165,9 +166,8 @@ def test_points_of_an_off_mesh_are_uniform_on_its_surface(tmp_path: Path) -> Non
     points, normals, parts = read_cloud(path, samples=6000)
     assert points.shape == (6000, 3) and normals is not None and parts is None
     assert on_cube(points, normals).all()
-    sides = np.bincount(2 * np.abs(normals).argmax(axis=1) + (points.mean(axis=1) > 0.5), minlength=6)
     axes = np.bincount(np.abs(normals).argmax(axis=1), minlength=3)
-    assert sides.sum() == 6000 and np.abs(axes - 2000).max() < 200
+    assert np.abs(axes - 2000).max() < 200
     quarter = ((points < 0.5).sum(axis=1) == 3).mean()  # of each of three sides
     assert abs(quarter - 1 / 8) < 0.02
 

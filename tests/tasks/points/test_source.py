@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -15,7 +16,6 @@ from attngraft.errors import ConfigError, DataError
 from attngraft.tasks.points.source import CloudSource, load_clouds
 from tests.tasks.points.files import CUBE, drawn, write_npy, write_text
 
-h5py = pytest.importorskip("h5py")
 SHAPENET = (
     *("Airplane", "Bag", "Cap", "Car", "Chair", "Earphone", "Guitar", "Knife", "Lamp", "Laptop", "Motorbike", "Mug"),
     *("Pistol", "Rocket", "Skateboard", "Table"),

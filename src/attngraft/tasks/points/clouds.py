@@ -12,6 +12,8 @@ from attngraft.suggest import shortened
 
 Place = Callable[[int], str]  #: location of a point, for messages: `chair/1.txt: line 7`
 
+quiet = np.errstate(over="ignore", invalid="ignore")  #: without warnings on numbers that are refused afterwards
+
 _PARTS = 2**31  #: most parts that a label can number
 
 
@@ -54,10 +56,10 @@ def cloud_columns(values: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndar
     return points, normals, found.astype(np.int64)
 
 
+@quiet
 def finite(values: np.ndarray, place: Place) -> np.ndarray:
     """Return the rows as float32; raises a DataError that names the first row with NaN or infinity."""
-    with np.errstate(over="ignore"):
-        values = np.ascontiguousarray(values, dtype=np.float32)
+    values = np.ascontiguousarray(values, dtype=np.float32)
     good = np.isfinite(values).all(axis=1)
     if not good.all():
         first = int(np.argmin(good))

@@ -16,7 +16,7 @@ import numpy as np
 
 from attngraft.errors import DataError
 from attngraft.opening import DAMAGE, TEXT_LIMIT, open_regular
-from attngraft.tasks.points.clouds import cloud_columns, numbered
+from attngraft.tasks.points.clouds import cloud_columns, numbered, quiet
 from attngraft.tasks.points.lines import Lines, header_lines, whole
 from attngraft.tasks.points.meshes import Raw, binary_columns, cloud_roles, read_off, read_ply
 
@@ -33,6 +33,7 @@ _CODES = {
 }
 
 
+@quiet
 def read_cloud(path: Path, *, samples: int = SAMPLES) -> Raw:
     """Return points (N, 3) float32, normals (N, 3) float32 or None, and parts (N,) int64 or None.
 
@@ -109,8 +110,7 @@ def _npy(data: bytes, path: Path) -> np.ndarray:
     if count * dtype.itemsize > len(data) - start:
         raise DataError(f"{path}: declares {shape}, but is too short for it; the file is incomplete: save it again")
     values = np.frombuffer(data, dtype=dtype, count=count, offset=start)
-    with np.errstate(over="ignore"):
-        return values.reshape(shape, order="F" if fortran else "C").astype(np.float64)
+    return values.reshape(shape, order="F" if fortran else "C").astype(np.float64)
 
 
 def _pcd(data: bytes, path: Path) -> Raw:

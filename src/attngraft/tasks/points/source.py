@@ -23,7 +23,7 @@ from attngraft.opening import DAMAGE, access_errors, check_regular, check_unpack
 from attngraft.suggest import did_you_mean, quoted, shortened
 from attngraft.tasks.images.sources.base import MAX_CLASSES, check_classes, file_stamp
 from attngraft.tasks.images.sources.listing import is_junk, natural
-from attngraft.tasks.points.clouds import Cloud, check_cloud, cloud_columns, numbered
+from attngraft.tasks.points.clouds import Cloud, check_cloud, cloud_columns, numbered, quiet
 from attngraft.tasks.points.formats import EXTENSIONS, SAMPLES, point_place, read_cloud
 from attngraft.tasks.points.meshes import Raw
 
@@ -49,6 +49,7 @@ class Arrays:
     normals: np.ndarray | None = None  #: (n, N, 3)
     parts: np.ndarray | None = None  #: (n, N)
 
+    @quiet
     def read(self, index: int) -> Raw:
         columns = [self.points[index]]
         columns += [] if self.normals is None else [self.normals[index]]
