@@ -22,7 +22,7 @@ from attngraft.suggest import cut
 _TORCH = (".pth", ".pt", ".bin", ".tar")
 SUFFIXES = (".safetensors", *_TORCH, ".zip")
 AVERAGES = ("state_dict_ema", "model_ema")  #: keys of the moving average of the weights
-PLAIN = ("state_dict", "model")  #: keys of the plain weights
+PLAIN = ("state_dict", "model", "net")  #: keys of the plain weights
 WRAPPERS = ("module.", "_orig_mod.")  #: prefixes that DistributedDataParallel and torch.compile add to every name
 BEST = "model_best.pth.tar"  #: name of the best checkpoint in timm's training scripts
 ITSELF = "the file itself"  #: the layout of a bare state dict

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import timm
 import torch
@@ -49,3 +52,16 @@ def test_a_name_makes_a_model(name: str) -> None:
 def test_there_are_no_pretrained_weights() -> None:
     with pytest.raises(attngraft.HostError, match="no pretrained weights"):
         attngraft.create_model("attngraft:pointnet", pretrained=True)
+
+
+@pytest.mark.parametrize("name", ["pointmlp_elite", "pointmlp_parts"])
+def test_files_in_the_format_of_pointmlps_authors_load(name: str, tmp_path: Path) -> None:
+    """A dictionary with `net`, whose names start with `module.`, and without `decoder.` in the model of parts."""
+    small: dict[str, Any] = {"embed_dim": 8, "num_classes": 4}
+    small |= {"decoder": (16, 16, 16, 16), "categories": 3} if name == "pointmlp_parts" else {}
+    torch.manual_seed(0)
+    model = timm.create_model(name, **small)
+    net = {f"module.{key.removeprefix('decoder.')}": value for key, value in model.state_dict().items()}
+    torch.save({"net": net, "epoch": 3, "best_test_acc": 94.0, "optimizer": {}}, tmp_path / "best.pth")
+    loaded = attngraft.create_model(f"attngraft:{name}", weights=tmp_path / "best.pth", **small)
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
