@@ -50,6 +50,7 @@ FINDINGS: list[tuple[str, Files]] = [
     ("npz", {"x.npz": hiding(NAMED, b"y.npy")}),
     ("npz", {"x.npz": b"classe_.npy".join(NAMED.rsplit(b"classes.npy", 1))}),
     ("npz", {"x.npz": zipped({**PIXELS, "y": b""})}),
+    ("npz", {"x.npz": zipped({**PIXELS, "y": b"\x93NUMPY\x01\x00\x08\x00{'a': (\0"})}),
     (
         "npz",
         {
