@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import typer
 
-from attngraft.cli.output import echo, is_first_process
+from attngraft.cli.output import counts_displayed, echo, is_first_process
 from attngraft.errors import DataError, UsageError
 from attngraft.suggest import quoted
 
@@ -234,7 +234,8 @@ def _expand(argument: str, stdin: IO[bytes] | None) -> list[str]:
         return names
     path = Path(argument)
     if os.path.isdir(argument):  # False also for names that are too long
-        below = sorted(list_folder(path).files, key=natural)
+        with counts_displayed():
+            below = sorted(list_folder(path).files, key=natural)
         if not below:
             raise UsageError(f"{argument}: no images in this folder or below it")
         return [str(path / name) for name in below]
