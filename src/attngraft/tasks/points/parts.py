@@ -17,6 +17,7 @@ from attngraft.results.sections import Cell, Column, Metric, Section, Table
 from attngraft.results.study import Chance
 from attngraft.tasks.configured import ConfiguredTask
 from attngraft.tasks.points.config import PointPartsConfig
+from attngraft.tasks.points.facts import PartFacts
 from attngraft.tasks.points.metrics import category_means, constant_statistics, measure, part_statistics
 from attngraft.tasks.points.opened import OpenedClouds, open_clouds, sampling_of
 from attngraft.tasks.points.part_codec import PartsCodec
@@ -50,6 +51,7 @@ class PointParts(ConfiguredTask):
     capabilities = frozenset({"data_check", "export", "folds", "halving", "predict"})
     has_light_inference = True
     config: PointPartsConfig
+    facts_class = PartFacts
     config_class = PointPartsConfig
     sources = f"{SOURCES} with a part for each point, or the unpacked folder of ShapeNetPart"
 
