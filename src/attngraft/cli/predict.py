@@ -17,6 +17,7 @@ from attngraft.cli.values import (
     ALLOW_DOWNLOAD,
     DEVICE,
     TRUST_CODE,
+    find_files,
     find_images,
     find_lines,
     find_texts,
@@ -44,7 +45,7 @@ def predict(
         typer.Argument(
             help="Images: files, folders, patterns; - reads names from standard input. Texts: tables (.csv, .tsv, "
             ".parquet), or files with one text per line; - reads texts. Translation: files with one sentence per line; "
-            "default: standard input.",
+            "default: standard input. Point clouds: files, folders, patterns; for parts, CATEGORY=FILE.",
             metavar="INPUTS...",
         ),
     ] = None,
@@ -133,6 +134,8 @@ def predict(
     files: Iterable[str]
     if predictor.lines:
         files = itertools.chain(find_lines(given, stdin=stdin), text or [])
+    elif predictor.codec is not None and predictor.codec.extensions:
+        files = find_files(given, predictor.codec.extensions)
     elif serving.kind == "other" and not images:
         files = [*given, *(text or [])]
     elif serving.kind == "text":

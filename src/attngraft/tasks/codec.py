@@ -44,6 +44,7 @@ class Codec(ABC):
 
     lines: ClassVar[bool] = False  #: whether inputs and outputs are lines of text; blank lines are not predicted
     images: ClassVar[bool] = False  #: whether inputs are image files, and outputs can be saved as images (`save`)
+    extensions: Sequence[str] = ()  #: of the files that are inputs, to find them in folders
     labels: Sequence[str] = ()  #: names of the classes, if `decode` returns their probabilities by name
 
     def check(self, raw: str) -> None:
