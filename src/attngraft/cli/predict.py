@@ -87,7 +87,7 @@ def predict(
     ] = False,
     device: Annotated[str | None, typer.Option("--device", help=DEVICE, metavar="NAME")] = None,
 ) -> None:
-    """Predict classes, numbers or masks from images or texts, or translate, preprocessed as in the run's evaluation.
+    """Predict classes, numbers, masks or parts from images, texts or point clouds, or translate, as in the run's evaluation.
 
     Unreadable images and sentences that are too long are listed and do not stop the command; the exit code is then 1.
 
@@ -108,6 +108,8 @@ def predict(
         attngraft predict mt/runs/vertical/seed0 < sentences.en > sentences.de
 
         attngraft predict seg/runs/baseline/seed0 street.png --out masks
+
+        attngraft predict points/runs/baseline/seed0 chair.off scans/ --top 3
     """
     from attngraft.export.predict import WRITERS, open_model
     from attngraft.files import check_output, printable
