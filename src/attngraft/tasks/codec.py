@@ -45,6 +45,11 @@ class Codec(ABC):
     lines: ClassVar[bool] = False  #: whether inputs and outputs are lines of text; blank lines are not predicted
     images: ClassVar[bool] = False  #: whether inputs are image files, and outputs can be saved as images (`save`)
 
+    @property
+    def takes(self) -> str:
+        """The kind of inputs, for messages."""
+        return "images" if self.images else "text" if self.lines else "other inputs"
+
     def check(self, raw: str) -> None:
         """Check that a raw input can be predicted; by default, every input can.
 
@@ -123,7 +128,6 @@ class Serving(Codec):
 
     @property
     def takes(self) -> str:
-        """The kind of inputs, for messages."""
         return "other inputs" if self.kind == "other" else self.kind
 
     @property

@@ -28,6 +28,8 @@ class PointsCodec(Codec):
         activation: of the logits.
     """
 
+    takes = "point clouds"
+
     def __init__(
         self,
         sampling: Sampling,
