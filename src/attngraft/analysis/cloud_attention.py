@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.analysis.explorer import QuantizedTensor
-from attngraft.errors import HostError
+from attngraft.errors import HostError, RecordError
 from attngraft.hosts import find_host
 from attngraft.models.points.neighborhoods import Neighborhoods
 from attngraft.recording.record import record
@@ -59,7 +59,7 @@ def cloud_attention(model: nn.Module, inputs: tuple[Any, ...], *, sites: str = "
     groups = getattr(host.core, "groups", ())  # before the layers of a hierarchy, after those of a refinement
     hooks = [group.register_forward_pre_hook(_keep(levels, index)) for index, group in enumerate(groups)]
     try:
-        with evaluating(model), torch.no_grad(), record(model, WAYS, sites=sites) as recording:
+        with evaluating(model), torch.no_grad(), record(model, sites=sites) as recording:
             model(*inputs)
     finally:
         for hook in hooks:
@@ -67,8 +67,11 @@ def cloud_attention(model: nn.Module, inputs: tuple[Any, ...], *, sites: str = "
     layers = []
     for site in recording:
         maps = {way: QuantizedTensor.of(recording[site][way][0], site) for way in WAYS if way in recording[site]}
-        _, index, *_ = site.removeprefix(host.prefix).split(".")  # blocks.<index>
-        layers.append(CloudLayer(site=site, points=levels.get(int(index)), maps=maps))
+        if maps:
+            _, index, *_ = site.removeprefix(host.prefix).split(".")  # blocks.<index>
+            layers.append(CloudLayer(site=site, points=levels.get(int(index)), maps=maps))
+    if not layers:
+        raise RecordError(f"no chosen site has attention between points and latents: {', '.join(recording)}")
     return CloudAttention(layers=layers, missing="")
 
 

@@ -203,4 +203,4 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => choo
 
 // open at the last layer in which latents attend to points
 const shown = layered[0]?.layers ?? [], last = shown.findLastIndex((layer) => WAYS[0] in layer.maps);
-choose({ layer: typeof titles[0] === "number" ? last : titles.indexOf(shown[last]?.site) });
+choose({ layer: typeof titles[0] === "number" ? last : titles.indexOf(shown[last]?.site), way: WAYS[last < 0 ? 1 : 0] });
