@@ -47,6 +47,11 @@ class Codec(ABC):
     extensions: Sequence[str] = ()  #: of the files that are inputs, to find them in folders
     labels: Sequence[str] = ()  #: names of the classes, if `decode` returns their probabilities by name
 
+    @property
+    def takes(self) -> str:
+        """The kind of inputs, for messages."""
+        return "images" if self.images else "text" if self.lines else "other inputs"
+
     def check(self, raw: str) -> None:
         """Check that a raw input can be predicted; by default, every input can.
 
@@ -125,7 +130,6 @@ class Serving(Codec):
 
     @property
     def takes(self) -> str:
-        """The kind of inputs, for messages."""
         return "other inputs" if self.kind == "other" else self.kind
 
     @property

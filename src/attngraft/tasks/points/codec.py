@@ -28,6 +28,7 @@ class PointsCodec(Codec):
         activation: of the logits.
     """
 
+    takes = "point clouds"
     extensions = EXTENSIONS
 
     def __init__(
