@@ -116,10 +116,9 @@ def _json(task: str, source: OpenedClouds, notes: Sequence[str], refusals: Seque
 def _show(task: str, source: OpenedClouds) -> None:
     console, facts = output_console(), source.facts()
     normals = "with normals" if source.train.has_normals else "without normals"
-    console.print(
-        f"[bold]{escape(source.where)}[/bold]: point clouds {normals}, {len(source.classes)} classes, for {task}"
-    )
-    console.print(f"Split: {escape(source.origin)}")
+    kinds = f"point clouds {normals}, {len(source.classes)} classes, for {task}"
+    console.print(f"[bold]{escape(source.where)}[/bold]: {kinds}", soft_wrap=True)
+    console.print(f"Split: {escape(source.origin)}", soft_wrap=True)
     table = Table("split", "clouds", "points: smallest, median, largest")
     for name, clouds in source.splits().items():
         low, middle, high = np.quantile(clouds.sizes, [0, 0.5, 1]).astype(int).tolist()

@@ -25,6 +25,7 @@ CLASSIFIERS: dict[str, Callable[[], nn.Module]] = {
 }
 PARTS: dict[str, Callable[[], nn.Module]] = {
     "naive": lambda: BiXTPointParts(**SMALL, categories=3),
+    "one layer": lambda: BiXTPointParts(**{**SMALL, "depth": 1}, categories=3),
     "both": lambda: BiXTPointParts(**SMALL, categories=3, last="both", use_category=True),
     "group": lambda: BiXTPointParts(**SMALL, categories=3, group="refine", neighbors=6),
     "decoder": lambda: BiXTPointParts(

@@ -180,7 +180,7 @@ class _Frame(nn.Module):
                 near = neighborhoods(xyz, anchors=count, neighbors=self.neighbors)
                 tokens, xyz = self.groups[index](xyz, tokens, near), near.at_anchors(xyz)
             if isinstance(block, PointsAttend):
-                tokens = self._run(block, tokens, latents)
+                tokens = self._run(block, tokens, latents.expand(len(tokens), -1, -1))
             else:
                 latents, changed = self._run(block, latents, tokens)
                 tokens = tokens if changed is None else changed
