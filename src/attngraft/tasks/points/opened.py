@@ -121,7 +121,7 @@ def open_clouds(config: PointsConfig | PointPartsConfig, *, saved_split: Path | 
             train.categories,
             division,
             where=source.where,
-            origin=origin,
+            origin="the clouds" if test is None else "the training part",
             classes=source.classes,
             saved_split=saved_split,
             noun="cloud",
