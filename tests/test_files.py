@@ -9,7 +9,16 @@ import pytest
 
 import attngraft.files
 from attngraft.errors import StorageError
-from attngraft.files import atomic_file, csv_cell, remove_leftovers, share, shown_size, write_atomically, writing
+from attngraft.files import (
+    atomic_file,
+    csv_cell,
+    remove_leftovers,
+    share,
+    shown_size,
+    user_path,
+    write_atomically,
+    writing,
+)
 
 
 @pytest.fixture
@@ -117,6 +126,12 @@ def test_an_unfinished_file_has_a_name_that_is_known_again(tmp_path: Path) -> No
         assert not unfinished.exists()
         unfinished.write_bytes(b"put back")
         file.write(b"")
+
+
+def test_the_home_of_an_unknown_user_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/jane")
+    assert user_path("~/data") == Path("/home/jane/data")
+    assert user_path("~nobody-of-this-name/data") == Path("~nobody-of-this-name/data")
 
 
 def test_sizes_are_read_easily() -> None:

@@ -234,6 +234,11 @@ def _free_space(folder: Path) -> str:
     return f"{shown_size(free)} free on the disk of {folder}" + ("" if inodes else ", and no inode for another file")
 
 
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` as the home folder; unlike `Path.expanduser`, an unknown user's stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def shown_size(size: float) -> str:
     """Format a number of bytes: `1.3 MB`."""
     for unit in ("bytes", "kB", "MB", "GB"):

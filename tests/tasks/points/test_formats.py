@@ -100,6 +100,7 @@ def test_the_place_of_a_point_is_its_line(tmp_path: Path) -> None:
         ("0 0 0\nnan 0 0\n", "line 2: nan, 0, 0 has a number that is not finite"),
         ("0 0 0\n0 -inf 0\n", "line 2: 0, -inf, 0 has a number that is not finite"),
         ("0 0 0 1\n0 0 0 1.5\n", "line 2: the part 1.5 is not a whole number"),
+        ("0 0 0 1\n0 0 0 1e6\n", r"line 2: the part 1e\+06 is not a whole number from 0 to 999,999"),
         ("1000000000000\n0 0 0\n", "line 1: declares 1,000,000,000,000 points, but 1 lines follow"),
         ("0 0 0\n0 0\x000 0\n", "line 2: .*not a number"),
     ],
@@ -150,6 +151,20 @@ def test_a_npy_is_checked_before_memory_is_allocated(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read as .npy .*numpy.save"):
             read_cloud(path)
+
+
+def test_files_of_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attngraft.tasks.points.lines.MOST", 5)
+    monkeypatch.setattr("attngraft.tasks.points.meshes.MOST", 5)
+    text = write_text(tmp_path / "a.txt", drawn(5))
+    text.write_text(text.read_text() + "\n" * 10)
+    assert len(read_cloud(text)[0]) == 5
+    text.write_text(text.read_text() + "1 2 3\n")
+    with pytest.raises(DataError, match="a.txt: has more than 5 lines; save it in a binary format"):
+        read_cloud(text)
+    faces = TRIANGLE.replace(b"face 1", b"face 6") + 6 * struct.pack("<B3i", 3, 0, 1, 2)
+    with pytest.raises(DataError, match="a.ply: has 6 rows of face, more than 5; simplify the mesh"):
+        read_cloud(write_ply(tmp_path / "a.ply", drawn(3), kind="binary_little_endian", faces=faces))
 
 
 def on_cube(points: np.ndarray, normals: np.ndarray) -> np.ndarray:
