@@ -40,12 +40,10 @@ class PointParts(ConfiguredTask):
     metrics: ClassVar = {
         "instance_miou_present": Metric(label="instance mIoU (present parts)", column="inst. mIoU", share=True),
         "class_miou_present": Metric(label="class mIoU (present parts)", column="class mIoU", share=True),
-        "instance_miou_category": Metric(
-            label="instance mIoU (category's parts)", column="inst. mIoU cat.", share=True
-        ),
-        "class_miou_category": Metric(label="class mIoU (category's parts)", column="class mIoU cat.", share=True),
-        "instance_miou_all": Metric(label="instance mIoU (all parts)", column="inst. mIoU all", share=True),
-        "class_miou_all": Metric(label="class mIoU (all parts)", column="class mIoU all", share=True),
+        "instance_miou_category": Metric(label="instance mIoU (category's parts)", column="inst. (cat.)", share=True),
+        "class_miou_category": Metric(label="class mIoU (category's parts)", column="class (cat.)", share=True),
+        "instance_miou_all": Metric(label="instance mIoU (all parts)", column="inst. (all)", share=True),
+        "class_miou_all": Metric(label="class mIoU (all parts)", column="class (all)", share=True),
         "accuracy": Metric(label="point accuracy", column="accuracy", share=True),
     }
     capabilities = frozenset({"data_check", "export", "folds", "halving", "predict"})
