@@ -99,6 +99,11 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
         write_atomically(tmp_path / "file" / "below", "x")
 
 
+def test_a_path_with_a_zero_byte_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be written: contains a zero byte; choose another path"):
+        write_atomically(tmp_path / "a\0b", "x")
+
+
 def test_other_ways_of_writing_say_the_same(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the disk is full"), writing(tmp_path / "x"):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from attngraft.errors import FolderError, StorageError
+from attngraft.suggest import quoted
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         StorageError: see `write_atomically`. Errors of the block itself are raised unchanged.
     """
+    if "\0" in str(path):
+        raise StorageError(f"{quoted(str(path))}: cannot be written: contains a zero byte; choose another path")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     raw, in_block = None, False
     try:

@@ -199,6 +199,10 @@ def test_arrays_with_normals_and_parts(tmp_path: Path) -> None:
         ({"y_train": np.zeros(4)}, r"x_train: has 4 clouds, but labels float64 \(4,\)"),
         ({"y_train": np.array([0, -1, 0, 0])}, r"x_train\[1\]: the label -1 is not a class from 0"),
         (
+            {"y_train": np.array([*"abab"])},
+            r"of 4 clouds must be whole numbers \(4,\), got <U1 \(4,\); number the classes",
+        ),
+        (
             {"y_test": np.array([0, 2]), "classes": np.array(["a", "b"])},
             r"x_test\[1\]: the label 2 is not a class from 0 to 1",
         ),

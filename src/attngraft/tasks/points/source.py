@@ -448,12 +448,15 @@ def _from_arrays(rows: Mapping[str, Sequence[tuple[Arrays, np.ndarray]]], names:
             labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
             if labels.dtype.kind not in "iu" or labels.shape != (len(points),):
                 raise DataError(
-                    f"{where}: has {len(points)} clouds, but labels {labels.dtype} {labels.shape}; give one each"
+                    f"{where}: the labels of {len(points)} clouds must be whole numbers ({len(points)},), got "
+                    f"{labels.dtype} {labels.shape}; number the classes from 0"
                 )
             for index, label in enumerate(labels.tolist()):
-                if not 0 <= label < (MAX_CLASSES if names is None else len(names)):
-                    most = "" if names is None else f" to {len(names) - 1}"
-                    raise DataError(f"{where}[{index}]: the label {label} is not a class from 0{most}; correct it")
+                count = MAX_CLASSES if names is None else len(names)
+                if not 0 <= label < count:
+                    raise DataError(
+                        f"{where}[{index}]: the label {label} is not a class from 0 to {count - 1}; correct it"
+                    )
                 highest = max(highest, label)
                 found.add(split, f"{split}/{len(found.splits.get(split, ()))}", Row(arrays, index), label)
     found.classes = tuple(map(str, range(highest + 1))) if names is None else tuple(names)
