@@ -51,7 +51,7 @@ def test_every_format_returns_what_was_written(tmp_path: Path, name: str, data: 
     number = st.floats(-(2.0**100), 2.0**100, width=32)
     values = data.draw(arrays.arrays(np.float64, (count, columns), elements=number))
     if columns in (4, 7):
-        values[:, -1] = data.draw(arrays.arrays(np.int64, count, elements=st.integers(0, 2**31 - 1)))
+        values[:, -1] = data.draw(arrays.arrays(np.int64, count, elements=st.integers(0, 999_999)))
     path = tmp_path / name
     WRITERS[name](path, values)
     found = read_cloud(path)
@@ -151,6 +151,18 @@ def test_a_npy_is_checked_before_memory_is_allocated(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read as .npy .*numpy.save"):
             read_cloud(path)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 6, 8191, 9999])
+@pytest.mark.parametrize(
+    ("text", "message"), [("1 2", "has 2 columns|x y z"), ("1 x 3", "has an entry that is not a number")]
+)
+def test_a_mistake_in_a_long_text_is_found_by_halving(tmp_path: Path, bad: int, text: str, message: str) -> None:
+    lines = 10_000 * ["1 2 3"]
+    lines[bad] = text
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=f"line {bad + 1}: .*({message})"):
+        read_cloud(tmp_path / "a.txt")
 
 
 def test_files_of_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

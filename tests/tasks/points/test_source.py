@@ -195,8 +195,11 @@ def test_arrays_with_normals_and_parts(tmp_path: Path) -> None:
     [
         ({"x_train": None}, "must contain the arrays x_train and y_train.*found: x_test, y_test, y_train"),
         ({"y_train": None}, "has the clouds x_train, but no labels y_train; add them"),
-        ({"y_train": np.zeros(3, dtype=int)}, r"x_train: has 4 clouds, but labels int64 \(3,\)"),
-        ({"y_train": np.zeros(4)}, r"x_train: has 4 clouds, but labels float64 \(4,\)"),
+        (
+            {"y_train": np.zeros(3, dtype=int)},
+            r"x_train: the labels of 4 clouds must be whole numbers \(4,\), got int64 \(3,\)",
+        ),
+        ({"y_train": np.zeros(4)}, r"x_train: the labels of 4 clouds .*, got float64 \(4,\)"),
         ({"y_train": np.array([0, -1, 0, 0])}, r"x_train\[1\]: the label -1 is not a class from 0"),
         (
             {"y_train": np.array([*"abab"])},

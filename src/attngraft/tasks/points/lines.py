@@ -93,15 +93,18 @@ class Lines:
             return parsed(self.texts, columns, delimiter)
         except ValueError:
             pass
-        expected = max(columns) + 1 if columns is not None else len(self.texts[0].split(delimiter))
-        for index, text in enumerate(self.texts):
-            count = len(text.split(delimiter))
-            if count < expected or (columns is None and count != expected):
-                raise DataError(f"{self.place(index)}: has {count} columns, expected {expected}; correct this line")
+        index, end = 0, len(self.texts)  # the first mistake is at or after `index`, and before `end`
+        while end - index > 1:
+            middle = (index + end) // 2
             try:
-                parsed([text], columns, delimiter)
+                parsed([self.texts[0], *self.texts[index:middle]], columns, delimiter)
             except ValueError:
-                raise DataError(
-                    f"{self.place(index)}: {quoted(text)} has an entry that is not a number; correct or remove this line"
-                ) from None
-        raise DataError(f"{self.path}: cannot be read as numbers; save it again as text")
+                end = middle
+            else:
+                index = middle
+        text, place = self.texts[index], self.place(index)
+        expected = max(columns) + 1 if columns is not None else len(self.texts[0].split(delimiter))
+        count = len(text.split(delimiter))
+        if count < expected or (columns is None and count != expected):
+            raise DataError(f"{place}: has {count} columns, expected {expected}; correct this line")
+        raise DataError(f"{place}: {quoted(text)} has an entry that is not a number; correct or remove this line")
