@@ -24,7 +24,7 @@ def test_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, siz
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["", "0GB", "on", "5", "-1GB", "4 GB of disk"])
+@pytest.mark.parametrize("option", ["", "0GB", "on", "5", "-1GB", "4 GB of disk", 400 * "9" + "GB"])
 def test_other_sizes_are_refused(tmp_path: Path, option: str) -> None:
     with pytest.raises(UsageError, match="--cache: expected auto, off, or a size such as 500MB or 4GB; got"):
         decoded_cache(option, tmp_path)

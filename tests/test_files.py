@@ -9,7 +9,16 @@ import pytest
 
 import attngraft.files
 from attngraft.errors import StorageError
-from attngraft.files import atomic_file, csv_cell, remove_leftovers, share, shown_size, write_atomically, writing
+from attngraft.files import (
+    atomic_file,
+    csv_cell,
+    remove_leftovers,
+    share,
+    shown_size,
+    user_path,
+    write_atomically,
+    writing,
+)
 
 
 @pytest.fixture
@@ -90,6 +99,11 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None
         write_atomically(tmp_path / "file" / "below", "x")
 
 
+def test_a_path_with_a_zero_byte_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be written: contains a zero byte; choose another path"):
+        write_atomically(tmp_path / "a\0b", "x")
+
+
 def test_other_ways_of_writing_say_the_same(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the disk is full"), writing(tmp_path / "x"):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -117,6 +131,12 @@ def test_an_unfinished_file_has_a_name_that_is_known_again(tmp_path: Path) -> No
         assert not unfinished.exists()
         unfinished.write_bytes(b"put back")
         file.write(b"")
+
+
+def test_the_home_of_an_unknown_user_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/jane")
+    assert user_path("~/data") == Path("/home/jane/data")
+    assert user_path("~nobody-of-this-name/data") == Path("~nobody-of-this-name/data")
 
 
 def test_sizes_are_read_easily() -> None:

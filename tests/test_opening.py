@@ -2,11 +2,20 @@
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from attngraft.opening import UnsuitableFile, open_regular, parse_json, read_json, read_mapping, read_text
+from attngraft.opening import (
+    UnsuitableFile,
+    check_regular,
+    open_regular,
+    parse_json,
+    read_json,
+    read_mapping,
+    read_text,
+)
 
 
 def test_regular_files_and_links_are_read(tmp_path: Path) -> None:
@@ -26,6 +35,12 @@ def test_other_files_are_refused_at_once(tmp_path: Path) -> None:
         open_regular(tmp_path)
     with pytest.raises(FileNotFoundError):
         open_regular(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("opened", [open_regular, check_regular])
+def test_a_path_with_a_zero_byte_is_not_opened(opened: Callable[[str], object]) -> None:
+    with pytest.raises(UnsuitableFile, match="is not a path: embedded null byte"):
+        opened("a\0b")
 
 
 def test_the_size_is_limited(tmp_path: Path) -> None:

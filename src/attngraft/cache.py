@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import UsageError
-from attngraft.files import shown_size, write_atomically
+from attngraft.files import shown_size, user_path, write_atomically
 from attngraft.opening import DAMAGE, open_npz
+from attngraft.suggest import quoted
 
 ENVIRONMENT = "ATTNGRAFT_CACHE"
 
@@ -23,7 +24,7 @@ DECODED_FOLDER = ".decoded"  #: in the folder of a run or a study
 AUTO_BYTES = 2 * 10**9  #: largest size of decoded examples that `auto` keeps
 
 _DECODED_FILE = re.compile(r"[0-9a-f]{24}-\d+")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt])(i?)b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?) ?([kmgt])(i?)b?", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ log = logging.getLogger(__name__)
 def cache_folder() -> Path:
     """Return `$ATTNGRAFT_CACHE`, else `attngraft` in `$XDG_CACHE_HOME` or `~/.cache`; it may not exist yet."""
     if chosen := os.environ.get(ENVIRONMENT):
-        return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "attngraft"
+        return user_path(chosen)
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "attngraft"
 
 
 def cache_file(kind: str, *key: str) -> Path:
@@ -135,7 +136,7 @@ def decoded_cache(option: str, parent: Path, *, shared: bool = False) -> Decoded
     option = option.strip()
     size = _SIZE.fullmatch(option)
     if option not in ("auto", "off") and (size is None or float(size[1]) == 0):
-        raise UsageError(f"--cache: expected auto, off, or a size such as 500MB or 4GB; got {option!r}")
+        raise UsageError(f"--cache: expected auto, off, or a size such as 500MB or 4GB; got {quoted(option)}")
     if not hasattr(os, "pwrite"):  # pragma: no cover -- Windows
         if size is not None:
             raise UsageError(f"--cache {option}: not supported on Windows; use --cache off")

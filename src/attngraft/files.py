@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from attngraft.errors import FolderError, StorageError
+from attngraft.suggest import quoted
 
 T = TypeVar("T")
 
@@ -43,6 +44,8 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         StorageError: see `write_atomically`. Errors of the block itself are raised unchanged.
     """
+    if "\0" in str(path):
+        raise StorageError(f"{quoted(str(path))}: cannot be written: contains a zero byte; choose another path")
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     raw, in_block = None, False
     try:
@@ -232,6 +235,11 @@ def _free_space(folder: Path) -> str:
     except OSError:
         return "free space unknown"
     return f"{shown_size(free)} free on the disk of {folder}" + ("" if inodes else ", and no inode for another file")
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path with `~` as the home folder; unlike `Path.expanduser`, an unknown user's stays as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def shown_size(size: float) -> str:

@@ -68,7 +68,7 @@ def open_regular(path: Path | str, *, limit: int | None = None) -> io.BufferedRe
         OSError: the file cannot be opened.
     """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    if stat.S_ISSOCK(os.stat(path).st_mode):  # cannot be opened
+    if stat.S_ISSOCK(_stat(path).st_mode):  # cannot be opened
         raise UnsuitableFile(path, "is a socket, not a regular file")
     file = os.fdopen(os.open(path, flags), "rb")  # fdopen raises IsADirectoryError
     found = os.fstat(file.fileno())
@@ -86,9 +86,16 @@ def check_regular(path: Path | str) -> None:
     Raises:
         OSError: see `open_regular`.
     """
-    kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+    kind = _KINDS.get(stat.S_IFMT(_stat(path).st_mode))
     if kind is not None:
         raise UnsuitableFile(path, f"is {kind}, not a regular file")
+
+
+def _stat(path: Path | str) -> os.stat_result:
+    try:
+        return os.stat(path)
+    except ValueError as error:  # a zero byte, or a character that no file name can have
+        raise UnsuitableFile(path, f"is not a path: {error}") from None
 
 
 def check_folder(folder: Path | str) -> None:

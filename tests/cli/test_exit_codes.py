@@ -65,6 +65,8 @@ WRONG: list[tuple[list[str], str]] = [
     ([*COMPARE, "--out", "file", "--dry-run"], "file: cannot be used as a folder: it is a file"),
     ([*COMPARE, "--out", "file/x"], "file/x: cannot be used as a folder: file is a file"),
     ([*TRAIN, "--out", "file"], "file: cannot be used as a folder: it is a file"),
+    ([*TRAIN, "--out", 300 * "x"], "too long for a path; correct it"),
+    (["doctor", "--verify", 300 * "x"], "too long for a path; correct it"),
     (
         [*COMPARE, "--out", "new", "--cache", "4"],
         "--cache: expected auto, off, or a size such as 500MB or 4GB; got '4'",

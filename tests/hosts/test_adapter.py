@@ -64,6 +64,15 @@ def test_unknown_blocks_are_refused_with_their_names() -> None:
         attngraft.graft(model, "cb")
 
 
+def test_a_projection_without_parameters_is_refused() -> None:
+    model = tiny_vit()
+    model.blocks[0].attn.qkv = nn.Identity()  # a quantized layer has no parameters either
+    with pytest.raises(
+        attngraft.HostError, match="qkv of Attention has no parameters, as after quantization; graft first"
+    ):
+        attngraft.graft(model, "cb_s")
+
+
 def test_geometry_of_a_vit() -> None:
     with torch.device("meta"):
         host = find_host(timm.create_model("deit_small_distilled_patch16_224"))

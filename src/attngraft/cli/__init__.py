@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import logging
@@ -30,8 +31,9 @@ from attngraft.cli.plan import plan
 from attngraft.cli.predict import predict
 from attngraft.cli.train import train
 from attngraft.cli.unexpected import UNEXPECTED, print_traceback, report_unexpected, tracebacks
-from attngraft.errors import AttngraftError
+from attngraft.errors import AttngraftError, UsageError
 from attngraft.leaving import leave_now
+from attngraft.suggest import quoted
 
 INTERRUPTED = 130  #: exit code
 _LONGEST = 4000  #: characters of a message
@@ -70,6 +72,9 @@ def _with_exit_codes(verb: Callable[..., None], *, slow: bool = False) -> Callab
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+                echo(f"attngraft: {quoted(error.filename)}: too long for a path; correct it", err=True)
+                raise typer.Exit(UsageError.exit_code) from None
             report_unexpected(error)
             raise typer.Exit(UNEXPECTED) from None
 

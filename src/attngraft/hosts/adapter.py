@@ -199,8 +199,16 @@ def fused_rows(module: nn.Module, name: str, *, heads: int) -> dict[str, tuple[H
     """Return the rows of a fused projection: q of all heads, then k, then v, all of the same width.
 
     Separate parameters `q_bias`, `k_bias` and `v_bias` are included if the module has them.
+
+    Raises:
+        HostError: the projection has no parameters.
     """
-    total = next(module.get_parameter(each).shape[0] for each in own_parameters(module, name)) // 3
+    names = own_parameters(module, name)
+    if not names:
+        raise HostError(
+            f"{name} of {type(module).__name__} has no parameters, as after quantization; graft first, then quantize"
+        )
+    total = module.get_parameter(names[0]).shape[0] // 3
     width = total // heads
     return {
         role: head_rows(module, name, start=i * total, width=width, step=width)

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import timm
@@ -27,6 +26,7 @@ from timm.models import is_model, list_models, model_entrypoint
 from torch import nn
 
 from attngraft.errors import AttngraftError, HostError, UsageError
+from attngraft.files import user_path
 from attngraft.models.transformers_folder import transformers_folder
 from attngraft.models.weights import Fitted, WeightsFile
 from attngraft.suggest import MOST, did_you_mean, quoted
@@ -131,7 +131,7 @@ def unknown_host(name: str) -> UsageError:
     """Return the error for a name unknown to timm, which suggests a similar or valid name."""
     from torchvision.models import list_models as torchvision_models
 
-    path = Path(name).expanduser()
+    path = user_path(name)
     start = f"there is no model {name!r} in timm {timm.__version__}"
     if not os.path.lexists(path) and len(name) > MOST:  # such a name may be too long for a path
         return UsageError(f"there is no model {quoted(name)} in timm {timm.__version__}, and no such folder")

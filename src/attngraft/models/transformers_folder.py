@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from attngraft.attention import is_graft
 from attngraft.downloads import without_hub
 from attngraft.errors import HostError, UsageError
+from attngraft.files import user_path
 from attngraft.grafting.io import load_grafts
 from attngraft.models.checkpoint_file import first_line
 from attngraft.opening import check_folder, read_json
@@ -68,7 +69,7 @@ _RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 
 
 def transformers_folder(path: str | os.PathLike[str]) -> Path | None:
     """Return the transformers folder at `path`, a folder or its weights file; None for other paths."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if folder.is_file() and folder.name in WEIGHTS:
         folder = folder.parent
     try:

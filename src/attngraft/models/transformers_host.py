@@ -14,6 +14,7 @@ from torch import nn
 
 from attngraft.downloads import without_hub
 from attngraft.errors import HostError, UsageError
+from attngraft.files import user_path
 from attngraft.models.hub import hub_or_cache
 from attngraft.models.schemes import Started, build_anywhere, creation_errors
 from attngraft.models.transformers_classifier import transformers_classifier
@@ -110,7 +111,7 @@ def find_folder(source: str, *, weights: bool = False, download: bool = True) ->
         UsageError: there is no such folder, or it has no configuration.
         HostError: the files cannot be downloaded.
     """
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path.is_dir():
         folder = transformers_folder(path)
         if folder is None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from attngraft.attention import is_graft, plain_class
 from attngraft.errors import HostError, UsageError
+from attngraft.files import user_path
 from attngraft.models.checkpoint_file import SUFFIXES, CheckpointFile, read_checkpoint
 from attngraft.models.transformers_folder import HOST as TRANSFORMERS
 from attngraft.models.transformers_folder import folder_tensors, refuse_without_config, transformers_folder
@@ -203,7 +204,7 @@ def read_weights(path: str | os.PathLike[str], *, host: str = "") -> WeightsFile
         UsageError: the file does not exist, is of another kind, or has weights that were folded for inference.
         HostError: the file is damaged, contains more than plain tensors, or has no weights of a host.
     """
-    file = Path(path).expanduser()
+    file = user_path(path)
     if host.startswith("hf:") and (folder := transformers_folder(file)) is not None:
         raise UsageError(
             f"{path}: transformers saved these weights; to start from them, use the host hf:{folder} with --pretrained"

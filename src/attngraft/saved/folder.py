@@ -99,7 +99,10 @@ def _load(folder: Path, manifest: Manifest, device: str | torch.device) -> nn.Mo
     for _, site in sites_with_detached(model):
         site.whole = False  # the folder lacks the weights that grafts replace
     _mark_folded(model, manifest)
-    return model.to(device=device, dtype=getattr(torch, manifest.dtype)).eval()
+    try:
+        return model.to(device=device, dtype=getattr(torch, manifest.dtype)).eval()
+    except (RuntimeError, AssertionError) as error:  # unknown device, or torch was built without it
+        raise UsageError(f"device {device}: {str(error).splitlines()[0]}") from None
 
 
 def open_task(manifest: Manifest, folder: Path) -> Task:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attngraft.errors import AttngraftError, DataError
+from attngraft.files import user_path
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources import coco, folder, huggingface, manifest, tar
 from attngraft.tasks.images.sources.base import TRAIN_NAMES
@@ -52,7 +53,7 @@ def fitting_task(data: Mapping[str, Any]) -> tuple[str, str]:
         return "regression", "bars are labeled with numbers"
     if source == "digits":
         return DEFAULT, "digits have one class each"
-    path, found = Path(source).expanduser(), None
+    path, found = user_path(source), None
     try:
         if source and _has_coco(path):
             return "multilabel", f"COCO annotations in {source}"

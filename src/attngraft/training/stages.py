@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from attngraft.errors import ConfigError
+from attngraft.files import user_path
 from attngraft.strict import read
 from attngraft.tasks.task import Task
 from attngraft.training.loading import TrainOrder
@@ -110,7 +110,7 @@ def _refuse_other_split(recipe: Recipe, stage: Stage) -> None:
     if not (isinstance(data, Mapping) and isinstance(own, Mapping)):
         return
     source = data.get("source")
-    if len({Path(str(each)).expanduser().resolve() for each in (source, own.get("source", source))}) > 1:
+    if len({user_path(str(each)).resolve() for each in (source, own.get("source", source))}) > 1:
         return
     for name in _SPLIT:
         if name in own and own[name] != data.get(name):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from attngraft.downloads import received
 from attngraft.errors import ConfigError, HostError, TrainingError, UsageError
+from attngraft.files import user_path
 from attngraft.grafting.spec import parse
 from attngraft.models.weights import read_weights
 from attngraft.saved.folder import load
@@ -179,7 +180,7 @@ def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) 
             if teacher.name is not None:
                 return _named(teacher, teacher.name, model_args)
             with received():
-                return _trained(Path(str(teacher.weights)).expanduser())
+                return _trained(user_path(str(teacher.weights)))
     except ConfigError:
         raise
     except (HostError, UsageError) as error:  # without the field, the error would seem to be about the student
@@ -189,7 +190,7 @@ def _find_teacher(teacher: TeacherConfig, model_args: Mapping[str, Any] | None) 
 def _named(teacher: TeacherConfig, name: str, model_args: Mapping[str, Any] | None) -> _Source:
     """Build a timm model with timm's weights, or with the weights of a file."""
     from_file = teacher.weights is not None
-    path = Path(str(teacher.weights)).expanduser()
+    path = user_path(str(teacher.weights))
     if from_file and ((path / MANIFEST).is_file() or RunFolder(path).recipe.is_file()):
         raise ConfigError(f"{FIELD}.name: {path} has its own name and arguments; leave name and args out")
     recipe = Recipe(host=HostConfig(name=name, args=teacher.args, pretrained=not from_file, weights=teacher.weights))

@@ -51,7 +51,7 @@ def test_every_format_returns_what_was_written(tmp_path: Path, name: str, data: 
     number = st.floats(-(2.0**100), 2.0**100, width=32)
     values = data.draw(arrays.arrays(np.float64, (count, columns), elements=number))
     if columns in (4, 7):
-        values[:, -1] = data.draw(arrays.arrays(np.int64, count, elements=st.integers(0, 2**31 - 1)))
+        values[:, -1] = data.draw(arrays.arrays(np.int64, count, elements=st.integers(0, 999_999)))
     path = tmp_path / name
     WRITERS[name](path, values)
     found = read_cloud(path)
@@ -100,6 +100,7 @@ def test_the_place_of_a_point_is_its_line(tmp_path: Path) -> None:
         ("0 0 0\nnan 0 0\n", "line 2: nan, 0, 0 has a number that is not finite"),
         ("0 0 0\n0 -inf 0\n", "line 2: 0, -inf, 0 has a number that is not finite"),
         ("0 0 0 1\n0 0 0 1.5\n", "line 2: the part 1.5 is not a whole number"),
+        ("0 0 0 1\n0 0 0 1e6\n", r"line 2: the part 1e\+06 is not a whole number from 0 to 999,999"),
         ("1000000000000\n0 0 0\n", "line 1: declares 1,000,000,000,000 points, but 1 lines follow"),
         ("0 0 0\n0 0\x000 0\n", "line 2: .*not a number"),
     ],
@@ -150,6 +151,32 @@ def test_a_npy_is_checked_before_memory_is_allocated(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(DataError, match="cannot be read as .npy .*numpy.save"):
             read_cloud(path)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 6, 8191, 9999])
+@pytest.mark.parametrize(
+    ("text", "message"), [("1 2", "has 2 columns|x y z"), ("1 x 3", "has an entry that is not a number")]
+)
+def test_a_mistake_in_a_long_text_is_found_by_halving(tmp_path: Path, bad: int, text: str, message: str) -> None:
+    lines = 10_000 * ["1 2 3"]
+    lines[bad] = text
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=f"line {bad + 1}: .*({message})"):
+        read_cloud(tmp_path / "a.txt")
+
+
+def test_files_of_too_many_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attngraft.tasks.points.lines.MOST", 5)
+    monkeypatch.setattr("attngraft.tasks.points.meshes.MOST", 5)
+    text = write_text(tmp_path / "a.txt", drawn(5))
+    text.write_text(text.read_text() + "\n" * 10)
+    assert len(read_cloud(text)[0]) == 5
+    text.write_text(text.read_text() + "1 2 3\n")
+    with pytest.raises(DataError, match="a.txt: has more than 5 lines; save it in a binary format"):
+        read_cloud(text)
+    faces = TRIANGLE.replace(b"face 1", b"face 6") + 6 * struct.pack("<B3i", 3, 0, 1, 2)
+    with pytest.raises(DataError, match="a.ply: has 6 rows of face, more than 5; simplify the mesh"):
+        read_cloud(write_ply(tmp_path / "a.ply", drawn(3), kind="binary_little_endian", faces=faces))
 
 
 def on_cube(points: np.ndarray, normals: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,9 +195,16 @@ def test_arrays_with_normals_and_parts(tmp_path: Path) -> None:
     [
         ({"x_train": None}, "must contain the arrays x_train and y_train.*found: x_test, y_test, y_train"),
         ({"y_train": None}, "has the clouds x_train, but no labels y_train; add them"),
-        ({"y_train": np.zeros(3, dtype=int)}, r"x_train: has 4 clouds, but labels int64 \(3,\)"),
-        ({"y_train": np.zeros(4)}, r"x_train: has 4 clouds, but labels float64 \(4,\)"),
+        (
+            {"y_train": np.zeros(3, dtype=int)},
+            r"x_train: the labels of 4 clouds must be whole numbers \(4,\), got int64 \(3,\)",
+        ),
+        ({"y_train": np.zeros(4)}, r"x_train: the labels of 4 clouds .*, got float64 \(4,\)"),
         ({"y_train": np.array([0, -1, 0, 0])}, r"x_train\[1\]: the label -1 is not a class from 0"),
+        (
+            {"y_train": np.array([*"abab"])},
+            r"of 4 clouds must be whole numbers \(4,\), got <U1 \(4,\); number the classes",
+        ),
         (
             {"y_test": np.array([0, 2]), "classes": np.array(["a", "b"])},
             r"x_test\[1\]: the label 2 is not a class from 0 to 1",
@@ -305,6 +313,43 @@ def test_hdf5_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ConfigError, match=r"requires h5py; run pip install 'attngraft\[points\]'"):
         load_clouds(tmp_path)
+
+
+def test_hdf5_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
+    path, other = tmp_path / "data" / "train0.h5", hdf5(tmp_path / "other.h5")
+    path.parent.mkdir()
+    os.mkfifo(tmp_path / "fifo.h5")
+    (tmp_path / "raw").write_bytes(bytes(120))
+    layout = h5py.VirtualLayout(shape=(1, 10, 3), dtype="f4")
+    layout[:] = h5py.VirtualSource(str(other), "data", shape=(1, 10, 3))
+    made: list[Callable[[h5py.File], Any]] = [
+        lambda file: file.update(data=h5py.ExternalLink(str(other), "/data")),
+        lambda file: file.update(data=h5py.ExternalLink(str(tmp_path / "fifo.h5"), "/data")),
+        lambda file: file.update(data=h5py.SoftLink("/data")),
+        lambda file: file.update(data=h5py.Empty("f4")),
+        lambda file: file.create_group("data"),
+        lambda file: file.create_virtual_dataset("data", layout),
+        lambda file: file.create_dataset("data", (1, 10, 3), "f4", external=[(str(tmp_path / "raw"), 0, 120)]),
+    ]
+    for make in made:
+        with h5py.File(path, "w") as file:
+            make(file)
+            file["label"] = np.zeros(1, dtype=int)
+        with pytest.raises(DataError, match="train0.h5: data is not an array in this file; write the array itself"):
+            load_clouds(path.parent)
+
+
+def test_names_that_are_not_unicode(tmp_path: Path) -> None:
+    names = np.array([f"\ud800{number}" for number in range(4)])
+    source = load_clouds(npz(tmp_path / "a.npz", classes=np.array(["\udc80a", "b"]), id_train=names))
+    assert source.classes == ("\ufffda", "b")
+    assert source.splits["train"].names == [f"\ufffd{number}" for number in range(4)]
+    assert len(source.fingerprint()) == 32
+
+
+def test_an_unknown_home_folder_is_a_missing_path() -> None:
+    with pytest.raises(DataError, match="~nobody-of-this-name/clouds: no such file or folder"):
+        load_clouds("~nobody-of-this-name/clouds")
 
 
 def test_modelnet40_resampled(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ def test_points_for_evaluation_depend_on_the_name_alone(clouds: PackedClouds) ->
     assert torch.equal(split[0, 1]["points"], split[5, 1]["points"])
     assert torch.equal(split[0, 1]["points"], again[0, 1]["points"])
     assert again.name(1) == split.name(1)
+    unreadable = split.sampling.choose_by_name(64, "caf\udce9.txt")  # a byte of a file name that is not UTF-8
+    assert len({*unreadable.tolist()}) == 20
 
 
 def test_training_depends_on_seed_epoch_and_index(clouds: PackedClouds) -> None:

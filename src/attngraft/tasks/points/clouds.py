@@ -14,7 +14,7 @@ Place = Callable[[int], str]  #: location of a point, for messages: `chair/1.txt
 
 quiet = np.errstate(over="ignore", invalid="ignore")  #: without warnings on numbers that are refused afterwards
 
-_PARTS = 2**31  #: most parts that a label can number
+_PARTS = 1_000_000  #: most parts that a label can number, as of classes
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,10 @@ def cloud_columns(values: np.ndarray, place: Place) -> tuple[np.ndarray, np.ndar
     whole = (found >= 0) & (found < _PARTS) & (found == np.floor(found))
     if not whole.all():
         first = int(np.argmin(whole))
-        raise DataError(f"{place(first)}: the part {found[first]:g} is not a whole number from 0; correct the label")
+        raise DataError(
+            f"{place(first)}: the part {found[first]:g} is not a whole number from 0 to {_PARTS - 1:,}; "
+            "correct the label"
+        )
     return points, normals, found.astype(np.int64)
 
 

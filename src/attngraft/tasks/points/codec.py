@@ -1,8 +1,6 @@
 """Files of point clouds as inputs of a trained model, without its data."""
 
-import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import DataError
+from attngraft.files import user_path
 from attngraft.tasks.codec import Codec
 from attngraft.tasks.heads import mean_logits
 from attngraft.tasks.points.clouds import Cloud, check_cloud
@@ -84,7 +83,7 @@ def read_points(raw: str, sampling: Sampling) -> tuple[Tensor, np.ndarray]:
     Raises:
         DataError: the file cannot be used.
     """
-    path = Path(raw).expanduser()
+    path = user_path(raw)
     if not path.exists():
         raise DataError(f"{raw}: no such file; give files of point clouds (.txt, .npy, .off, .ply, .pcd)")
     points, normals, _ = read_cloud(path, samples=max(SAMPLES, sampling.points))
@@ -94,5 +93,5 @@ def read_points(raw: str, sampling: Sampling) -> tuple[Tensor, np.ndarray]:
     least = 2 if sampling.sample == "repeated" else sampling.points
     check_cloud(cloud, where=str(path), place=lambda index: point_place(path, index), least=least)
     values = sampling.values(cloud)
-    chosen = sampling.choose(len(values), np.random.default_rng(zlib.crc32(cloud.name.encode())))
+    chosen = sampling.choose_by_name(len(values), cloud.name)
     return torch.from_numpy(np.ascontiguousarray(values[chosen])), values[:, :3]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.suggest import quoted
 
+MOST = 5_000_000  #: most lines, or rows that are read one by one; more would take gigabytes
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
 
 
@@ -38,13 +41,22 @@ class Lines:
         data: the text.
         path: the file, for messages.
         first: number of the first line.
+
+    Raises:
+        DataError: there are too many lines.
     """
 
     def __init__(self, data: bytes, path: Path, *, first: int = 1) -> None:
-        text = data.decode("utf-8-sig", "replace").replace("\r\n", "\n").replace("\r", "\n")
-        found = [(number, line.strip()) for number, line in enumerate(text.split("\n"), start=first)]
-        found = [(number, line) for number, line in found if line and not line.startswith(("#", "//"))]
-        self.numbers, self.texts, self.path = [number for number, _ in found], [line for _, line in found], path
+        self.numbers, self.texts, self.path = array("q"), list[str](), path
+        text = io.TextIOWrapper(
+            io.BytesIO(data), "utf-8-sig", "replace"
+        )  # also splits at \r, and does not copy the text
+        for number, line in enumerate(map(str.strip, text), start=first):
+            if line and not line.startswith(("#", "//")):
+                self.numbers.append(number)
+                self.texts.append(line)
+            if len(self.texts) > MOST:
+                raise DataError(f"{path}: has more than {MOST:,} lines; save it in a binary format (.npy, .ply)")
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -81,15 +93,18 @@ class Lines:
             return parsed(self.texts, columns, delimiter)
         except ValueError:
             pass
-        expected = max(columns) + 1 if columns is not None else len(self.texts[0].split(delimiter))
-        for index, text in enumerate(self.texts):
-            count = len(text.split(delimiter))
-            if count < expected or (columns is None and count != expected):
-                raise DataError(f"{self.place(index)}: has {count} columns, expected {expected}; correct this line")
+        index, end = 0, len(self.texts)  # the first mistake is at or after `index`, and before `end`
+        while end - index > 1:
+            middle = (index + end) // 2
             try:
-                parsed([text], columns, delimiter)
+                parsed([self.texts[0], *self.texts[index:middle]], columns, delimiter)
             except ValueError:
-                raise DataError(
-                    f"{self.place(index)}: {quoted(text)} has an entry that is not a number; correct or remove this line"
-                ) from None
-        raise DataError(f"{self.path}: cannot be read as numbers; save it again as text")
+                end = middle
+            else:
+                index = middle
+        text, place = self.texts[index], self.place(index)
+        expected = max(columns) + 1 if columns is not None else len(self.texts[0].split(delimiter))
+        count = len(text.split(delimiter))
+        if count < expected or (columns is None and count != expected):
+            raise DataError(f"{place}: has {count} columns, expected {expected}; correct this line")
+        raise DataError(f"{place}: {quoted(text)} has an entry that is not a number; correct or remove this line")

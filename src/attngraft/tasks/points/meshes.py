@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from attngraft.errors import DataError
 from attngraft.suggest import quoted, shortened
 from attngraft.tasks.points.clouds import cloud_columns, finite, numbered
-from attngraft.tasks.points.lines import Lines, header_lines, parsed, whole
+from attngraft.tasks.points.lines import MOST, Lines, header_lines, parsed, whole
 
 Raw = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]  #: points, normals, parts
 
@@ -75,7 +76,7 @@ def fan(faces: Iterable[Sequence[int]], vertices: int, place: Lines | Path) -> n
     Raises:
         DataError: a face names a missing vertex.
     """
-    triangles = list[tuple[int, int, int]]()
+    triangles = array("q")
     for index, corners in enumerate(faces):
         missing = next((corner for corner in corners if not 0 <= corner < vertices), None)
         if missing is not None:
@@ -83,7 +84,8 @@ def fan(faces: Iterable[Sequence[int]], vertices: int, place: Lines | Path) -> n
             raise DataError(
                 f"{where}: names the vertex {missing}, but the {vertices:,} vertices count from 0; repair the mesh"
             )
-        triangles += [(corners[0], corners[i], corners[i + 1]) for i in range(1, len(corners) - 1)]
+        for i in range(1, len(corners) - 1):
+            triangles.extend((corners[0], corners[i], corners[i + 1]))
     return np.array(triangles, dtype=np.int64).reshape(-1, 3)
 
 
@@ -281,6 +283,11 @@ def _binary_lists(
     found, damaged = list[Sequence[int]](), incomplete(path, element.count, element.name)
     if element.count * element.smallest() > len(data) - at:
         raise damaged
+    if element.count > MOST:
+        raise DataError(
+            f"{path}: has {element.count:,} rows of {element.name}, more than {MOST:,}; simplify the mesh, or remove "
+            "its faces to use the vertices"
+        )
     try:
         for _ in range(element.count):
             for index, (_, kind, length) in enumerate(element.properties):

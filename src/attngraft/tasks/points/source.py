@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.files import printable, user_path
 from attngraft.opening import DAMAGE, access_errors, check_regular, check_unpacked, open_npz, read_json, read_text
 from attngraft.suggest import did_you_mean, quoted, shortened
 from attngraft.tasks.images.sources.base import MAX_CLASSES, check_classes, file_stamp
@@ -181,7 +182,7 @@ def load_clouds(path: Path | str, *, least: int = 1, samples: int = SAMPLES) -> 
         DataError: the data cannot be used; the message names the file and the remedy.
         ConfigError: HDF5 without h5py.
     """
-    root = Path(path).expanduser()
+    root = user_path(path)
     found = _found(root)
     if not found.splits.get("train"):
         raise DataError(f"{root}: no training clouds; {_GIVE}")
@@ -362,7 +363,9 @@ def _npz(path: Path) -> _Found:
             if name.rpartition("_")[2] in SPLITS or name.startswith("class")
         }
         texts = {
-            name: each.astype(str).reshape(-1).tolist() for name, each in arrays.items() if name[:2] in ("id", "cl")
+            name: printable(each.astype(str).reshape(-1).tolist())
+            for name, each in arrays.items()
+            if name[:2] in ("id", "cl")
         }
     named = next((texts[name] for name in ("class_names", "classes") if name in texts), None)
     labels, parts = dict[str, np.ndarray](), dict[str, Arrays]()
@@ -403,7 +406,7 @@ def _hdf5(root: Path, files: Sequence[Path]) -> _Found:
             raise DataError(f"{path}: the name tells no split; rename it so that it contains train, val or test")
         check_regular(path)
         with _reading(path), h5py.File(path, "r") as file:
-            data = {name: _dataset(file[name], path) for name in ("data", "label", "normal", "pid") if name in file}
+            data = {name: _dataset(file, name, path) for name in ("data", "label", "normal", "pid") if name in {*file}}
         if not {"data", "label"} <= {*data}:
             raise DataError(f"{path}: has no data and label (found: {', '.join(data) or 'neither'}); download it again")
         arrays = Arrays(where=f"{path}: data", points=data["data"], normals=data.get("normal"), parts=data.get("pid"))
@@ -412,8 +415,18 @@ def _hdf5(root: Path, files: Sequence[Path]) -> _Found:
     return _from_arrays(rows, [line.split("\t")[0] for _, line in _listed(lists[0])] if lists else None)
 
 
-def _dataset(dataset: Any, path: Path) -> np.ndarray:
-    """Read an array of an HDF5 file, whose size is checked before, because it may be compressed or a hole."""
+def _dataset(file: Any, name: str, path: Path) -> np.ndarray:
+    """Read an array of an HDF5 file, whose size is checked before, because it may be compressed or a hole.
+
+    Raises:
+        DataError: it is in another file, which could be any, or is not an array.
+    """
+    import h5py
+
+    inside = isinstance(file.get(name, getlink=True), h5py.HardLink)  # a link is not followed
+    dataset = file[name] if inside else None
+    if not isinstance(dataset, h5py.Dataset) or dataset.shape is None or dataset.external or dataset.is_virtual:
+        raise DataError(f"{path}: {name} is not an array in this file; write the array itself into it")
     check_unpacked(path, dataset.size * dataset.dtype.itemsize, path.stat().st_size)
     values: np.ndarray = dataset[()]
     return values
@@ -435,12 +448,15 @@ def _from_arrays(rows: Mapping[str, Sequence[tuple[Arrays, np.ndarray]]], names:
             labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
             if labels.dtype.kind not in "iu" or labels.shape != (len(points),):
                 raise DataError(
-                    f"{where}: has {len(points)} clouds, but labels {labels.dtype} {labels.shape}; give one each"
+                    f"{where}: the labels of {len(points)} clouds must be whole numbers ({len(points)},), got "
+                    f"{labels.dtype} {labels.shape}; number the classes from 0"
                 )
             for index, label in enumerate(labels.tolist()):
-                if not 0 <= label < (MAX_CLASSES if names is None else len(names)):
-                    most = "" if names is None else f" to {len(names) - 1}"
-                    raise DataError(f"{where}[{index}]: the label {label} is not a class from 0{most}; correct it")
+                count = MAX_CLASSES if names is None else len(names)
+                if not 0 <= label < count:
+                    raise DataError(
+                        f"{where}[{index}]: the label {label} is not a class from 0 to {count - 1}; correct it"
+                    )
                 highest = max(highest, label)
                 found.add(split, f"{split}/{len(found.splits.get(split, ()))}", Row(arrays, index), label)
     found.classes = tuple(map(str, range(highest + 1))) if names is None else tuple(names)

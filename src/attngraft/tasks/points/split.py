@@ -48,6 +48,10 @@ class Sampling:
             return random.integers(count, size=self.points)
         return random.permutation(count)[: self.points]
 
+    def choose_by_name(self, count: int, name: str) -> np.ndarray:
+        """Return the indices of the points that are used in evaluation, which depend on the name of the cloud alone."""
+        return self.choose(count, np.random.default_rng(zlib.crc32(name.encode("utf-8", "surrogateescape"))))
+
 
 class PointSplit(Split):
     """Point clouds with classes, or with parts of their points.
@@ -97,8 +101,7 @@ class PointSplit(Split):
             chosen = random.permutation(self.sampling.choose(len(values), random))
             found = augmented(values[chosen], self._augment, random)
         else:
-            random = np.random.default_rng(zlib.crc32(cloud.name.encode()))
-            chosen = self.sampling.choose(len(values), random)
+            chosen = self.sampling.choose_by_name(len(values), cloud.name)
             found = values[chosen]
         example: dict[str, Any] = {"points": torch.from_numpy(np.ascontiguousarray(found))}
         if not self.parts or cloud.parts is None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from attngraft.counting import counted
 from attngraft.errors import DataError
+from attngraft.files import user_path
 from attngraft.opening import read_text
 from attngraft.suggest import did_you_mean, quoted
 from attngraft.tasks.images.boundaries import IGNORED
@@ -51,7 +52,7 @@ CITYSCAPES = {
 
 def mask_classes(root: Path, config: MaskDataConfig, masks: Sequence[Stored]) -> Labels:
     """Return the classes of a class file, of Cityscapes, or of the masks."""
-    file = root / "classes.txt" if config.classes_file is None else Path(config.classes_file).expanduser()
+    file = root / "classes.txt" if config.classes_file is None else user_path(config.classes_file)
     first = read_mask(masks[0])
     mode, palette = first.mode, first.getpalette() if first.mode == "P" else None
     cityscapes = isinstance(masks[0], Path) and masks[0].stem.endswith(CITYSCAPES_END)

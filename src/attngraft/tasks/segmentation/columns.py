@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.files import user_path
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.sources.base import TEST_NAMES, find_split, find_train, usual_val_names
 from attngraft.tasks.images.sources.huggingface import (
@@ -36,7 +37,7 @@ Rows = list[tuple[str, Cell, Cell]]  #: name, image, mask
 
 def is_table(source: str) -> bool:
     """Return whether a source is a Hugging Face data set: `hf:...`, a folder of one, or a parquet or Arrow file."""
-    path = Path(source).expanduser()
+    path = user_path(source)
     return source.startswith(PREFIX) or (is_saved(path) if path.is_dir() else path.suffix in KINDS)
 
 
@@ -84,7 +85,7 @@ def read_columns(config: MaskDataConfig) -> tuple[Path, dict[str, Rows]]:
 
 
 def _path(source: str) -> Path:
-    return Path(source.removeprefix(PREFIX)).expanduser()
+    return user_path(source.removeprefix(PREFIX))
 
 
 def _files(path: Path) -> dict[str, list[Path]]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from attngraft.counting import counted
 from attngraft.errors import DataError
+from attngraft.files import user_path
 from attngraft.opening import access_errors
 from attngraft.tasks.images.boundaries import IGNORED
 from attngraft.tasks.images.sources.base import check_classes
@@ -62,7 +63,7 @@ def open_masks(config: MaskDataConfig, *, saved_split: Path | None = None) -> Ma
     Raises:
         DataError: the data cannot be used; the message names the file and the remedy.
     """
-    root = Path(config.source).expanduser()
+    root = user_path(config.source)
     pairs: Mapping[str, Sequence[tuple[str, Stored, Stored]]]
     origin, labels = "the folders of the data", None
     if is_table(config.source):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from attngraft.errors import DataError
+from attngraft.files import user_path
 from attngraft.opening import access_errors, read_data
 from attngraft.tasks.images.checks import copies_refusal
 from attngraft.tasks.images.sources.base import check_classes
@@ -76,7 +77,7 @@ def open_texts(config: TextDataConfig, *, saved_split: Path | None = None) -> Te
         DataError: the data cannot be used; the message names the file and the remedy.
         ConfigError: a column is unknown.
     """
-    path, settings = Path(config.source).expanduser(), config.as_table()
+    path, settings = user_path(config.source), config.as_table()
     if not path.is_dir() and (not path.exists() or path.suffix.lower() not in KINDS):
         what = "not a table" if path.exists() else "no such file or folder"
         raise DataError(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.files import user_path
 from attngraft.results.records import Records
 from attngraft.strict import FieldError
 from attngraft.tasks.classification.labels import LabelTask
@@ -146,7 +147,7 @@ class TextClassification(LabelTask):
             )
         folder = config.source or host.get("tokenizer") or "train"
         if folder != "train":
-            found = folder_tokenizer(Path(folder).expanduser(), pad=padding, max_length=length)
+            found = folder_tokenizer(user_path(folder), pad=padding, max_length=length)
         else:
             wanted = config.vocab_size or size
             found = train_tokenizer(

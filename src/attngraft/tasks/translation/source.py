@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngraft.errors import ConfigError, DataError
+from attngraft.files import user_path
 from attngraft.opening import access_errors
 from attngraft.suggest import did_you_mean, shortened
 from attngraft.tasks.images.checks import copies_refusal
@@ -94,7 +95,7 @@ def open_pairs(config: TranslationConfig, *, saved_split: Path | None = None) ->
         DataError: the data cannot be used; the message names the file, the line and the remedy.
         ConfigError: the languages are not set, or a column is unknown.
     """
-    data, path, notes = config.data, Path(config.data.source).expanduser(), list[str]()
+    data, path, notes = config.data, user_path(config.data.source), list[str]()
     tables, settings = _tables(path, config, notes)
     found = read_splits(path, settings, tables=tables)
     table = _expanded(found.used().table)

@@ -55,6 +55,8 @@ def test_patterns() -> None:
     assert expanded("a-{08..11}.tar") == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert expanded("{train,val}-{0..1}.tar") == ["train-0.tar", "train-1.tar", "val-0.tar", "val-1.tar"]
     assert expanded("plain.tar") == ["plain.tar"]
+    with pytest.raises(DataError, match="is not a pattern"):
+        expanded(f"x-{{0..{5000 * '9'}}}.tar")
     for wrong in ("{3..1}.tar", "{a..b}.tar", "{}.tar"):
         with pytest.raises(DataError, match=r"must increase|is not a pattern"):
             expanded(wrong)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attngraft.errors import DataError
-from attngraft.files import printable
+from attngraft.files import printable, user_path
 from attngraft.opening import access_errors, check_regular
 from attngraft.suggest import did_you_mean
 from attngraft.tasks.images.config import SOURCES, DataConfig
@@ -97,7 +97,7 @@ def is_missing(source: str) -> bool:
     known = (
         source in ("digits", "bars") or tar.is_pattern(source) or source.startswith(("timm:", *timm_dataset.PREFIXES))
     )
-    return not known and not Path(source.removeprefix("hf:")).expanduser().exists()
+    return not known and not user_path(source.removeprefix("hf:")).exists()
 
 
 def _open(config: DataConfig, source: str) -> ImageSource:
@@ -109,7 +109,7 @@ def _open(config: DataConfig, source: str) -> ImageSource:
         return digits.open_digits(config)
     if tar.is_pattern(source):
         return tar.open_shards(source, config)
-    path = Path(source.removeprefix("hf:")).expanduser()
+    path = user_path(source.removeprefix("hf:"))
     if path.is_dir():
         return _open_folder(path, config, saved=source.startswith("hf:"))
     if path.exists():
@@ -128,7 +128,7 @@ def _open_numbers(config: DataConfig, source: str) -> ImageSource:
     if source == "bars":
         return bars.open_bars(config)
     path, give = (
-        Path(source).expanduser(),
+        user_path(source),
         "a .csv, .tsv or .parquet with a column of image paths and columns of numbers",
     )
     if not path.exists():

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from attngraft.errors import ConfigError, DataError
-from attngraft.files import shown_size
+from attngraft.files import shown_size, user_path
 from attngraft.suggest import cut, did_you_mean, quoted, shortened
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.decoding import decode, in_mode
@@ -211,7 +211,7 @@ def configured_root(config: DataConfig) -> Path | None:
     Raises:
         DataError: the folder does not exist.
     """
-    root = None if config.root is None else Path(config.root).expanduser()
+    root = None if config.root is None else user_path(config.root)
     if root is not None and not root.is_dir():
         raise DataError(f"task.data.root: {root} is not a folder")
     return root

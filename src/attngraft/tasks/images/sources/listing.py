@@ -69,7 +69,7 @@ def is_unsupported(path: str) -> bool:
 
 def natural(name: str) -> tuple[list[str | int], str]:
     """Return a sort key for natural order, with `class 2` before `class 10`."""
-    pieces: list[str | int] = [*re.split(r"(\d+)", name)]
+    pieces: list[str | int] = [*re.split(r"(\d{1,1000})", name)]  # int refuses thousands of digits
     pieces[1::2] = [int(piece) for piece in pieces[1::2]]
     return pieces, name
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from attngraft.errors import DataError
-from attngraft.files import csv_cell, write_atomically
+from attngraft.files import csv_cell, user_path, write_atomically
 from attngraft.opening import read_data
 from attngraft.suggest import shortened
 from attngraft.tasks.images.config import DataConfig
@@ -118,7 +118,7 @@ def divide(
     if config.folds is not None:
         _refuse_equal_names(examples, where=where, noun=noun)
     if config.split_file is not None:
-        path = Path(config.split_file).expanduser()
+        path = user_path(config.split_file)
         part, notes = read_split(path, examples, where=where, noun=noun, parts=parts)
         if config.folds is not None and (empty := [name for name in parts if not (part == name).any()]):
             raise DataError(f"{path}: assigns no {noun} to fold {empty[0]} of {config.folds}; use fewer folds")

@@ -21,6 +21,7 @@ import numpy as np
 
 from attngraft.cache import cache_file, keep_arrays, load_arrays
 from attngraft.errors import DataAccessError, DataError
+from attngraft.files import user_path
 from attngraft.opening import DAMAGE, TAR_MEMBERS, open_regular, parse_json
 from attngraft.tasks.images.config import DataConfig
 from attngraft.tasks.images.sources.base import (
@@ -256,7 +257,7 @@ def expanded(pattern: str) -> list[str]:
     if match is None:
         return [pattern]
     inside, before, behind = match[1], pattern[: match.start()], pattern[match.end() :]
-    numbers = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    numbers = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", inside)
     if numbers:
         first, last = int(numbers[1]), int(numbers[2])
         if not first <= last < first + _LIMIT:
@@ -384,7 +385,7 @@ def open_shards(pattern: str, config: DataConfig) -> ImageSource:
     Raises:
         DataError: a tar is missing; see also `open_tar`.
     """
-    paths = [Path(path).expanduser() for path in expanded(pattern)]
+    paths = [user_path(path) for path in expanded(pattern)]
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise DataError(
